@@ -1,0 +1,46 @@
+# Verbs of the project. What a target needs, the target starts and installs; nothing is skipped for lack of a server.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+
+help: ## Show the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+init: ## Install the Python environment from the lock
+	@tests/cluster/setup.sh python
+
+check: init ## Format, lint, types, import rules and unit tests (no server)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	$(PY) -m yamllint -s crds charts/outbox-operator/values.yaml examples
+	$(PY) -m pytest -q tests/unit tests/property -p no:cacheprovider
+
+format: init ## Rewrite the sources in the project's format
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+crds: init ## Generate crds/ and the chart's copy from the resource models
+	$(PY) -m outbox_operator.crd
+
+lock: ## Recompute the locked requirements (hashes, no addresses)
+	tests/cluster/lock.sh
+
+up: ## Start the local cluster
+	@tests/cluster/setup.sh
+	@tests/cluster/up.sh
+
+images: ## Build the images and load them into the local cluster
+	@tests/cluster/images.sh
+
+demo: ## Run the main job on a local cluster, with a ledger at the end
+	@tests/demo/run.sh
+
+down: ## Remove everything that up, demo and test started
+	@tests/cluster/down.sh
+
+test: ## Run every test (sets up what they need)
+	@tests/run.sh
+
+.PHONY: help init check format crds lock up images demo down test

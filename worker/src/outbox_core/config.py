@@ -1,0 +1,66 @@
+"""What the operator hands to a worker or Spark driver: one JSON file, written by `manifests.py`, read at start.
+
+No secret is in it: connections are directories of files (a mounted Secret), one per role.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from outbox_core.report import Pair, ResourceRef
+from outbox_core.spec import Delivery, Engine, Guarantee, Source, SparkPlan, SpecModel, StartFrom, Target
+
+CONFIG_PATH: Final = Path("/etc/outbox/processor.json")
+CONNECTIONS_PATH: Final = Path("/etc/outbox/connections")
+"""Holds `source/` and `target/`, each a mounted Secret."""
+HANDLER_PATH: Final = Path("/etc/outbox/handler")
+"""The ConfigMap with the user's Python files; put on sys.path."""
+
+
+class ResolutionAction(StrEnum):
+    """What a person decided about an open conflict."""
+
+    ACCEPT = "Accept"
+    """Go on from the stored pair."""
+    REWIND = "Rewind"
+    """Store `pair`, then go on from it."""
+
+
+class Resolution(SpecModel):
+    """A person's decision about one conflict; a recorded act, carried out once."""
+
+    conflict_id: int
+    action: ResolutionAction
+    pair: Pair | None = None
+    """For Rewind: where to go on from. For Accept: the stored pair that the person saw; another one is refused."""
+    decided_by: str = "annotation"
+
+
+class ProcessorConfig(SpecModel):
+    """One processor as a worker or driver runs it."""
+
+    resource: ResourceRef
+    generation: int
+    processor_id: str
+    engine: Engine = Engine.WORKER
+    source: Source
+    start_from: StartFrom = Field(default_factory=StartFrom)
+    delivery: Delivery = Field(default_factory=Delivery)
+    target: Target | None = None
+    spark: SparkPlan | None = None
+    resolution: Resolution | None = None
+    sweep_uids: list[str] = Field(default_factory=list)
+    """Claims of resources of this cluster that are gone for certain: they may be replaced."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee in force: as asked, or the strongest that the target has."""
+        if self.delivery.guarantee is not None:
+            return self.delivery.guarantee
+        if self.target is not None and (self.target.rabbitmq or self.target.log):
+            return Guarantee.AT_LEAST_ONCE
+        return Guarantee.TRANSACTIONAL

@@ -1,0 +1,41 @@
+"""The domain's errors. Each says which `Reason` a person will read, and a message that tells what to do.
+
+Business outcomes (a conflict code, a held lease) are values, not errors. Translation from a driver's exceptions happens
+only in the adapters.
+"""
+
+from __future__ import annotations
+
+from outbox_core.report import Reason
+
+
+class OutboxError(Exception):
+    """Something in an outbox processor went wrong."""
+
+    reason: Reason = Reason.INTERNAL_ERROR
+
+    def __init__(self, message: str, *, reason: Reason | None = None) -> None:
+        """Keep the message for people and the reason for machines."""
+        super().__init__(message)
+        if reason is not None:
+            self.reason = reason
+
+
+class TransientError(OutboxError):
+    """May go away by itself: retry with backoff, the checkpoint stays where it is."""
+
+
+class PermanentError(OutboxError):
+    """Will not go away without somebody changing something."""
+
+
+class ConfigurationError(PermanentError):
+    """What the user asked for cannot work as it is; checked again at intervals, because the mend may be elsewhere."""
+
+    reason = Reason.INVALID_CONFIGURATION
+
+
+class HandlerError(OutboxError):
+    """The handler or the statement rejected the batch; counts as an attempt."""
+
+    reason = Reason.HANDLER_FAILED

@@ -1,0 +1,45 @@
+"""A message as read from the outbox, and a batch of them with how far was examined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from outbox_core.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One row of the outbox; `data` and `metadata` are JSON text: parse only where it is needed."""
+
+    checkpoint: Checkpoint
+    message_id: str
+    message_type: str
+    publication_id: str
+    partition_key: str | None
+    data: str
+    metadata: str | None
+    scheduled: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages after one checkpoint, in cursor order.
+
+    Attributes:
+        after: the checkpoint the reading started from.
+        examined: the last pair looked at, matching or not; equals `after` when nothing was there.
+        messages: those that the processor's filters let through; may be empty though rows were examined.
+        examined_count: rows looked at.
+        full: more rows are probably waiting, so read again without waiting.
+
+    """
+
+    after: Checkpoint
+    examined: Checkpoint
+    messages: tuple[Message, ...]
+    examined_count: int
+    full: bool

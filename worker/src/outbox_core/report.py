@@ -1,0 +1,236 @@
+"""What a worker says of itself: served at `/status` while it runs, written as termination message when it ends.
+
+The operator knows nothing of the database but this. It is the only channel between the two, so its shape is a contract:
+fields are only ever added. A report never holds a secret, a connection string or a message's payload.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+from typing_extensions import override
+
+from outbox_core.checkpoint import parse_checkpoint
+
+
+def _canonical_pair(text: str) -> str:
+    return str(parse_checkpoint(text))
+
+
+Pair = Annotated[str, AfterValidator(_canonical_pair)]
+"""A checkpoint in text form, `transaction_id:position`: JSON numbers cannot hold every xid8."""
+
+STATUS_PORT = 8080
+"""Where a worker serves /livez, /readyz, /metrics, /status (GET) and /intent (POST)."""
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' default terminationMessagePath; the kubelet keeps at most 4,096 bytes of it."""
+
+
+class ExitCode(IntEnum):
+    """How a worker process ends; everything else is a crash."""
+
+    DONE = 0
+    """Asked to stop (SIGTERM), or a bounded job is finished."""
+    CLAIM_HELD = 10
+    """Another resource holds the processorId's claim (only `--try-claim` exits for it; a worker waits)."""
+    INVALID_CONFIGURATION = 12
+    """The configuration file cannot be read."""
+
+
+class WorkerState(StrEnum):
+    """What the process is doing, in the order of a normal life."""
+
+    STARTING = "Starting"
+    """Connecting, checking the schema, asking for the claim."""
+    CLAIM_REFUSED = "ClaimRefused"
+    """Another resource holds the claim; nothing is handled."""
+    STANDBY = "Standby"
+    """The claim is ours, another pod of the resource holds the lease."""
+    ACTIVE = "Active"
+    """Owner: handling messages, or waiting for some."""
+    RETRYING = "Retrying"
+    """Owner, and the last attempt failed; the next one is due after a backoff."""
+    STOPPED = "Stopped"
+    """Attempts ran out (`whenExhausted: Stop`); nothing runs until the spec or the cause is changed."""
+    BLOCKED = "Blocked"
+    """A conflict (2 or 3) that a person must accept or rewind; nothing is handled."""
+    UNAVAILABLE = "Unavailable"
+    """Cannot work: database unreachable, schema absent, handler invalid …; tried again with backoff."""
+    DRAINING = "Draining"
+    """Finishing or rolling back the batch and giving the lease back."""
+
+
+class Reason(StrEnum):
+    """Why the worker is in its state; the same words are the conditions' reasons."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    IDLE = "Idle"
+    CLAIM_HELD = "ClaimHeld"
+    LEASE_HELD = "LeaseHeld"
+    LEASE_LOST = "LeaseLost"
+    CHECKPOINT_AHEAD = "CheckpointAhead"
+    CHECKPOINT_OLDER = "CheckpointOlder"
+    NOT_OWNER = "NotOwner"
+    INVALID_CONFIGURATION = "InvalidConfiguration"
+    CONNECTION_SECRET_INVALID = "ConnectionSecretInvalid"  # noqa: S105
+    AUTHENTICATION_FAILED = "AuthenticationFailed"
+    PERMISSION_DENIED = "PermissionDenied"
+    DATABASE_UNAVAILABLE = "DatabaseUnavailable"
+    SCHEMA_MISSING = "SchemaMissing"
+    SCHEMA_MISMATCH = "SchemaMismatch"
+    DATABASE_COPIED = "DatabaseCopied"
+    DATABASE_BEHIND = "DatabaseBehind"
+    HANDLER_INVALID = "HandlerInvalid"
+    HANDLER_FAILED = "HandlerFailed"
+    HANDLER_ENDED_TRANSACTION = "HandlerEndedTransaction"
+    HANDLER_TIMEOUT = "HandlerTimeout"
+    STATEMENT_FAILED = "StatementFailed"
+    TARGET_UNAVAILABLE = "TargetUnavailable"
+    MESSAGE_UNROUTABLE = "MessageUnroutable"
+    MESSAGE_REJECTED = "MessageRejected"
+    APPLICATION_MISSING = "ApplicationMissing"
+    QUERY_STATE_MISMATCH = "QueryStateMismatch"
+    ATTEMPTS_EXHAUSTED = "AttemptsExhausted"
+    DRAINING = "Draining"
+    INTERNAL_ERROR = "InternalError"
+
+
+class Intent(StrEnum):
+    """What the operator says before it takes a pod away (POST /intent); without a word, SIGTERM vacates the claim."""
+
+    KEEP_CLAIM = "KeepClaim"
+    """Suspend, rollout, scale-down: the resource stays, so its claim stays."""
+    RELEASE_CLAIM = "ReleaseClaim"
+    """The resource is going, or hands over: give the claim up."""
+
+
+class _Report(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+
+class ResourceRef(_Report):
+    """A resource in the world; an outsider names its cluster as it likes."""
+
+    cluster: str
+    namespace: str
+    name: str
+    uid: str
+
+    @override
+    def __str__(self) -> str:
+        """`cluster/namespace/name`, the form used in conditions."""
+        return f"{self.cluster}/{self.namespace}/{self.name}"
+
+
+class LeaseView(_Report):
+    """One partition's lease as this worker sees it."""
+
+    partition: int = 0
+    epoch: int | None = None
+    pod: str | None = None
+    """Who holds it."""
+    held: bool = False
+    """By this very process."""
+    expires_at: datetime | None = None
+
+
+class CheckpointView(_Report):
+    """The stored checkpoint of one partition."""
+
+    partition: int = 0
+    pair: Pair
+    stored_at: datetime | None = None
+
+
+class Lag(_Report):
+    """What is committed, matches the filters and lies behind the checkpoint."""
+
+    messages: int
+    at_least: bool = False
+    """Counting stopped at its cap: there are `messages` or more."""
+    seconds: float
+    """Age of the oldest such message; 0 when there is none."""
+
+
+class Bound(_Report):
+    """The reading bound (`pg_snapshot_xmin`): nothing at or above it can be read yet."""
+
+    transaction_id: str
+    age_seconds: float
+    """For how long it has not moved although something waits behind it; 0 when current."""
+    holder: str | None = None
+    """Who holds it back, as far as this role may see: pid, application, database, age, or a prepared transaction's name."""
+
+
+class Conflict(_Report):
+    """One refusal by the checkpoint contract, with both pairs."""
+
+    id: int
+    """Number of the record in the database; an acceptance names it."""
+    code: int
+    partition: int = 0
+    expected: Pair | None = None
+    stored: Pair | None = None
+    new: Pair | None = None
+    epoch: int | None = None
+    pod: str
+    time: datetime
+    holder: ResourceRef | None = None
+    """For a 4: the resource that owns the processor now; None when nobody does."""
+    holder_pod: str | None = None
+    needs_person: bool = False
+    """Open until somebody accepts the stored pair or rewinds."""
+
+
+class ConflictSummary(_Report):
+    """Conflicts of this processor as the database has them, over all pods and restarts."""
+
+    count: int = 0
+    by_code: dict[str, int] = {}
+    last: Conflict | None = None
+    open: Conflict | None = None
+    """The one that waits for a person."""
+    strangers: int = 0
+    """Refused calls of callers we do not know (a script); approximate, see docs/conflicts.md."""
+
+
+class Report(_Report):
+    """Everything the operator may know."""
+
+    version: int = 1
+    processor_id: str
+    resource: ResourceRef
+    generation: int
+    """metadata.generation of the spec that this process was started with."""
+    pod: str
+    pod_uid: str
+    instance: str
+    """Random per process start: a pod name or uid does not tell two processes of one container apart."""
+    time: datetime
+    state: WorkerState
+    reason: Reason
+    message: str = ""
+    """For people: what is wrong and what to do. Never a payload, never a secret."""
+    claim_holder: ResourceRef | None = None
+    lease: LeaseView | None = None
+    checkpoints: list[CheckpointView] = []
+    lag: Lag | None = None
+    bound: Bound | None = None
+    handled: int = 0
+    """Messages handled by this process."""
+    batches: int = 0
+    attempt: int = 0
+    """Of the batch in hand: 0 when the last one succeeded."""
+    start_from_used: bool | None = None
+    """False: a checkpoint was stored already, so spec.startFrom was not used."""
+    last_error: str | None = None
+    """The latest failure with its traceback's last lines, cut to 1,500 characters."""
+    conflicts: ConflictSummary = ConflictSummary()
+    executors: int | None = None
+    """Spark: live executors."""
