@@ -165,7 +165,7 @@ class Bound(_Report):
     age_seconds: float
     """For how long it has not moved although something waits behind it; 0 when current."""
     holder: str | None = None
-    """Who holds it back, as far as this role may see: pid, application, database, age, or a prepared transaction's name."""
+    """Who holds it back, as far as this role may see: a session, or a prepared transaction's name."""
 
 
 class Conflict(_Report):
@@ -189,7 +189,7 @@ class Conflict(_Report):
 
 
 class ConflictSummary(_Report):
-    """Conflicts of this processor as the database has them, over all pods and restarts."""
+    """Conflicts as the database has them, over all pods and restarts."""
 
     count: int = 0
     by_code: dict[str, int] = {}
