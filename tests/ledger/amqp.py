@@ -87,7 +87,7 @@ class Broker:
     def count(self, queue: str) -> int:
         """Messages that wait in the queue."""
         declare = commands.Queue.Declare(queue=queue, passive=True)
-        return int(self._call(declare, commands.Queue.DeclareOk).message_count)
+        return self._call(declare, commands.Queue.DeclareOk).message_count or 0
 
     def drain(self, queue: str) -> list[Delivery]:
         """Take everything that waits in the queue, in its order."""

@@ -14,7 +14,7 @@ HEADERS = ("processor", "produced", "handled", "lost", "duplicated", "out of ord
 
 def format_accounts(accounts: Iterable[Account]) -> list[str]:
     """Align the accounts as lines of a table."""
-    rows = [HEADERS]
+    rows: list[tuple[str, ...]] = [HEADERS]
     for account in accounts:
         order = "-" if account.out_of_order is None else f"{account.out_of_order:,}"
         numbers = (account.produced, account.handled, account.lost, account.duplicated)

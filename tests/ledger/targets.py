@@ -27,7 +27,7 @@ def read_rows(connection: psycopg.Connection[Any], schema: str, table: str) -> l
 
 def read_sums(connection: psycopg.Connection[Any], schema: str, table: str, group: str) -> dict[Any, tuple[int, int]]:
     """Read a table of aggregates: group → (messages, cents). A timestamp becomes seconds since 1970."""
-    column = sql.Identifier(group)
+    column: sql.Composable = sql.Identifier(group)
     if group == "minute":
         column = sql.SQL("extract(epoch FROM {})::bigint").format(column)
     query = sql.SQL(SUMS).format(column, sql.Identifier(schema, table))
