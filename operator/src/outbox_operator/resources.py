@@ -1,0 +1,307 @@
+"""The resource `OutboxProcessor`: the whole spec, embedding the data plane's models. `status.py` has the status.
+
+`crd.py` generates the CustomResourceDefinition from these models, so a description here is what `kubectl explain`
+prints, and a rule here is what the API server enforces. CEL rules say in their message what to change.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from outbox_core.report import ResourceRef
+from outbox_core.spec import Delivery, Engine, ObjectName, Source, SparkPlan, SpecModel, StartFrom, Target
+
+GROUP: Final = "outbox-operator.dev"
+VERSION: Final = "v1alpha1"
+KIND: Final = "OutboxProcessor"
+PLURAL: Final = "outboxprocessors"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+ACCEPT_ANNOTATION: Final = f"{GROUP}/accept-checkpoint"
+REWIND_ANNOTATION: Final = f"{GROUP}/rewind-checkpoint"
+
+
+def rule(expression: str, message: str, **more: str) -> dict[str, str]:
+    """One CEL validation, with the remedy in its message."""
+    return {"rule": expression, "message": message, **more}
+
+
+Quantity = Annotated[
+    str | int,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 32,
+            "pattern": r"^([0-9]+(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$",
+        }
+    ),
+]
+"""A Kubernetes quantity such as 500m, 1 or 256Mi."""
+
+PodTemplateOverlay = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+"""A partial PodTemplateSpec; not schematised, which keeps the CRD small. The API server checks it at the workload."""
+
+OVERLAY_HELP: Final = (
+    "A partial pod template (`metadata`, `spec`) laid over the generated one: objects are merged, lists of named "
+    "things (containers, volumes, env …) by name, other lists replaced. The main container is called "
+)
+
+
+class ResourceRequirements(SpecModel):
+    """Requests and limits of a container."""
+
+    requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = Field(
+        None, description="What the scheduler sets aside, for example cpu: 100m, memory: 128Mi."
+    )
+    limits: Annotated[dict[str, Quantity], Field(max_length=16)] | None = Field(
+        None, description="What the container may use at most."
+    )
+
+
+class HandOver(SpecModel):
+    """The resource that shall own the processorId from now on."""
+
+    cluster: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None, description="Cluster id of the new owner (its operator's OUTBOX_CLUSTER_ID). Absent: this cluster."
+    )
+    namespace: ObjectName = Field(description="Namespace of the new owner.")
+    name: ObjectName = Field(description="Name of the new owner, an OutboxProcessor with the same processorId.")
+
+
+class WorkerPods(SpecModel):
+    """How the worker's pods look (engine Worker)."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        None, description="Image of the worker. Absent: the one the operator was installed with."
+    )
+    replicas: Annotated[int, Field(ge=0, le=100)] = Field(
+        1,
+        description=(
+            "One handles messages, the others stand by and take over within delivery.leaseDuration. "
+            "0 stops processing and keeps the claim."
+        ),
+    )
+    resources: ResourceRequirements | None = Field(
+        None, description="Of the container `worker`. Absent: requests of 50m CPU and 96Mi, a limit of 512Mi memory."
+    )
+    pod_template: PodTemplateOverlay | None = Field(None, description=OVERLAY_HELP + "`worker`.")
+    termination_grace_period_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        30,
+        description=(
+            "How long a pod may take to finish or roll back its batch. Longer than a batch takes, or it is killed and "
+            "the batch is repeated."
+        ),
+    )
+
+
+class DriverPod(SpecModel):
+    """The Spark driver's pod."""
+
+    resources: ResourceRequirements | None = Field(
+        None, description="Of the container `driver`. Absent: requests of 250m CPU and 1Gi, a limit of 2Gi memory."
+    )
+    pod_template: PodTemplateOverlay | None = Field(None, description=OVERLAY_HELP + "`driver`.")
+
+
+class ExecutorPods(SpecModel):
+    """The Spark executors' pods; the driver creates them."""
+
+    instances: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="How many executors.")
+    cores: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Tasks that one executor runs at once.")
+    memory: Annotated[str, Field(max_length=16, pattern=r"^[0-9]+[kmgt]$")] = Field(
+        "512m", description="Heap of one executor as Spark writes it: 512m, 2g."
+    )
+    pod_template: PodTemplateOverlay | None = Field(None, description=OVERLAY_HELP + "`executor`.")
+
+
+class SparkVolume(SpecModel):
+    """A volume that driver and executors mount at the same path."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
+        description="Name of the volume."
+    )
+    claim_name: ObjectName = Field(description="PersistentVolumeClaim in the same namespace.")
+    mount_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=r"^/")] = Field(
+        description="Where driver and executors see it."
+    )
+
+
+class Spark(SparkPlan):
+    """The Spark application (engine Spark): one driver pod in client mode and its executors."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                rule(
+                    "!has(self.volumes) || self.volumes.all(v, !self.volumes.exists(w, w.name != v.name && w.mountPath == v.mountPath))",
+                    "two volumes have the same mountPath: give each its own",
+                ),
+            ]
+        }
+    )
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        None, description="Image of driver and executors. Absent: the one the operator was installed with."
+    )
+    driver: DriverPod = Field(default_factory=DriverPod, description="The driver's pod.")
+    executor: ExecutorPods = Field(default_factory=ExecutorPods, description="The executors' pods.")
+    volumes: list[SparkVolume] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Volumes of driver and executors: Parquet output, and Spark's query checkpoint.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+    def plan(self) -> SparkPlan:
+        """Reduce to what the driver process must know."""
+        fields = {name: getattr(self, name) for name in SparkPlan.model_fields}
+        return SparkPlan(**fields)
+
+
+_HAS_TARGET: Final = "has(self.target)"
+_BROKER: Final = "(has(self.target) && (has(self.target.rabbitmq) || has(self.target.log)))"
+
+SPEC_RULES: Final = (
+    rule(
+        f"self.engine != 'Worker' || {_HAS_TARGET}",
+        "engine Worker needs a target: set one of target.sql, target.python, target.rabbitmq, target.log",
+    ),
+    rule(
+        "self.engine != 'Worker' || !has(self.spark)",
+        "spark goes with engine Spark: remove it, or set engine: Spark",
+    ),
+    rule("self.engine != 'Spark' || has(self.spark)", "engine Spark needs the block spark: set at least spark: {}"),
+    rule(
+        f"self.engine != 'Spark' || !has(self.spark) || {_HAS_TARGET} || has(self.spark.application)",
+        "engine Spark needs something to do: set target.sql, target.parquet or spark.application",
+    ),
+    rule(
+        "self.engine != 'Worker' || !has(self.target) || !has(self.target.parquet)",
+        "target.parquet needs engine: Spark",
+    ),
+    rule(
+        "self.engine != 'Spark' || !has(self.target) || has(self.target.sql) || has(self.target.parquet)",
+        "engine Spark knows target.sql and target.parquet; for the others set engine: Worker",
+    ),
+    rule(
+        "self.engine != 'Spark' || (self.worker.replicas == 1 && !has(self.worker.image) && "
+        "!has(self.worker.podTemplate) && !has(self.worker.resources))",
+        "worker goes with engine Worker: a Spark processor has one driver (spark.driver); stop it with suspend: true",
+    ),
+    rule(
+        f"!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || !{_BROKER}",
+        "a broker or log is not part of the database's transaction: set delivery.guarantee: AtLeastOnce or leave it out",
+    ),
+    rule(
+        f"self.delivery.checkpoint != 'BeforeHandling' || !{_BROKER}",
+        "delivery.checkpoint BeforeHandling needs a target in the same transaction: sql or python",
+    ),
+    rule(
+        "!has(self.target) || !has(self.target.parquet) || !has(self.spark) || "
+        "(has(self.spark.volumes) && self.spark.volumes.exists(v, self.target.parquet.path.startsWith(v.mountPath)))",
+        "target.parquet.path must lie on one of spark.volumes, which driver and executors share",
+    ),
+)
+
+
+class ProcessorSpec(SpecModel):
+    """What is wanted."""
+
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": list(SPEC_RULES)})
+
+    processor_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*)$")] | None = (
+        Field(
+            None,
+            description=(
+                "Identity of the processor in the database: its checkpoints, claim and leases. At most one resource "
+                "in the world owns it. Absent: the resource's name. Cannot be changed."
+            ),
+        )
+    )
+    suspend: bool = Field(
+        False, description="Finish or roll back the batch and handle nothing; checkpoint and claim are kept."
+    )
+    engine: Engine = Field(Engine.WORKER, description="Worker: pods of the worker image. Spark: a Spark application.")
+    source: Source = Field(description="Where the messages are.")
+    start_from: StartFrom = Field(
+        default_factory=StartFrom, description="Where to start when no checkpoint is stored yet."
+    )
+    delivery: Delivery = Field(default_factory=Delivery, description="How messages are handled.")
+    target: Target | None = Field(None, description="What to do with the messages: exactly one.")
+    hand_over_to: HandOver | None = Field(
+        None,
+        description=(
+            "Stop here and give the processorId to another resource. Workers are stopped first; once the claim is "
+            "given, this resource handles nothing while the field is set."
+        ),
+    )
+    worker: WorkerPods = Field(default_factory=WorkerPods, description="The pods of engine Worker.")
+    spark: Spark | None = Field(None, description="The application of engine Spark.")
+
+
+_ID: Final = "(has({0}.spec.processorId) ? {0}.spec.processorId : {0}.metadata.name)"
+
+ROOT_RULES: Final = (
+    rule(
+        "size(self.metadata.name) <= 52",
+        "metadata.name must not be longer than 52 characters: names of pods and jobs are made from it",
+    ),
+    rule(
+        f"{_ID.format('self')} == {_ID.format('oldSelf')}",
+        "processorId cannot be changed (absent, it is the resource's name): create another resource and hand over to it",
+    ),
+    rule(
+        "self.spec.engine == oldSelf.spec.engine || (self.spec.suspend && oldSelf.spec.suspend)",
+        "engine can be changed only while suspended: set suspend: true first, then change engine, then resume",
+    ),
+    rule(
+        "self.spec.source.schemaName == oldSelf.spec.source.schemaName",
+        "source.schemaName cannot be changed, claim and checkpoints live there: create another resource",
+    ),
+)
+
+
+class Processor(SpecModel):
+    """A resource as the operator works with it: identity, spec, and what people wrote in its annotations."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    cluster: str
+    annotations: dict[str, str] = Field(default_factory=dict)
+    spec: ProcessorSpec
+
+    @property
+    def processor_id(self) -> str:
+        """The identity in the database."""
+        return self.spec.processor_id or self.name
+
+    @property
+    def ref(self) -> ResourceRef:
+        """The resource in the world."""
+        return ResourceRef(cluster=self.cluster, namespace=self.namespace, name=self.name, uid=self.uid)
+
+
+def parse_processor(body: dict[str, Any], cluster: str) -> Processor:
+    """Read a resource as the API server returns it.
+
+    Raises:
+        pydantic.ValidationError: the spec is none that this version knows (an older CRD let it in, or a newer one).
+
+    """
+    meta = body["metadata"]
+    return Processor(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 0),
+        cluster=cluster,
+        annotations=meta.get("annotations") or {},
+        spec=ProcessorSpec.model_validate(body["spec"]),
+    )

@@ -1,0 +1,177 @@
+"""The resource's status: `phase` for people, `conditions` for machines, and what the workers reported.
+
+Pure values. `conditions.py` decides the conditions, `decide.py` everything else; written once by `apply.py`, and only
+when it differs.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import Field, PlainSerializer, WithJsonSchema
+
+from outbox_core.report import _Report
+
+MAX_MESSAGE: Final = 4096
+
+
+def _format_time(value: datetime) -> str:
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Time = Annotated[
+    datetime,
+    PlainSerializer(_format_time, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time", "maxLength": 64}),
+]
+Short = Annotated[str, Field(max_length=256)]
+Message = Annotated[str, Field(max_length=MAX_MESSAGE)]
+
+
+class Phase(StrEnum):
+    """One word for people; machines read the conditions."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RETRYING = "Retrying"
+    UNAVAILABLE = "Unavailable"
+    STOPPED = "Stopped"
+    BLOCKED = "Blocked"
+    WAITING = "WaitingForOwner"
+    SUSPENDED = "Suspended"
+    HANDING_OVER = "HandingOver"
+    HANDED_OVER = "HandedOver"
+    INVALID = "Invalid"
+
+
+class StatusModel(_Report):
+    """Base of every status object: what is unknown is dropped, so that an older operator can read a newer status."""
+
+
+class Condition(StatusModel):
+    """One question with its answer."""
+
+    type: Annotated[str, Field(max_length=64)] = Field(description="The question.")
+    status: Annotated[str, Field(max_length=16, pattern="^(True|False|Unknown)$")] = Field(description="The answer.")
+    reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word; see docs/conflicts.md.")
+    message: Message = Field("", description="Why, and what to do.")
+    last_transition_time: Time = Field(description="When the answer changed.")
+    observed_generation: int = Field(0, description="Generation of the spec that the answer is about.")
+
+
+class OwnerRef(StatusModel):
+    """A resource that holds the processorId."""
+
+    cluster: Short = Field(description="Cluster id.")
+    namespace: Short = Field(description="Namespace.")
+    name: Short = Field(description="Name.")
+    uid: Short = Field("", description="Uid.")
+
+
+class OwnerStatus(StatusModel):
+    """Who handles messages now."""
+
+    pod: Short = Field(description="Pod that holds the lease.")
+    epoch: int = Field(0, description="Number of its lease; a takeover raises it.")
+
+
+class OwnershipStatus(StatusModel):
+    """What is known about the claim, and when it is tried again."""
+
+    state: Annotated[str, Field(max_length=32)] = Field("Unknown", description="Unknown, Granted, Refused or HandedOver.")
+    holder: OwnerRef | None = Field(None, description="Who holds it, when it is not this resource.")
+    attempts: int = Field(0, description="Tries since it was refused.")
+    last_try: Time | None = Field(None, description="Time of the last try.")
+    next_try: Time | None = Field(None, description="A short-lived pod tries the claim again at this time.")
+
+
+class CheckpointStatus(StatusModel):
+    """How far was examined."""
+
+    partition: int = Field(0, description="Always 0 in mode Ordered.")
+    pair: Short = Field(description="transaction_id:position of the last message examined.")
+    stored_at: Time | None = Field(None, description="When it was stored.")
+
+
+class LagStatus(StatusModel):
+    """What waits behind the checkpoint."""
+
+    messages: int = Field(description="Committed messages that match and are not handled yet.")
+    at_least: bool = Field(False, description="Counting stopped at its cap: there are that many or more.")
+    seconds: float = Field(description="Age of the oldest of them.")
+    text: Annotated[str, Field(max_length=64)] = Field("", description="Both in short, for kubectl get.")
+
+
+class BoundStatus(StatusModel):
+    """The reading bound (`pg_snapshot_xmin`)."""
+
+    transaction_id: Short = Field(description="Nothing at or above it can be read yet.")
+    age_seconds: float = Field(0, description="How long it has stood still although something waits behind it.")
+    holder: Annotated[str, Field(max_length=1024)] | None = Field(None, description="Who holds it back.")
+
+
+class ConflictStatus(StatusModel):
+    """One refusal by the checkpoint contract."""
+
+    id: int = Field(description="Its number in the database; an acceptance names it.")
+    code: int = Field(description="2 further ahead, 3 older, 4 not the owner.")
+    partition: int = Field(0, description="Partition.")
+    expected: Short | None = Field(None, description="Pair that the worker expected.")
+    stored: Short | None = Field(None, description="Pair that it found.")
+    new: Short | None = Field(None, description="Pair that it wanted to store.")
+    epoch: int | None = Field(None, description="Its epoch.")
+    pod: Short = Field("", description="Pod that was refused.")
+    time: Time = Field(description="When.")
+    holder: OwnerRef | None = Field(None, description="For a 4: the resource that owns the processorId.")
+    holder_pod: Short | None = Field(None, description="For a 4: the pod that holds the lease.")
+    needs_person: bool = Field(False, description="Waits until somebody accepts the stored pair or rewinds.")
+
+
+class ConflictsStatus(StatusModel):
+    """Refusals since the processor exists, over all pods and restarts."""
+
+    count: int = Field(0, description="Refusals of this processor's own workers.")
+    by_code: Annotated[dict[str, int], Field(max_length=16)] = Field(default_factory=dict, description="By code.")
+    last: ConflictStatus | None = Field(None, description="The latest.")
+    open: ConflictStatus | None = Field(None, description="The one that waits for a person.")
+    strangers: int = Field(0, description="Refused calls of callers without ownership; approximate.")
+
+
+class HandOverStatus(StatusModel):
+    """Progress of handOverTo."""
+
+    to: Short = Field(description="cluster/namespace/name.")
+    step: Annotated[str, Field(max_length=32)] = Field(description="Draining, Transferring, Done or Failed.")
+    time: Time | None = Field(None, description="When the step was reached.")
+    message: Message = Field("", description="What went wrong.")
+
+
+class ProcessorStatus(StatusModel):
+    """What is so, as last observed."""
+
+    observed_generation: int = Field(0, description="Generation that this status is about.")
+    phase: Annotated[str, Field(max_length=32)] = Field(Phase.PENDING, description="One word for people.")
+    mode: Annotated[str, Field(max_length=32)] = Field("", description="spec.delivery.mode in force.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Answers for machines.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    owner: OwnerStatus | None = Field(None, description="Who handles messages now.")
+    ownership: OwnershipStatus = Field(default_factory=OwnershipStatus, description="The claim on the processorId.")
+    checkpoint: CheckpointStatus | None = Field(None, description="How far was examined.")
+    lag: LagStatus | None = Field(None, description="What waits behind the checkpoint.")
+    bound: BoundStatus | None = Field(None, description="Up to where can be read.")
+    conflicts: ConflictsStatus = Field(default_factory=ConflictsStatus, description="Refusals.")
+    hand_over: HandOverStatus | None = Field(None, description="Progress of spec.handOverTo.")
+    replicas: int = Field(0, description="Pods that run.")
+    ready_replicas: int = Field(0, description="Pods that are ready.")
+    executors: int | None = Field(None, description="Live Spark executors.")
+    selector: Annotated[str, Field(max_length=512)] = Field("", description="Label selector of the pods.")
+    workload_hash: Annotated[str, Field(max_length=64)] = Field("", description="Hash of the intent last rolled out.")
+    start_from_used: bool | None = Field(None, description="False: a checkpoint was stored, so startFrom was not used.")
+    reported_at: Time | None = Field(None, description="Time of the worker's report that the figures are from.")
