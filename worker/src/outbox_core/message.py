@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
 
     from outbox_core.checkpoint import Checkpoint
@@ -23,6 +25,15 @@ class Message:
     data: str
     metadata: str | None
     scheduled: datetime
+
+    def json(self) -> Any:
+        """Parse the payload.
+
+        Raises:
+            ValueError: an outbox with a text column held something that is not JSON.
+
+        """
+        return json.loads(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +54,20 @@ class Batch:
     messages: tuple[Message, ...]
     examined_count: int
     full: bool
+
+    @property
+    def matched(self) -> bool:
+        """At least one message passed the filters."""
+        return bool(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages, in cursor order."""
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self.messages)
+
+    def __bool__(self) -> bool:
+        """True even without messages: a batch is a range that was examined."""
+        return True

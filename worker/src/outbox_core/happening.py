@@ -1,0 +1,177 @@
+"""What can happen to a processor: values that the loop reports to `outbox_core.processor.decide_next`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from outbox_core.checkpoint import Checkpoint, StoreAnswer
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Batch
+    from outbox_core.report import ResourceRef
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease of one partition: epoch and token are what the database compares."""
+
+    partition: int
+    epoch: int
+    token: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class OpenConflict:
+    """A refusal that waits for a person."""
+
+    id: int
+    code: int
+    expected: Checkpoint | None
+    stored: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Connected; schema and identity are as they must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswered:
+    """The claim was asked for; `holder` has it now."""
+
+    granted: bool
+    holder: ResourceRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """Open conflicts were looked at; `note` says what came of a person's decision that could not be carried out."""
+
+    open: OpenConflict | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReady:
+    """The target can work, as far as one can see without using it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswered:
+    """The lease was asked for; None: `pod` has it."""
+
+    lease: HeldLease | None
+    pod: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The stored checkpoint is known; `start_from_used`: it was just computed from the resource's startFrom."""
+
+    pair: Checkpoint
+    start_from_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The outbox was read."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """AtLeastOnce: the batch's effects are done, its checkpoint is not stored yet."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The checkpoint is committed; with Transactional the effects with it, `count` messages."""
+
+    pair: Checkpoint
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The contract answered something else than 1; nothing was committed."""
+
+    answer: StoreAnswer
+    expected: Checkpoint | None
+    new: Checkpoint
+    stored: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """The connection broke inside the transaction that was to store `new`.
+
+    `committing`: during COMMIT, so it may be committed; else it is rolled back, and only ownership is in question.
+    """
+
+    expected: Checkpoint | None
+    new: Checkpoint
+    committing: bool
+    error: OutboxError
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """Asked again about a lost transaction: it was not committed, and this process is still the owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The refusal is in the database under this number."""
+
+    conflict_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The step could not be done."""
+
+    error: OutboxError
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipLost:
+    """The heartbeat was told that claim or lease are another's, or could not be renewed in time."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChanged:
+    """What the target is made of was changed (the ConfigMap with the handler)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """SIGTERM."""
+
+
+Happening = (
+    Prepared
+    | ClaimAnswered
+    | Reviewed
+    | TargetReady
+    | LeaseAnswered
+    | Loaded
+    | Fetched
+    | Delivered
+    | Stored
+    | Refused
+    | Unsure
+    | NotStored
+    | Recorded
+    | Failed
+    | OwnershipLost
+    | TargetChanged
+    | StopRequested
+)

@@ -1,0 +1,61 @@
+"""What the worker's loop asks of the world: the shapes that adapters fill. No adapter is imported here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from outbox_core.message import Batch
+
+
+class Target(Protocol):
+    """Where messages go; one instance lives as long as the process and reconnects by itself."""
+
+    def check(self) -> None:
+        """Look whether the target can work at all, before anything is owned; must be cheap to repeat.
+
+        Raises:
+            OutboxError: it cannot; the message says what to do.
+
+        """
+
+    def changed(self) -> bool:
+        """Say whether what the target is made of (a handler's file) changed since it was last used."""
+
+    def keep_alive(self) -> None:
+        """Called every few seconds while nothing is handled: heartbeats of an idle connection."""
+
+    def close(self) -> None:
+        """Give everything back; never raises."""
+
+
+class TransactionTarget(Target, Protocol):
+    """A target whose effects happen in a transaction of the source database."""
+
+    @property
+    def needs_payload(self) -> bool:
+        """False: the batch stays in the database and only its bounds travel."""
+
+    def handle(self, connection: Any, batch: Batch) -> int:
+        """Apply the batch inside the transaction that is open on `connection`; return the messages handled.
+
+        Raises:
+            OutboxError: the batch was not applied; the caller rolls back.
+
+        """
+
+
+class BrokerTarget(Target, Protocol):
+    """A target outside the database: what was handed over cannot be recalled."""
+
+    def deliver(self, batch: Batch, epoch: int) -> int:
+        """Hand the batch over and return when all of it is confirmed; return the messages handled.
+
+        Args:
+            batch: at least one message.
+            epoch: of the lease under which it is delivered, for the receiver's books.
+
+        Raises:
+            OutboxError: not everything is confirmed; some of it may have been delivered.
+
+        """

@@ -1,0 +1,398 @@
+"""PURE: the life of a processor as a state machine. Given the state, what happened and the time: the next step.
+
+The loop that carries steps out is `outbox_worker.loop`; it decides nothing. A normal life is
+
+    PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> ACQUIRE -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
+
+PREPARE is also the way back after every fault of the database: it reconnects, and whatever was in hand (a refusal to
+record, a commit of unknown outcome, a batch delivered but not stored) is taken up again before anything else, in that
+order, by `_resume`. What happens is one of the small classes of `outbox_core.happening`.
+
+Times are seconds of a monotonic clock. Who owns the processor is never judged by them, only by the database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Final, assert_never
+
+from outbox_core import happening as h
+from outbox_core import retry
+from outbox_core.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.errors import HandlerError
+from outbox_core.report import Reason, WorkerState
+
+if TYPE_CHECKING:
+    from outbox_core.message import Batch
+    from outbox_core.spec import Delivery, Guarantee
+
+STANDBY_POLL: Final = 1.0
+"""Longest wait of a standby between two looks at the lease: a takeover takes the lease and less than this."""
+BLOCKED_POLL: Final = 2.0
+"""Between two looks whether a person has decided about a conflict."""
+UNSTORED_ROWS: Final = 10_000
+"""Rows examined without a match after which the checkpoint is stored all the same."""
+UNSTORED_SECONDS: Final = 5.0
+"""The same as a time."""
+REFUSED_WAIT: Final = 0.5
+"""After a 4, before ownership is asked for again."""
+
+_STILL_OWNER: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE})
+"""Faults of the target alone: the owner stays owner and is Retrying, not Unavailable."""
+
+
+class Step(StrEnum):
+    """What the loop does next."""
+
+    PREPARE = "prepare"
+    """Connect; check schema and identity."""
+    CLAIM = "claim"
+    REVIEW = "review"
+    """Carry out a person's decision, if one was given; see whether a conflict is open."""
+    CHECK_TARGET = "check target"
+    ACQUIRE = "acquire"
+    LOAD = "load"
+    FETCH = "fetch"
+    HANDLE = "handle"
+    """Transactional: handle and store in one transaction. AtLeastOnce: check the lease and deliver."""
+    STORE = "store"
+    """Store a checkpoint alone, in its own transaction."""
+    CONFIRM = "confirm"
+    """Ask the contract again, without effect, about a transaction that was lost."""
+    RECORD = "record"
+    """Report a refusal in its own transaction; if a person must decide, give the lease back."""
+    HOLD = "hold"
+    """Attempts ran out: keep the lease, handle nothing."""
+    END = "end"
+    """Give back what is held and end the process."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Nothing comes after it."""
+        return self is Step.END
+
+    @property
+    def needs_claim(self) -> bool:
+        """Not worth doing once the heartbeat was told that the claim is another's."""
+        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE) or self.needs_lease
+
+    @property
+    def needs_lease(self) -> bool:
+        """Not worth starting without the lease. Whatever was started already is left to the contract to refuse."""
+        return self in (Step.LOAD, Step.FETCH, Step.HANDLE, Step.HOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What of the resource the decisions depend on."""
+
+    delivery: Delivery
+    guarantee: Guarantee
+
+    @property
+    def poll_interval(self) -> float:
+        """Longest idle wait."""
+        return self.delivery.poll_interval.total_seconds()
+
+    @property
+    def standby_poll(self) -> float:
+        """A standby looks more often than the lease lasts."""
+        return min(STANDBY_POLL, self.delivery.lease_duration.total_seconds() / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorState:
+    """Everything a decision may look at.
+
+    Attributes:
+        step: what is to be done, not before `due`.
+        state: what is told to people, with `reason` and `message`.
+        lease: held by this process, as far as it knows; the database decides.
+        stored: the checkpoint as this process believes it stored; what the next store expects.
+        cursor: how far was examined; ahead of `stored` while nothing matches.
+        batch: in hand.
+        delivered: AtLeastOnce: the batch in hand is with the broker, its checkpoint not yet stored.
+        doubt: a transaction whose connection broke.
+        refusal: told by the contract and not recorded yet.
+        attempt: failures of the batch in hand that count; 0 when the last one succeeded.
+        failures: faults in a row that do not count as attempts.
+        idle: looks in a row that found nothing.
+        exhausted: attempts ran out.
+        unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
+
+    """
+
+    step: Step
+    due: float
+    state: WorkerState = WorkerState.STARTING
+    reason: Reason = Reason.STARTING
+    message: str = ""
+    lease: h.HeldLease | None = None
+    stored: Checkpoint | None = None
+    cursor: Checkpoint | None = None
+    batch: Batch | None = None
+    delivered: bool = False
+    doubt: h.Unsure | None = None
+    refusal: h.Refused | None = None
+    attempt: int = 0
+    failures: int = 0
+    idle: int = 0
+    exhausted: bool = False
+    start_from_used: bool | None = None
+    unstored_rows: int = 0
+    unstored_since: float = 0.0
+
+
+def initial_state(now: float) -> ProcessorState:
+    """Before anything was tried."""
+    return ProcessorState(step=Step.PREPARE, due=now)
+
+
+def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; mypy checks that none is missing
+    state: ProcessorState, happened: h.Happening, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    """Decide the next step.
+
+    Args:
+        state: the state in which the step was done.
+        happened: what came of it.
+        now: the monotonic time.
+        policy: the resource's words.
+        chance: a random number, 0 to 1, for jitter.
+
+    """
+    match happened:
+        case h.Prepared():
+            return _resume(state, now)
+        case h.ClaimAnswered():
+            return _after_claim(state, happened, now, chance)
+        case h.Reviewed():
+            return _after_review(state, happened, now)
+        case h.TargetReady():
+            return replace(state, step=Step.ACQUIRE, due=now)
+        case h.LeaseAnswered():
+            return _after_acquire(state, happened, now, policy)
+        case h.Loaded():
+            return _after_load(state, happened, now)
+        case h.Fetched():
+            return _after_fetch(state, happened.batch, now, policy)
+        case h.Delivered():
+            return replace(state, step=Step.STORE, due=now, delivered=True)
+        case h.Stored():
+            return _after_store(state, happened.pair, now, policy)
+        case h.Refused():
+            return _after_refusal(state, happened, now)
+        case h.Unsure():
+            return _after_lost_transaction(state, happened, now)
+        case h.NotStored():
+            wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
+            return replace(state, step=Step.STORE if state.delivered else Step.FETCH, due=now + wait, doubt=None)
+        case h.Recorded():
+            return _after_record(state, happened, now)
+        case h.Failed():
+            return _after_failure(state, happened, now, policy, chance)
+        case h.OwnershipLost():
+            return _after_loss(state, happened, now)
+        case h.TargetChanged():
+            return _after_mending(state, now)
+        case h.StopRequested():
+            return _after_stop(state, now)
+        case _:
+            assert_never(happened)
+
+
+def _resume(state: ProcessorState, now: float) -> ProcessorState:
+    """After the database answers (again): first what was left unfinished."""
+    if state.refusal is not None:
+        step = Step.RECORD
+    elif state.doubt is not None:
+        step = Step.CONFIRM
+    elif state.lease is None:
+        step = Step.CLAIM
+    elif state.stored is None or state.cursor is None:
+        step = Step.LOAD
+    elif state.delivered:
+        step = Step.STORE
+    else:
+        step = Step.FETCH
+    return replace(state, step=step, due=now)
+
+
+def _without_lease(state: ProcessorState) -> ProcessorState:
+    """Forget whatever is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
+    return replace(
+        state, lease=None, stored=None, cursor=None, batch=None, delivered=False, doubt=None, refusal=None,
+        unstored_rows=0, idle=0,
+    )  # fmt: skip
+
+
+def _after_claim(state: ProcessorState, answer: h.ClaimAnswered, now: float, chance: float) -> ProcessorState:
+    if answer.granted:
+        return replace(state, step=Step.REVIEW, due=now)
+    failures = state.failures + 1
+    owner = f"{answer.holder} owns" if answer.holder else "another resource is about to own"
+    return replace(
+        _without_lease(state), step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
+        state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD,
+        message=f"{owner} this processorId; delete that resource, hand it over, or choose another processorId",
+    )  # fmt: skip
+
+
+def _after_review(state: ProcessorState, review: h.Reviewed, now: float) -> ProcessorState:
+    if review.open is None:
+        return replace(state, step=Step.CHECK_TARGET, due=now)
+    return _blocked(state, review.open, now, review.note)
+
+
+def _blocked(state: ProcessorState, conflict: h.OpenConflict, now: float, note: str = "") -> ProcessorState:
+    ahead = conflict.code == StoreAnswer.AHEAD
+    word = "ahead of" if ahead else "older than"
+    stored = str(conflict.stored) if conflict.stored else "no checkpoint"
+    decision = (
+        f'accept it with the annotation outbox-operator.dev/accept-checkpoint: "{conflict.id}={stored}", or rewind'
+        if conflict.stored
+        else "rewind"
+    )
+    message = (
+        f"conflict {conflict.id}: somebody who is not the owner changed the checkpoint; stored is {stored}, {word} the "
+        f"expected {conflict.expected}; {decision} with outbox-operator.dev/rewind-checkpoint: "
+        f'"{conflict.id}=<transaction_id>:<position>"'
+    )
+    return replace(
+        _without_lease(state), step=Step.REVIEW, due=now + BLOCKED_POLL, state=WorkerState.BLOCKED,
+        reason=Reason.CHECKPOINT_AHEAD if ahead else Reason.CHECKPOINT_OLDER,
+        message=f"{message}; {note}" if note else message,
+    )  # fmt: skip
+
+
+def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
+    if answer.lease is not None:
+        return replace(_without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
+    holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
+    return replace(
+        state, step=Step.REVIEW, due=now + policy.standby_poll, failures=0, state=WorkerState.STANDBY,
+        reason=Reason.LEASE_HELD, message=f"{holder}; this one takes over when it lapses",
+    )  # fmt: skip
+
+
+def _after_load(state: ProcessorState, loaded: h.Loaded, now: float) -> ProcessorState:
+    state = replace(
+        state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now, unstored_rows=0
+    )
+    if state.exhausted:
+        return replace(state, step=Step.HOLD, due=inf, state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED)
+    return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+
+
+def _after_fetch(state: ProcessorState, batch: Batch, now: float, policy: Policy) -> ProcessorState:
+    if batch.matched:
+        return replace(state, step=Step.HANDLE, due=now, batch=batch, idle=0)
+    moved = batch.examined > batch.after
+    state = replace(
+        state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1,
+        unstored_since=state.unstored_since if state.unstored_rows else now,
+        unstored_rows=state.unstored_rows + (max(batch.examined_count, 1) if moved else 0),
+    )  # fmt: skip
+    state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
+    left = state.unstored_since + UNSTORED_SECONDS - now
+    if state.unstored_rows and (state.unstored_rows >= UNSTORED_ROWS or left <= 0):
+        return replace(state, step=Step.STORE, due=now)
+    wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
+    if state.unstored_rows:
+        wait = min(wait, left)
+    return replace(state, step=Step.FETCH, due=now + wait)
+
+
+def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
+    full = state.batch is None or state.batch.full
+    return replace(
+        state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
+        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0,
+        unstored_rows=0, exhausted=False, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
+    )  # fmt: skip
+
+
+def _after_lost_transaction(state: ProcessorState, doubt: h.Unsure, now: float) -> ProcessorState:
+    """Reconnect at once and ask the contract; the wait comes before the batch is tried again."""
+    return replace(
+        state, step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
+        reason=doubt.error.reason, message=str(doubt.error), batch=state.batch if state.delivered else None,
+    )  # fmt: skip
+
+
+def _after_refusal(state: ProcessorState, refused: h.Refused, now: float) -> ProcessorState:
+    if refused.answer is StoreAnswer.IGNORED:
+        # The batch was handled before: skip to the stored pair.
+        return replace(
+            state, step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
+            doubt=None, attempt=0, failures=0, unstored_rows=0,
+        )  # fmt: skip
+    if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
+        # It may have been committed before ownership went: that is no conflict, and must not be reported as one.
+        return replace(
+            _without_lease(state), step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+            message="ownership went while a commit's outcome was unknown; the stored checkpoint tells",
+        )  # fmt: skip
+    return replace(state, step=Step.RECORD, due=now, refusal=refused, doubt=None)
+
+
+def _after_record(state: ProcessorState, recorded: h.Recorded, now: float) -> ProcessorState:
+    refusal = state.refusal
+    if refusal is not None and refusal.answer.needs_person:
+        conflict = h.OpenConflict(recorded.conflict_id, int(refusal.answer), refusal.expected, refusal.stored)
+        return _blocked(state, conflict, now)
+    pair = f"batch up to {refusal.new} " if refusal else "batch "
+    return replace(
+        _without_lease(state), step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
+        reason=Reason.NOT_OWNER,
+        message=f"conflict {recorded.conflict_id}: {pair}was refused with 4 and rolled back, another one owns the "
+        "processor now; asking for ownership again",
+    )  # fmt: skip
+
+
+def _after_failure(
+    state: ProcessorState, failed: h.Failed, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    error = failed.error
+    settings = policy.delivery.retry
+    if isinstance(error, HandlerError) and state.lease is not None:
+        attempt = state.attempt + 1
+        decision = retry.decide_retry(attempt, settings, chance)
+        state = replace(state, attempt=attempt, failures=0, batch=None, reason=error.reason, message=str(error))
+        if decision.stop:
+            return replace(
+                state, step=Step.HOLD, due=inf, exhausted=True, state=WorkerState.STOPPED,
+                reason=Reason.ATTEMPTS_EXHAUSTED,
+                message=f"gave up after {attempt} attempts ({error.reason}): {error}; mend it, then change the "
+                "resource or its ConfigMap, or restart the worker",
+            )  # fmt: skip
+        return replace(state, step=Step.FETCH, due=now + decision.delay, state=WorkerState.RETRYING)
+    failures = state.failures + 1
+    owner = state.lease is not None and error.reason in _STILL_OWNER
+    return replace(
+        state, step=Step.PREPARE, due=now + retry.infrastructure_backoff(failures, settings, chance),
+        failures=failures, state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason,
+        message=str(error), batch=state.batch if state.delivered else None,
+    )  # fmt: skip
+
+
+def _after_loss(state: ProcessorState, lost: h.OwnershipLost, now: float) -> ProcessorState:
+    return replace(
+        _without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+        message=f"{lost.message}; asking for ownership again",
+    )  # fmt: skip
+
+
+def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
+    """The handler's file changed: what was given up is tried again."""
+    state = replace(state, attempt=0, exhausted=False, due=now)
+    return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
+
+
+def _after_stop(state: ProcessorState, now: float) -> ProcessorState:
+    state = replace(state, due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
+    if state.step in (Step.STORE, Step.RECORD) and state.failures == 0:
+        return state  # a moment's work that saves a repetition, or tells what was refused
+    return replace(state, step=Step.END)

@@ -1,0 +1,93 @@
+"""PURE: how long to wait before trying again, and when to stop trying.
+
+Random numbers are passed in, so a decision can be tabulated. Units are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from outbox_core.spec import Retry
+
+INFRASTRUCTURE_CEILING: Final = 15.0
+"""Longest wait for a database or broker that cannot be reached: once it is back, work goes on within this time."""
+
+CLAIM_CEILING: Final = 10.0
+"""Longest wait between two requests for a claim that another resource holds."""
+
+_FIRST_IDLE_WAIT: Final = 0.01
+_LARGEST_EXPONENT: Final = 30
+"""2**30 initial waits is longer than any ceiling; larger exponents would overflow a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """What to do about a batch that failed.
+
+    Attributes:
+        stop: attempts ran out; `delay` means nothing then.
+        delay: seconds until the next attempt.
+
+    """
+
+    stop: bool
+    delay: float
+
+
+def backoff(failures: int, *, initial: float, ceiling: float, jitter: float, chance: float) -> float:
+    """Seconds to wait after the given number of failures in a row.
+
+    Doubles from `initial` to `ceiling`; then the share `jitter` of it is random: the result lies between
+    `(1 - jitter) * wait` and `wait`, so the ceiling holds.
+
+    Args:
+        failures: failures in a row, from 1.
+        initial: wait after the first failure.
+        ceiling: longest wait.
+        jitter: share that is random, 0 to 1.
+        chance: a random number, 0 to 1.
+
+    """
+    exponent = min(max(failures, 1) - 1, _LARGEST_EXPONENT)
+    wait = min(initial * 2.0**exponent, ceiling)
+    return wait * (1.0 - jitter * chance)
+
+
+def decide_retry(attempt: int, retry: Retry, chance: float) -> RetryDecision:
+    """Decide about a batch whose attempt number `attempt` (from 1) just failed."""
+    if attempt >= retry.max_attempts:
+        return RetryDecision(stop=True, delay=0.0)
+    delay = backoff(
+        attempt,
+        initial=retry.initial_backoff.total_seconds(),
+        ceiling=retry.max_backoff.total_seconds(),
+        jitter=retry.jitter,
+        chance=chance,
+    )
+    return RetryDecision(stop=False, delay=delay)
+
+
+def infrastructure_backoff(failures: int, retry: Retry, chance: float) -> float:
+    """Seconds to wait for something outside that is down or not set up yet; tried again for ever."""
+    return backoff(
+        failures,
+        initial=min(retry.initial_backoff.total_seconds(), INFRASTRUCTURE_CEILING),
+        ceiling=min(retry.max_backoff.total_seconds(), INFRASTRUCTURE_CEILING),
+        jitter=retry.jitter,
+        chance=chance,
+    )
+
+
+def claim_backoff(refusals: int, chance: float) -> float:
+    """Seconds until a claim that another resource holds is asked for again."""
+    return backoff(refusals, initial=1.0, ceiling=CLAIM_CEILING, jitter=0.2, chance=chance)
+
+
+def idle_wait(idle_looks: int, poll_interval: float) -> float:
+    """Seconds until the next look after `idle_looks` looks in a row that found nothing new.
+
+    Short after work was found (an outbox that trickles is followed closely), doubling to the poll interval.
+    """
+    return min(_FIRST_IDLE_WAIT * 2.0 ** min(idle_looks, _LARGEST_EXPONENT), poll_interval)
