@@ -1,0 +1,68 @@
+{{- define "outbox-operator.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of every namespaced object. Cut so that a pod's name and a Lease's still fit. */}}
+{{- define "outbox-operator.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 47 | trimSuffix "-" }}
+{{- else }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 47 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 47 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Name of a cluster-scoped object. The colon keeps release and namespace apart, so that two releases never share one. */}}
+{{- define "outbox-operator.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "outbox-operator.fullname" .) }}
+{{- end }}
+
+{{- define "outbox-operator.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "outbox-operator.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "outbox-operator.labels" -}}
+{{ include "outbox-operator.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/component: operator
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "outbox-operator.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "outbox-operator.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.create is false: name an existing one in serviceAccount.name" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "outbox-operator.driverRoleName" -}}
+{{- default (printf "%s:spark-driver" (include "outbox-operator.clusterName" .)) .Values.spark.driverRole.name }}
+{{- end }}
+
+{{/* One image reference. Takes a list: the root context, the image's own values. */}}
+{{- define "outbox-operator.image" -}}
+{{- $root := index . 0 }}
+{{- $image := index . 1 }}
+{{- $registry := default $root.Values.image.registry $image.registry }}
+{{- $path := ternary (printf "%s/%s" $registry $image.repository) $image.repository (ne $registry "") }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $path $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $path (coalesce $image.tag $root.Values.image.tag $root.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+
+{{/* A claim must name its cluster. A cluster-wide operator reads the uid of kube-system; a namespaced one may not. */}}
+{{- define "outbox-operator.clusterId" -}}
+{{- if and .Values.watchNamespaces (not .Values.clusterId) }}
+{{- fail "\n\nclusterId is required when watchNamespaces is set: a namespaced operator cannot read the uid of kube-system.\nGive a name that is unique among the clusters that share a database, for example --set clusterId=production-eu\n" }}
+{{- end }}
+{{- .Values.clusterId }}
+{{- end }}

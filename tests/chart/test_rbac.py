@@ -1,0 +1,107 @@
+"""Least privilege: the rendered rules are the table of calls, no more and no less."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
+from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, leader_calls, served_calls
+
+CLUSTER_NAME = f"{NAMESPACE}:{FULL_NAME}"
+DRIVER_ROLE = f"{CLUSTER_NAME}:spark-driver"
+NAMESPACED_ROLE = f"{CLUSTER_NAME}:processors"
+
+
+def _allowed(role: Manifest) -> set[Call]:
+    calls = list(calls_of(role["rules"]))
+    assert [call for call, times in Counter(calls).items() if times > 1] == [], "said twice"
+    return set(calls)
+
+
+def _bound(manifests: list[Manifest]) -> list[tuple[str, str | None, str]]:
+    """(role, namespace of the binding, its subject) of every binding."""
+    bindings = of_kind(manifests, "RoleBinding") + of_kind(manifests, "ClusterRoleBinding")
+    found = []
+    for binding in bindings:
+        (subject,) = binding["subjects"]
+        account = f"{subject['namespace']}/{subject['name']}"
+        found.append((binding["roleRef"]["name"], binding["metadata"].get("namespace"), account))
+    return found
+
+
+def test_cluster_wide_rules_are_the_table():
+    manifests = render({})
+    role = the(manifests, "ClusterRole", CLUSTER_NAME)
+    assert _allowed(role) == served_calls(DRIVER_ROLE) | {CLUSTER_ID}
+    account = f"{NAMESPACE}/{FULL_NAME}"
+    assert sorted(_bound(manifests), key=str) == [
+        (CLUSTER_NAME, None, account),
+        (f"{FULL_NAME}-leader", NAMESPACE, account),
+    ]
+
+
+def test_a_given_cluster_id_needs_no_look_at_kube_system():
+    role = the(render(MATRIX["cluster-wide with a name"]), "ClusterRole", CLUSTER_NAME)
+    assert _allowed(role) == served_calls(DRIVER_ROLE)
+
+
+def test_namespaced_rules_are_the_table_in_each_namespace_and_nowhere_else():
+    manifests = render(MATRIX["namespaced"])
+    roles = {role["metadata"]["namespace"]: role for role in of_kind(manifests, "Role")}
+    assert roles.keys() == {*SERVED, NAMESPACE}
+    for namespace in SERVED:
+        assert _allowed(roles[namespace]) == served_calls(DRIVER_ROLE)
+    assert of_kind(manifests, "ClusterRoleBinding") == []
+    account = f"{NAMESPACE}/{FULL_NAME}"
+    assert sorted(_bound(manifests)) == [
+        *((NAMESPACED_ROLE, namespace, account) for namespace in SERVED),
+        (f"{FULL_NAME}-leader", NAMESPACE, account),
+    ]
+
+
+@pytest.mark.parametrize("case", ["defaults", "namespaced", "scheduling"])
+def test_lease_is_one_of_the_releases_namespace(case: str):
+    manifests = render(MATRIX[case])
+    lease = environment(manifests)["OUTBOX_LEASE_NAME"]
+    role = the(manifests, "Role", f"{lease}-leader")
+    assert role["metadata"]["namespace"] == NAMESPACE
+    assert _allowed(role) == leader_calls(lease)
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
+def test_no_rule_has_a_wildcard_a_secret_or_a_non_resource_url(values: Values):
+    roles: list[dict[str, Any]] = [*of_kind(render(values), "Role"), *of_kind(render(values), "ClusterRole")]
+    for role in roles:
+        for rule in role["rules"]:
+            assert "nonResourceURLs" not in rule
+            words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert "*" not in words
+            assert not any(word.startswith("secrets") for word in words)
+
+
+def test_the_table_and_the_forbidden_calls_do_not_meet():
+    named = {call for call in served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME) | {CLUSTER_ID} if call.name}
+    unnamed = (served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME)) - named
+    assert unnamed & FORBIDDEN == set()
+    assert named & FORBIDDEN == set()
+
+
+def test_a_driver_may_do_what_executors_need():
+    role = the(render({}), "ClusterRole", DRIVER_ROLE)
+    resources = {(call.group, call.resource) for call in _allowed(role)}
+    assert resources == {("", "pods"), ("", "configmaps")}
+
+
+def test_people_see_and_edit_processors_with_the_rights_they_have():
+    manifests = render({})
+    view, edit = (the(manifests, "ClusterRole", f"{CLUSTER_NAME}:{name}") for name in ("view", "edit"))
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+    assert [view["metadata"]["labels"][f"{aggregated}{to}"] for to in ("view", "edit", "admin")] == ["true"] * 3
+    assert f"{aggregated}view" not in edit["metadata"]["labels"]
+    assert {call.verb for call in _allowed(view)} == {"get", "list", "watch"}
+    assert {call.resource for call in _allowed(edit)} == {"outboxprocessors", "outboxprocessors/scale"}
+    without = render({"rbac": {"aggregate": False}})
+    assert not any(m["metadata"]["name"].endswith((":view", ":edit")) for m in of_kind(without, "ClusterRole"))

@@ -1,0 +1,206 @@
+"""What a release consists of, for a matrix of values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.chart import (
+    CHART,
+    DIGEST,
+    FULL_NAME,
+    MATRIX,
+    NAMESPACE,
+    ROOT,
+    Values,
+    environment,
+    of_kind,
+    render,
+    template,
+    the,
+)
+
+CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+CRD = "outboxprocessors.outbox-operator.dev"
+
+every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
+
+
+def _pod_specs(values: Values) -> list[dict[str, Any]]:
+    manifests = render(values)
+    return [
+        the(manifests, "Deployment")["spec"]["template"]["spec"],
+        *(pod["spec"] for pod in of_kind(manifests, "Pod")),
+    ]
+
+
+@every_case
+def test_every_object_is_labelled_placed_and_there_once(values: Values):
+    manifests = render(values)
+    keys = Counter((m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests)
+    assert [key for key, times in keys.items() if times > 1] == []
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        assert metadata["labels"]["app.kubernetes.io/instance"] == "outbox", metadata["name"]
+        assert ("namespace" in metadata) == (manifest["kind"] not in CLUSTER_SCOPED), metadata["name"]
+
+
+@every_case
+def test_no_yaml_key_is_written_twice(values: Values):
+    class Strict(yaml.SafeLoader):
+        """Refuses what the API server's strict decoding refuses."""
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{keys} at {node.start_mark}"
+        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    assert list(yaml.load_all(template(values).stdout, Loader=Strict)) != []
+
+
+@every_case
+def test_pods_meet_the_restricted_standard(values: Values):
+    for spec in _pod_specs(values):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert {"hostNetwork", "hostPID", "hostIPC"} & spec.keys() == set()
+        assert {kind for volume in spec.get("volumes", []) for kind in volume} <= {"name", "emptyDir"}
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+
+
+@every_case
+def test_only_the_operators_pod_gets_a_token(values: Values):
+    manifests = render(values)
+    assert the(manifests, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    others = [*of_kind(manifests, "ServiceAccount"), *(pod["spec"] for pod in of_kind(manifests, "Pod"))]
+    assert [other["automountServiceAccountToken"] for other in others] == [False] * len(others)
+
+
+@every_case
+def test_selectors_find_the_operators_pods_and_nothing_of_the_test(values: Values):
+    manifests = render(values)
+    labels = the(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    test_labels = [pod["metadata"]["labels"].items() for pod in of_kind(manifests, "Pod")]
+    selectors = [the(manifests, "Deployment")["spec"]["selector"]["matchLabels"]]
+    selectors += [service["spec"]["selector"] for service in of_kind(manifests, "Service")]
+    selectors += [budget["spec"]["selector"]["matchLabels"] for budget in of_kind(manifests, "PodDisruptionBudget")]
+    selectors += [policy["spec"]["podSelector"]["matchLabels"] for policy in of_kind(manifests, "NetworkPolicy")]
+    for selector in selectors:
+        assert selector.items() <= labels
+        assert not any(selector.items() <= other for other in test_labels)
+
+
+@pytest.mark.parametrize(
+    ("case", "images"),
+    [
+        ("defaults", [f"localhost/outbox-{name}:0.1.0" for name in ("operator", "worker", "spark")]),
+        (
+            "images by digest",
+            [
+                f"registry.example.com:5000/outbox/outbox-operator@{DIGEST}",
+                f"registry.example.com:5000/outbox/outbox-worker@{DIGEST}",
+                "elsewhere.example.com/team/spark:4.3",
+            ],
+        ),
+        ("images without registry", ["outbox-operator:dev", "outbox-worker:dev", "outbox-spark:dev"]),
+    ],
+)
+def test_images(case: str, images: list[str]):
+    manifests = render(MATRIX[case])
+    operator = the(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
+    variables = environment(manifests)
+    assert [operator, variables["OUTBOX_WORKER_IMAGE"], variables["OUTBOX_SPARK_IMAGE"]] == images
+
+
+def test_operator_is_told_what_it_serves():
+    assert environment(render(MATRIX["defaults"]))["OUTBOX_WATCH_NAMESPACES"] == ""
+    told = environment(render(MATRIX["namespaced"]))
+    assert told["OUTBOX_WATCH_NAMESPACES"] == "chart-render-a,chart-render-b"
+    assert told["OUTBOX_CLUSTER_ID"] == "east"
+
+
+@every_case
+def test_operator_binds_the_role_that_it_is_told_of(values: Values):
+    manifests = render(values)
+    told = environment(manifests)["OUTBOX_SPARK_DRIVER_ROLE"]
+    made = [
+        m["metadata"]["name"]
+        for m in of_kind(manifests, "ClusterRole")
+        if m["metadata"]["name"].endswith(":spark-driver")
+    ]
+    assert made in ([told], []), "made under another name"
+    assert bool(made) == values.get("spark", {}).get("driverRole", {}).get("create", True)
+
+
+def test_two_replicas_are_spread_and_kept_through_drains():
+    alone, two = render(MATRIX["defaults"]), render(MATRIX["two replicas"])
+    assert of_kind(alone, "PodDisruptionBudget") == []
+    assert "topologySpreadConstraints" not in the(alone, "Deployment")["spec"]["template"]["spec"]
+    assert the(two, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    spread = the(two, "Deployment")["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert [constraint["topologyKey"] for constraint in spread] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
+    assert of_kind(render(MATRIX["two replicas without budget"]), "PodDisruptionBudget") == []
+
+
+def test_probes_ask_the_operators_own_server():
+    container = the(render({}), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert container["ports"] == [{"name": "http", "containerPort": 8081}]
+    asked = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
+    assert asked == {
+        "startup": {"path": "/livez", "port": "http"},
+        "liveness": {"path": "/livez", "port": "http"},
+        "readiness": {"path": "/readyz", "port": "http"},
+    }
+
+
+def test_monitor_and_policy_say_what_was_asked():
+    manifests = render(MATRIX["everything watched"])
+    monitor = the(manifests, "ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= the(manifests, "Service")["metadata"]["labels"].items()
+    policy = the(manifests, "NetworkPolicy")["spec"]
+    assert policy["ingress"][0]["from"] == MATRIX["everything watched"]["networkPolicy"]["metricsFrom"]
+    assert sorted(port["port"] for rule in policy["egress"] for port in rule["ports"]) == [53, 53, 6443, 8080]
+
+
+def test_nothing_optional_leaves_a_deployment():
+    assert [m["kind"] for m in render(MATRIX["nothing optional"])] == ["Deployment"]
+
+
+def test_names_of_cluster_scoped_objects_carry_the_namespace():
+    names = [m["metadata"]["name"] for m in render({}) if m["kind"] in CLUSTER_SCOPED and m["metadata"]["name"] != CRD]
+    assert names
+    assert all(name.startswith(f"{NAMESPACE}:{FULL_NAME}") for name in names)
+
+
+def test_crd_is_the_canonical_one_and_kept():
+    canonical = yaml.safe_load((ROOT / "crds" / "outbox-operator.dev_outboxprocessors.yaml").read_text())
+    shipped = the(render({}), "CustomResourceDefinition")
+    assert shipped["spec"] == canonical["spec"]
+    assert shipped["metadata"]["name"] == canonical["metadata"]["name"]
+    assert shipped["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    unkept = the(render(MATRIX["CRD not kept"]), "CustomResourceDefinition")
+    assert "helm.sh/resource-policy" not in unkept["metadata"]["annotations"]
+
+
+def test_charts_files_are_the_canonical_crds_byte_for_byte():
+    canonical = {path.name: path.read_bytes() for path in (ROOT / "crds").glob("*.yaml")}
+    copies = {path.name: path.read_bytes() for path in (CHART / "files" / "crds").glob("*.yaml")}
+    assert canonical
+    assert copies == canonical, "run make crds"
+    # Helm installs what is in a folder `crds` once and never upgrades it; and it would collide with the template.
+    assert not (CHART / "crds").exists()
