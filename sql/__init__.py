@@ -1,0 +1,1 @@
+"""The database half of the contract: numbered migrations, the text of each function, and the runner."""

@@ -46,6 +46,7 @@ class Batch:
         messages: those that the processor's filters let through; may be empty though rows were examined.
         examined_count: rows looked at.
         full: more rows are probably waiting, so read again without waiting.
+        matched_count: rows that the filters let through; more than `messages` has where only the bound was asked for.
 
     """
 
@@ -54,6 +55,7 @@ class Batch:
     messages: tuple[Message, ...]
     examined_count: int
     full: bool
+    matched_count: int = 0
 
     @property
     def matched(self) -> bool:

@@ -1,0 +1,210 @@
+"""Applies the numbered migrations to one schema of one database.
+
+Safe to run twice and from two places at once: each migration is one transaction that first takes an advisory
+*transaction* lock (session locks do not survive PgBouncer in transaction mode) and then looks again what is applied.
+Locks on tables are waited for briefly and tried again, so that a migration never queues all producers behind a long
+transaction. The role needs to own the schema, or CREATE on the database where the schema is missing; nothing here
+needs a superuser.
+
+A database that has every migration is only read: a worker's start costs one query and no transaction id. Names it
+does not know are a newer version's, and no error: an older worker goes on beside a newer schema until a `post`
+migration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LOCK_KEY: Final = 0x6F757462  # "outb": one migration run at a time in a database
+LOCK_TIMEOUT: Final = "3s"
+DEADLINE_SECONDS: Final = 60.0
+
+_NAME: Final = re.compile(r"\d{4}_(pre|post)_[a-z0-9_]+\.sql")
+_VARIABLE: Final = re.compile(r""":(?:"schema"|'schema')""")
+
+
+class Phase(StrEnum):
+    """When a migration may run, seen from a rollout of new workers."""
+
+    PRE = "pre"
+    """Before the new image: what a running older worker calls still works."""
+    POST = "post"
+    """After the last old worker is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: `NNNN_{pre|post}_slug.sql`."""
+
+    name: str
+    phase: Phase
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the text with Unix line ends."""
+        return hashlib.sha256(self.text.replace("\r\n", "\n").encode()).hexdigest()
+
+
+class MigrationError(Exception):
+    """The schema cannot be brought to this version; the message says what to do."""
+
+
+class ChecksumMismatchError(MigrationError):
+    """An applied migration is not the one this version ships."""
+
+
+class MigrationBusyError(MigrationError):
+    """Somebody held a lock for longer than the deadline; try again later."""
+
+
+def load_migrations() -> tuple[Migration, ...]:
+    """Read the shipped migrations in order."""
+    folder = resources.files("outbox_sql.migrations")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return tuple(
+        Migration(name.removesuffix(".sql"), Phase(name.split("_")[1]), folder.joinpath(name).read_text())
+        for name in names
+        if _NAME.fullmatch(name)
+    )
+
+
+def render(text: str, schema: str) -> sql.SQL:
+    """Put the schema's name where psql would put its variable: `:"schema"` as identifier, `:'schema'` as literal."""
+    identifier = '"' + schema.replace('"', '""') + '"'
+    literal = "'" + schema.replace("'", "''") + "'"
+    rendered = _VARIABLE.sub(lambda match: identifier if match[0][1] == '"' else literal, text)
+    return sql.SQL(rendered)
+
+
+def fetch_applied(connection: psycopg.Connection[Any], schema: str) -> dict[str, str]:
+    """Return the applied migrations' checksums by name; empty where there is no schema yet."""
+    table = connection.execute(
+        """SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+           WHERE n.nspname = %s AND c.relname = 'applied_migrations'""",
+        (schema,),
+    ).fetchone()
+    if table is None:
+        return {}
+    query = sql.SQL("SELECT name, checksum FROM {}").format(sql.Identifier(schema, "applied_migrations"))
+    return {str(name): str(checksum) for name, checksum in connection.execute(query).fetchall()}
+
+
+def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterable[Migration]) -> tuple[Migration, ...]:
+    """Decide what is missing.
+
+    Raises:
+        ChecksumMismatchError: an applied migration differs from the shipped one.
+
+    """
+    wanted = set(phases)
+    missing = []
+    for migration in migrations:
+        checksum = applied.get(migration.name)
+        if checksum is None:
+            if migration.phase in wanted:
+                missing.append(migration)
+        elif checksum != migration.checksum:
+            raise ChecksumMismatchError(
+                f"migration {migration.name} was applied with other contents than this version ships; "
+                "released migrations are never edited: use the release that made this schema, or compare the two"
+            )
+    return tuple(missing)
+
+
+def migrate(
+    connection: psycopg.Connection[Any],
+    schema: str,
+    *,
+    phases: Iterable[Phase] = (Phase.PRE,),
+    migrations: tuple[Migration, ...] | None = None,
+    announce: Callable[[str], None] = lambda _: None,
+) -> tuple[str, ...]:
+    """Apply what is missing, each in its own short transaction, and return the names that this call applied.
+
+    The connection must be outside a transaction; it ends outside one.
+
+    Raises:
+        ChecksumMismatchError: an applied migration differs from the shipped one.
+        MigrationBusyError: a lock was not to be had for a minute.
+        psycopg.Error: the server refused a statement (no right to create, connection lost …).
+
+    """
+    shipped = load_migrations() if migrations is None else migrations
+    with connection.transaction():
+        missing = pending(fetch_applied(connection, schema), phases, shipped)
+    done = []
+    for migration in missing:
+        if _apply_with_retry(connection, schema, migration):
+            announce(migration.name)
+            done.append(migration.name)
+    return tuple(done)
+
+
+def _apply_with_retry(connection: psycopg.Connection[Any], schema: str, migration: Migration) -> bool:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    wait = 0.1
+    while True:
+        try:
+            with connection.transaction():
+                return _apply(connection, schema, migration)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as err:
+            if time.monotonic() > deadline:
+                raise MigrationBusyError(
+                    f"migration {migration.name} found its tables locked for {DEADLINE_SECONDS:.0f} s: "
+                    "look for a long transaction in pg_stat_activity, then run it again"
+                ) from err
+            time.sleep(wait)
+            wait = min(wait * 2, 2.0)
+
+
+def _apply(connection: psycopg.Connection[Any], schema: str, migration: Migration) -> bool:
+    """Run one migration inside the open transaction unless somebody else did meanwhile."""
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
+    _ensure_bookkeeping(connection, schema)
+    if migration.name in fetch_applied(connection, schema):
+        return False
+    connection.execute(render(migration.text, schema))
+    connection.execute(
+        sql.SQL("INSERT INTO {} (name, checksum) VALUES (%s, %s)").format(sql.Identifier(schema, "applied_migrations")),
+        (migration.name, migration.checksum),
+    )
+    return True
+
+
+def _ensure_bookkeeping(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Create schema and list only where they are missing: IF NOT EXISTS asks for the right to create even then."""
+    found = connection.execute(
+        """SELECT n.oid IS NOT NULL, c.oid IS NOT NULL
+           FROM (VALUES (%s)) AS wanted (nspname)
+           LEFT JOIN pg_catalog.pg_namespace n USING (nspname)
+           LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = 'applied_migrations'""",
+        (schema,),
+    ).fetchone()
+    has_schema, has_table = found if found is not None else (False, False)
+    if not has_schema:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    if not has_table:
+        connection.execute(
+            sql.SQL(
+                """CREATE TABLE {} (
+                       name       text        NOT NULL PRIMARY KEY,
+                       checksum   text        NOT NULL,
+                       applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+                       applied_by text        NOT NULL DEFAULT session_user
+                   )"""
+            ).format(sql.Identifier(schema, "applied_migrations"))
+        )

@@ -1,0 +1,204 @@
+"""The stored checkpoint: read it, store the next one, find where a new processor starts, settle an unanswered COMMIT.
+
+The contract itself is SQL (`sql/functions/store_processor_checkpoint.sql`), because other programs call it too.
+
+A start is computed once and stored before anything is read. Every start but the beginning is cut at the reading bound:
+what is in flight has a transaction id at or above it, so a start pair just below the bound loses nothing; the highest
+committed row would (a known fault of other implementations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
+from outbox_core.errors import ConfigurationError
+from outbox_core.spec import StartType
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.queries import load as load_query
+from outbox_worker.postgres.table import OutboxTable
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_core.spec import Source, StartFrom
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """The row: the pair of the last message examined, and when it was stored."""
+
+    pair: Checkpoint
+    stored_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is stored after a commit whose outcome was unknown.
+
+    Attributes:
+        owned: the epoch is still the live owner's; if not, stop and acquire a new one.
+        pair: the stored pair, None where there is no row; only said to the owner.
+
+    """
+
+    owned: bool
+    pair: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to go on, and whether `startFrom` decided it (False: a checkpoint was stored already)."""
+
+    pair: Checkpoint
+    start_from_used: bool
+
+
+def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+    """Read the stored pair; None where the processor never stored one."""
+    with translated():
+        row = connection.execute(
+            in_schema("fetch_checkpoint", key.schema), {"processor_id": key.processor_id, "partition": key.partition}
+        ).fetchone()
+    if row is None:
+        return None
+    transaction_id, position, stored_at = row
+    return StoredCheckpoint(Checkpoint(int(transaction_id), position), stored_at)
+
+
+def store(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    new: Checkpoint,
+    expected: Checkpoint | None,
+    epoch: int | None,
+    token: UUID | None,
+) -> StoreAnswer:
+    """Store `new` in the connection's open transaction; roll back on every answer but STORED.
+
+    Raises:
+        PermanentError: `new` is not after `expected`.
+        TransientError: not in READ COMMITTED, and somebody else was there since the snapshot.
+
+    """
+    parameters = {
+        "processor_id": key.processor_id,
+        "partition": key.partition,
+        **pair_parameters("new", new),
+        **pair_parameters("expected", expected),
+        "epoch": epoch,
+        "token": token,
+    }
+    with translated():
+        row = connection.execute(in_schema("store_checkpoint", key.schema), parameters).fetchone()
+    return StoreAnswer(row[0] if row is not None else StoreAnswer.NOT_OWNER)
+
+
+def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:
+    """Find out what is stored after a COMMIT without an answer; call it before anything else, on a new connection.
+
+    Waits up to 2 s for the old transaction to end. The new pair: it was committed; the expected one: it was not.
+
+    Raises:
+        TransientError: the old transaction is not over yet, ask again.
+
+    """
+    parameters = {"processor_id": key.processor_id, "partition": key.partition, "epoch": epoch, "token": token}
+    with translated():
+        row = connection.execute(in_schema("settle_checkpoint", key.schema), parameters).fetchone()
+    if row is None or not row[0]:
+        return Settled(owned=False, pair=None)
+    return Settled(owned=True, pair=None if row[1] is None else Checkpoint(int(row[1]), row[2]))
+
+
+def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
+    """Compute the pair to start from.
+
+    A position means the first row, in reading order, whose position is at least it; a timestamp the first row stored
+    at or after it. Earlier rows may come, none is missed. Scans the outbox once where no index helps.
+
+    Raises:
+        ConfigurationError: a timestamp without a column that says when messages were stored.
+
+    """
+    table = OutboxTable.of(source)
+    match start_from.type:
+        case StartType.BEGINNING:
+            return BEGINNING
+        case StartType.END:
+            return _fetch_bound(connection)
+        case StartType.POSITION:
+            return _before_first(connection, table, "fetch_first_position", {"position": start_from.position})
+        case StartType.TIMESTAMP:
+            if table.columns.scheduled is None:
+                raise ConfigurationError(
+                    "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message "
+                    "was stored; name it, or start from a position"
+                )
+            return _before_first(connection, table, "fetch_first_scheduled", {"timestamp": start_from.timestamp})
+
+
+def ensure_start(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    source: Source,
+    start_from: StartFrom,
+    *,
+    epoch: int,
+    token: UUID,
+) -> Start | None:
+    """Load the checkpoint, or compute and store the first one under our epoch, all in the connection's transaction.
+
+    None: we are not the owner (any more): roll back. Commit otherwise, before reading.
+    """
+    stored = load(connection, key)
+    if stored is not None:
+        return Start(stored.pair, start_from_used=False)
+    pair = start_pair(connection, source, start_from)
+    answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
+    if answer is StoreAnswer.STORED:
+        return Start(pair, start_from_used=True)
+    stored = None if answer is StoreAnswer.NOT_OWNER else load(connection, key)
+    return None if stored is None else Start(stored.pair, start_from_used=False)
+
+
+def _fetch_bound(connection: psycopg.Connection[Any]) -> Checkpoint:
+    """Return the last pair that any settled transaction can have."""
+    with translated():
+        row = connection.execute(load_query("fetch_bound")).fetchone()
+    return Checkpoint(int(row[0] if row else 1) - 1, MAX_POSITION)
+
+
+def _before_first(
+    connection: psycopg.Connection[Any], table: OutboxTable, query: str, parameters: dict[str, Any]
+) -> Checkpoint:
+    # The bound first: read after the row, it could have moved past a transaction that the row's query did not see.
+    bound = _fetch_bound(connection)
+    statement = load_query(query).format(
+        table=table.identifier,
+        transaction_id=sql.Identifier(table.columns.transaction_id),
+        position=sql.Identifier(table.columns.position),
+        scheduled=sql.Identifier(table.columns.scheduled or table.columns.position),
+    )
+    with translated():
+        row = connection.execute(statement, parameters).fetchone()
+    if row is None:
+        return bound
+    return min(bound, Checkpoint(int(row[0]), row[1] - 1))
+
+
+def pair_parameters(name: str, pair: Checkpoint | None) -> dict[str, Any]:
+    """Spread a pair over `NAME_transaction_id` (as text: JSON and drivers have no xid8) and `NAME_position`."""
+    return {
+        f"{name}_transaction_id": None if pair is None else str(pair.transaction_id),
+        f"{name}_position": None if pair is None else pair.position,
+    }

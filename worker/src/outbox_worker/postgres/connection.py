@@ -1,0 +1,99 @@
+"""Opens connections from a directory of files, as a mounted Secret is one. Read again at every connect: rotation works.
+
+Works through PgBouncer in transaction mode: no prepared statements, no session settings, nothing in `options`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import conninfo
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+from outbox_worker.postgres.errors import translate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONNECT_TIMEOUT_SECONDS: Final = 10
+# A peer that vanished is noticed within about 25 s when idle, 30 s when it owes us an answer.
+_LIVENESS: Final = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+}
+_KEYS: Final = {
+    "host": "host",
+    "port": "port",
+    "database": "dbname",
+    "user": "user",
+    "password": "password",
+    "sslmode": "sslmode",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFiles:
+    """A directory with `uri`, or `host`, `port`, `database`, `user`, `password`; optional `sslmode`, `ca.crt`."""
+
+    directory: Path
+
+    def connect(self, application_name: str, *, autocommit: bool) -> psycopg.Connection[Any]:
+        """Open a connection that names itself to the server.
+
+        Raises:
+            ConfigurationError: `ConnectionSecretInvalid`: files are missing or make no sense.
+            TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
+
+        """
+        parameters = self._parameters()
+        try:
+            return psycopg.connect(
+                **parameters,
+                application_name=application_name[:63],
+                autocommit=autocommit,
+                prepare_threshold=None,
+            )
+        except psycopg.ProgrammingError as err:
+            # libpq quotes the string it could not read, which may hold the password
+            raise self._invalid("libpq does not understand the connection's parameters") from err.with_traceback(None)
+        except psycopg.Error as err:
+            raise translate(err) from err
+
+    def _parameters(self) -> dict[str, Any]:
+        uri = self._read("uri")
+        parameters: dict[str, Any] = dict(_LIVENESS)
+        if uri is not None:
+            try:
+                parameters |= conninfo.conninfo_to_dict(uri)
+            except psycopg.ProgrammingError:
+                raise self._invalid("`uri` is not postgresql://user:password@host:port/database") from None
+        elif self._read("host") is None:
+            raise self._invalid("it has neither the key `uri` nor `host`, `port`, `database`, `user`, `password`")
+        for key, name in _KEYS.items():
+            value = self._read(key)
+            if value is not None and (uri is None or key == "sslmode"):
+                parameters[name] = value
+        if self._read("ca.crt") is not None:
+            parameters["sslrootcert"] = str(self.directory / "ca.crt")
+        return parameters
+
+    def _read(self, key: str) -> str | None:
+        try:
+            return (self.directory / key).read_text().strip() or None
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as err:
+            raise self._invalid(f"its key `{key}` cannot be read as text") from err
+
+    def _invalid(self, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the Secret mounted at {self.directory} is not a database connection: {what}",
+            reason=Reason.CONNECTION_SECRET_INVALID,
+        )

@@ -1,0 +1,77 @@
+"""From the driver's exceptions to the domain's, in one place: SQLSTATE in, `Reason` and a sentence for people out.
+
+Only the server's primary message is passed on: DETAIL and CONTEXT may quote rows, and a row is a payload.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from outbox_core.errors import ConfigurationError, OutboxError, PermanentError, TransientError
+from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MISSING: Final = frozenset({"3F000", "42P01", "42883", "42703"})
+"""Schema, table, function, column."""
+_TRY_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "55006", "57014", "25P02"})
+"""Serialization, deadlock, lock timeout, object in use, cancelled, transaction already failed."""
+_UNAVAILABLE: Final = ("08", "53", "57P", "58", "XX")
+"""Connection, resources, shutdown or crash, operating system, internal: the server is not well."""
+_REFUSED: Final = re.compile(
+    r"authentication failed|no password supplied|role \".*\" (does not exist|is not permitted to log in)"
+    r"|no pg_hba\.conf entry|permission denied for database|SASL|no such user",
+    re.IGNORECASE,
+)
+
+
+def translate(error: psycopg.Error) -> OutboxError:
+    """Say what a driver error means to an outbox processor.
+
+    A connection that was lost or never came about is transient; so is everything that another try may mend. A statement
+    that the server understood and rejected is permanent.
+    """
+    said = error.diag.message_primary or str(error).strip().split("\n")[0]
+    match error.sqlstate:
+        case None:
+            return _without_state(error, said)
+        case "42501":
+            return ConfigurationError(f"{said}: grant it, see sql/README.md", reason=Reason.PERMISSION_DENIED)
+        case state if state in _MISSING:
+            return ConfigurationError(f"{said}: run `outbox migrate` as owner", reason=Reason.SCHEMA_MISSING)
+        case state:
+            return _by_class(state, said)
+
+
+def _by_class(state: str, said: str) -> OutboxError:
+    if state.startswith("28"):
+        return TransientError(said, reason=Reason.AUTHENTICATION_FAILED)
+    if state == "25P03":
+        return TransientError("idle in its transaction for too long: the server ended it", reason=Reason.LEASE_LOST)
+    if state in _TRY_AGAIN:
+        return TransientError(f"{said} ({state})", reason=Reason.STATEMENT_FAILED)
+    if state.startswith(_UNAVAILABLE):
+        return TransientError(said, reason=Reason.DATABASE_UNAVAILABLE)
+    return PermanentError(f"{said} ({state})", reason=Reason.STATEMENT_FAILED)
+
+
+def _without_state(error: psycopg.Error, said: str) -> OutboxError:
+    if _REFUSED.search(str(error)):
+        return TransientError(said, reason=Reason.AUTHENTICATION_FAILED)
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return TransientError(said, reason=Reason.DATABASE_UNAVAILABLE)
+    return PermanentError(said, reason=Reason.STATEMENT_FAILED)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Let no psycopg error out of the block."""
+    try:
+        yield
+    except psycopg.Error as err:
+        raise translate(err) from err

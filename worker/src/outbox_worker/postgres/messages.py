@@ -1,0 +1,199 @@
+"""Reads the outbox in the order of the pair (transaction_id, position), below the oldest open transaction.
+
+The pair is compared as a row: positions are not monotonic along the order. The bound is `pg_snapshot_xmin`:
+everything below it is settled, so nothing can appear behind a checkpoint; a number that was rolled back is simply
+absent, and nobody waits for it. Keyset paging on an index in the same order: a read costs its own rows, however large
+the table is. One or more publications are read each from its own part of `(publication_id, transaction_id, position)`
+and merged.
+
+A filter on message types looks at a bounded window on the server and ships only what matches, so that a processor
+whose types match one row in ten million moves on by the window. Reading writes nothing: no transaction id is ever
+taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.errors import ConfigurationError
+from outbox_core.message import Batch, Message
+from outbox_core.report import Lag
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.table import OutboxTable
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_core.spec import Source
+
+WINDOW: Final = 20_000
+"""Rows that one call looks at when a filter lets only some through."""
+LAG_CAP: Final = 10_000
+"""Lag is exact up to here."""
+
+_BOUND: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Which rows: after a pair; up to a pair, or below the reading bound, or all that is committed."""
+
+    after: Checkpoint
+    up_to: Checkpoint | None = None
+    below_bound: bool = True
+    limit: int | None = None
+
+
+class MessageReader:
+    """Reads one source. Holds no connection and no state: statements only."""
+
+    def __init__(self, source: Source) -> None:
+        """Prepare the statements.
+
+        Raises:
+            ConfigurationError: publications are asked of a table that has no column for them.
+
+        """
+        self._table = OutboxTable.of(source)
+        self._publications = tuple(dict.fromkeys(source.publications))
+        self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
+        if self._publications and self._table.columns.publication_id is None:
+            raise ConfigurationError(
+                "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
+            )
+
+    def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
+        if self._types is not None:
+            reach = self.bound_of(connection, after, limit)
+            if not reach.matched_count:
+                return reach
+            messages = self._fetch_rows(connection, _Range(after, up_to=reach.examined))
+            return Batch(after, reach.examined, messages, reach.examined_count, reach.full, matched_count=len(messages))
+        messages = self._fetch_rows(connection, _Range(after, limit=limit))
+        examined = messages[-1].checkpoint if messages else after
+        count = len(messages)
+        return Batch(after, examined, messages, count, full=count >= limit, matched_count=count)
+
+    def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return how far such a batch reaches and how many messages it has, without the messages."""
+        window = limit if self._types is None else max(limit, WINDOW)
+        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches").format(
+            sql.Identifier(self._table.columns.transaction_id),
+            sql.Identifier(self._table.columns.position),
+            self._table.matches(self._types),
+        )
+        statement = load("examine_messages").format(rows=self._rows(columns, _Range(after, limit=window)))
+        with translated():
+            row = connection.execute(statement, {"limit": limit}).fetchone()
+        if row is None:
+            return Batch(after, after, (), 0, full=False, matched_count=0)
+        transaction_id, position, examined_count, matched = row
+        return Batch(
+            after,
+            Checkpoint(int(transaction_id), position),
+            (),
+            examined_count,
+            full=examined_count >= window or matched >= limit,
+            matched_count=matched,
+        )
+
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
+
+        `examined` must come from a read (below the bound): then every run of it sees the same rows.
+        """
+        columns = self._table.selection(payload="jsonb")
+        return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
+
+    def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int = LAG_CAP) -> Lag:
+        """Count what is committed behind `after`, also what the bound still hides; at most `cap` rows are looked at.
+
+        Seconds are the age of the oldest such message by the column `scheduled`; 0 where the table has none.
+        """
+        columns = sql.SQL("{} AS matches, {} AS scheduled").format(
+            self._table.matches(self._types),
+            sql.SQL("NULL::timestamptz")
+            if self._table.columns.scheduled is None
+            else sql.Identifier("o", self._table.columns.scheduled),
+        )
+        rows = self._rows(columns, _Range(after, below_bound=False, limit=cap + 1), ordered=True)
+        with translated():
+            row = connection.execute(load("count_lag").format(rows=rows)).fetchone()
+        matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
+        return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
+
+    def has_waiting(self, connection: psycopg.Connection[Any]) -> bool:
+        """Say whether a committed message waits at or above the reading bound."""
+        statement = load("fetch_waiting").format(
+            table=self._table.identifier, transaction_id=sql.Identifier(self._table.columns.transaction_id)
+        )
+        with translated():
+            row = connection.execute(statement).fetchone()
+        return row is not None and bool(row[0])
+
+    def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: _Range) -> tuple[Message, ...]:
+        rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
+        with translated():
+            found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
+        return tuple(
+            Message(Checkpoint(int(t), p), message_id, message_type, publication, key, data, metadata, scheduled)
+            for t, p, message_id, message_type, publication, key, data, metadata, scheduled in found
+        )
+
+    def _rows(
+        self, columns: sql.Composable, wanted: _Range, *, only_matching: bool = False, ordered: bool = True
+    ) -> sql.Composed:
+        """Build the keyset scan over `o`: one index range, or one for each publication, merged."""
+        conditions = self._conditions(wanted)
+        if only_matching and self._types is not None:
+            conditions.append(self._table.matches(self._types))
+        order = sql.SQL("ORDER BY {}").format(self._table.pair) if ordered else sql.SQL("")
+        limit = sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(wanted.limit))
+        if self._publications:
+            column = sql.Identifier("o", self._table.columns.publication_id or "")
+            one = len(self._publications) == 1
+            conditions.append(
+                sql.SQL("{} = {}").format(column, sql.Literal(self._publications[0]) if one else sql.SQL("wanted.id"))
+            )
+            if not one:
+                return self._merged(columns, conditions, order, limit)
+        return sql.SQL("SELECT {} FROM {} AS o WHERE {} {} {}").format(
+            columns, self._table.identifier, sql.SQL(" AND ").join(conditions), order, limit
+        )
+
+    def _merged(
+        self, columns: sql.Composable, conditions: list[sql.Composable], order: sql.Composable, limit: sql.Composable
+    ) -> sql.Composed:
+        """Read each publication by itself; the first of all are among the first of each."""
+        return sql.SQL(
+            "SELECT {columns} FROM unnest({publications}::text[]) AS wanted (id) CROSS JOIN LATERAL "
+            "(SELECT o.* FROM {table} AS o WHERE {conditions} {order} {limit}) AS o {order} {limit}"
+        ).format(
+            columns=columns,
+            publications=sql.Literal(list(self._publications)),
+            table=self._table.identifier,
+            conditions=sql.SQL(" AND ").join(conditions),
+            order=order,
+            limit=limit,
+        )
+
+    def _conditions(self, wanted: _Range) -> list[sql.Composable]:
+        conditions: list[sql.Composable] = [
+            sql.SQL("({}) > ({})").format(self._table.pair, _literal(wanted.after)),
+        ]
+        if wanted.up_to is not None:
+            conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _literal(wanted.up_to)))
+        elif wanted.below_bound:
+            transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
+            conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
+        return conditions
+
+
+def _literal(pair: Checkpoint) -> sql.Composed:
+    return sql.SQL("{}::xid8, {}::bigint").format(sql.Literal(str(pair.transaction_id)), sql.Literal(pair.position))

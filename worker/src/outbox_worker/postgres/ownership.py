@@ -1,0 +1,164 @@
+"""Claim (which resource) and lease (which process): two records, both judged by the database's clock.
+
+All of it is decided in SQL (`sql/functions`); a refusal is an answer, not an error. Each call is one short statement,
+meant for a connection in autocommit or a transaction of its own, never for the batch's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.report import ResourceRef
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """Who holds the processor after the call.
+
+    Attributes:
+        granted: it is the caller.
+        holder: the resource that holds it; None while nobody does.
+        claimed_at: since when.
+        vacated_at: its last process left without saying why; others may claim 30 s later.
+
+    """
+
+    granted: bool
+    holder: ResourceRef | None
+    claimed_at: datetime | None
+    vacated_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """Who holds the lease after the call.
+
+    Attributes:
+        acquired: the caller, under `epoch`.
+        epoch: the row's number; None while nobody ever held the lease.
+        pod: its holder; None when it was released.
+        expires_at: by the database's clock.
+
+    """
+
+    acquired: bool
+    epoch: int | None
+    pod: str | None
+    expires_at: datetime | None
+
+
+def claim(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    resource: ResourceRef,
+    *,
+    force: bool = False,
+    sweep_uids: Sequence[str] = (),
+) -> ClaimAnswer:
+    """Ask for the processor, or say again that it is ours; free of writes when nothing changes.
+
+    `force` takes it from whoever has it and ends that resource's leases. `sweep_uids` are resources of the same cluster
+    that are gone for certain. Refused although open: the holder is committing right now, ask again.
+    """
+    parameters = {
+        "processor_id": key.processor_id,
+        "cluster": resource.cluster,
+        "namespace": resource.namespace,
+        "name": resource.name,
+        "uid": resource.uid,
+        "force": force,
+        "sweep_uids": list(sweep_uids),
+    }
+    with translated():
+        row = connection.execute(in_schema("claim_processor", key.schema), parameters).fetchone()
+    return _claim_answer(row)
+
+
+def fetch_claim(connection: psycopg.Connection[Any], key: ProcessorKey) -> ClaimAnswer:
+    """Say who holds the processor without asking for it."""
+    with translated():
+        row = connection.execute(in_schema("fetch_claim", key.schema), {"processor_id": key.processor_id}).fetchone()
+    return _claim_answer(row)
+
+
+def _claim_answer(row: tuple[Any, ...] | None) -> ClaimAnswer:
+    if row is None or row[4] is None:
+        return ClaimAnswer(granted=False, holder=None, claimed_at=None, vacated_at=None)
+    granted, cluster, namespace, name, uid, claimed_at, vacated_at = row
+    holder = ResourceRef(cluster=cluster, namespace=namespace, name=name, uid=uid)
+    return ClaimAnswer(granted=granted, holder=holder, claimed_at=claimed_at, vacated_at=vacated_at)
+
+
+def vacate_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str) -> bool:
+    """Start the claim's grace. False: it was not ours, or vacated already."""
+    return _truth(connection, key, "vacate_claim", uid=uid)
+
+
+def release_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str) -> bool:
+    """Give the claim up with its leases. False: it was not ours."""
+    return _truth(connection, key, "release_claim", uid=uid)
+
+
+def hand_over_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str, successor: ResourceRef) -> bool:
+    """Give the claim to another resource, found by its cluster, namespace and name. False: it was not ours."""
+    return _truth(
+        connection, key, "hand_over_claim", uid=uid, cluster=successor.cluster, namespace=successor.namespace,
+        name=successor.name,
+    )  # fmt: skip
+
+
+def acquire_lease(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    claim_uid: str,
+    pod: str,
+    token: UUID,
+    lease: timedelta,
+) -> LeaseAnswer:
+    """Become the owner under a fresh epoch.
+
+    Refused while another process is alive, the claim is not `claim_uid`'s, or a conflict waits for a person. `token` is
+    random and new for each process.
+    """
+    parameters = _names(key) | {"claim_uid": claim_uid, "pod": pod, "token": token, "lease": lease}
+    with translated():
+        row = connection.execute(in_schema("acquire_lease", key.schema), parameters).fetchone()
+    if row is None:
+        return LeaseAnswer(acquired=False, epoch=None, pod=None, expires_at=None)
+    acquired, epoch, holder, expires_at = row
+    return LeaseAnswer(acquired=acquired, epoch=epoch, pod=holder, expires_at=expires_at)
+
+
+def renew_lease(
+    connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta
+) -> bool:
+    """Extend the lease. False: it lapsed or is another's; it never comes back under this epoch."""
+    return _truth(connection, key, "renew_lease", epoch=epoch, token=token, lease=lease)
+
+
+def release_lease(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> bool:
+    """Let a standby in at once. False: it was not ours any more."""
+    return _truth(connection, key, "release_lease", epoch=epoch, token=token)
+
+
+def _names(key: ProcessorKey) -> dict[str, Any]:
+    return {"processor_id": key.processor_id, "partition": key.partition}
+
+
+def _truth(connection: psycopg.Connection[Any], key: ProcessorKey, query: str, **parameters: object) -> bool:
+    with translated():
+        row = connection.execute(in_schema(query, key.schema), _names(key) | parameters).fetchone()
+    return row is not None and row[0] is True

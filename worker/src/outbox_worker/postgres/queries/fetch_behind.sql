@@ -1,0 +1,5 @@
+-- The highest transaction id among the rows, if this server has not reached it: a restored database.
+SELECT o.{transaction_id}::text AS t, pg_snapshot_xmax(pg_current_snapshot())::text AS next
+FROM (SELECT o.{transaction_id} FROM {table} AS o WHERE o.{transaction_id} IS NOT NULL
+      ORDER BY o.{transaction_id} DESC LIMIT 1) AS o
+WHERE o.{transaction_id} >= pg_snapshot_xmax(pg_current_snapshot())

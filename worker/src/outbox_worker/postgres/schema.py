@@ -1,0 +1,216 @@
+"""Brings the schema to the version this worker needs or checks it; checks the outbox table; which database is it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.report import Reason
+from outbox_core.spec import SchemaManagement
+from outbox_sql import runner
+from outbox_worker.postgres.errors import translate, translated
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.table import OutboxTable
+
+if TYPE_CHECKING:
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.key import ProcessorKey
+
+_TEXTS = ("text", "character varying")
+_TYPES = {"position": ("bigint",), "transaction_id": ("xid8",), "publication_id": _TEXTS}
+_PAYLOADS = ("jsonb", "json", *_TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What the catalog says of a column."""
+
+    name: str
+    type: str
+    not_null: bool
+    default: str | None
+    sequence: str | None
+    cache: int | None
+    cycles: bool | None
+    increment: int | None
+
+
+def ensure_schema(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Apply what is missing (Manage) or say that it is missing (Verify), then check the outbox table.
+
+    The connection must be outside a transaction. A schema that is complete is only read.
+
+    Raises:
+        ConfigurationError: `SchemaMissing`, `SchemaMismatch` or `PermissionDenied`, each with the remedy.
+        TransientError: a lock was not to be had, or the database went away.
+
+    """
+    schema = source.schema_name
+    try:
+        if source.schema_ is SchemaManagement.MANAGE:
+            runner.migrate(connection, schema)
+        else:
+            _verify(connection, schema)
+    except psycopg.errors.InsufficientPrivilege as err:
+        raise ConfigurationError(
+            f"{err.diag.message_primary}: this role cannot bring schema {schema} up to date or read it; run "
+            "`outbox migrate` as its owner, grant what sql/README.md lists, and set source.schema to Verify",
+            reason=Reason.PERMISSION_DENIED,
+        ) from err
+    except runner.MigrationBusyError as err:
+        raise TransientError(str(err), reason=Reason.DATABASE_UNAVAILABLE) from err
+    except runner.MigrationError as err:
+        raise ConfigurationError(str(err), reason=Reason.SCHEMA_MISMATCH) from err
+    except psycopg.Error as err:
+        raise translate(err) from err
+    check_table(connection, source)
+
+
+def _verify(connection: psycopg.Connection[Any], schema: str) -> None:
+    with connection.transaction():
+        applied = runner.fetch_applied(connection, schema)
+    missing = runner.pending(applied, (runner.Phase.PRE,), runner.load_migrations())
+    if missing:
+        names = ", ".join(migration.name for migration in missing)
+        raise ConfigurationError(
+            f"schema {schema} lacks {names}: run `outbox migrate --schema {schema}` as its owner",
+            reason=Reason.SCHEMA_MISMATCH if applied else Reason.SCHEMA_MISSING,
+        )
+
+
+def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Check the outbox's columns, defaults, sequence and index.
+
+    Raises:
+        ConfigurationError: `SchemaMissing` (no such table) or `SchemaMismatch`; names every fault and its remedy.
+
+    """
+    table = OutboxTable.of(source)
+    columns = fetch_columns(connection, table)
+    if not columns:
+        raise ConfigurationError(
+            f"there is no table {table.schema}.{table.name}, or this role may not see it",
+            reason=Reason.SCHEMA_MISSING,
+        )
+    faults = find_faults(table, columns)
+    if not faults:
+        faults = _missing_indexes(connection, table, with_publications=bool(source.publications))
+    if faults:
+        raise ConfigurationError(
+            f"{table.schema}.{table.name} cannot be read as an outbox: " + "; ".join(faults),
+            reason=Reason.SCHEMA_MISMATCH,
+        )
+
+
+def fetch_columns(connection: psycopg.Connection[Any], table: OutboxTable) -> dict[str, Column]:
+    """Read the table's columns from the catalog; empty where there is no such table."""
+    with translated():
+        rows = connection.execute(load("fetch_columns"), {"schema": table.schema, "table": table.name}).fetchall()
+    return {row[0]: Column(*row) for row in rows}
+
+
+def find_faults(table: OutboxTable, columns: dict[str, Column]) -> list[str]:
+    """Say what keeps the table from being read, each with its remedy. Pure."""
+    faults = []
+    for role, name in table.columns.model_dump().items():
+        if name is None:
+            continue
+        column = columns.get(name)
+        if column is None:
+            faults.append(f"it has no column {name} (columns.{role}): name the right one, or run `outbox adopt`")
+            continue
+        expected = {"data": _PAYLOADS, "metadata": _PAYLOADS, "scheduled": ("timestamp with time zone",)} | _TYPES
+        if role in expected and column.type not in expected[role]:
+            faults.append(f"column {name} ({role}) is {column.type}, not {' or '.join(expected[role])}")
+    position = columns.get(table.columns.position)
+    transaction_id = columns.get(table.columns.transaction_id)
+    return faults or [*_transaction_id_faults(table, transaction_id), *_sequence_faults(position)]
+
+
+def _transaction_id_faults(table: OutboxTable, column: Column | None) -> list[str]:
+    if column is None or "pg_current_xact_id()" in (column.default or ""):
+        return []
+    if column.default is None and column.not_null:
+        return []  # the producers name it themselves, or their insert fails
+    fault = f"column {column.name} must default to pg_current_xact_id(), or new messages are never read"
+    return [f"{fault}: ALTER TABLE {table.schema}.{table.name} ALTER {column.name} SET DEFAULT pg_current_xact_id()"]
+
+
+def _sequence_faults(column: Column | None) -> list[str]:
+    if column is None:
+        return []
+    if column.sequence is None:
+        if column.default is None and column.not_null:
+            return []
+        return [f"column {column.name} does not get its number from a sequence: run `outbox adopt`"]
+    faults = []
+    if column.cache != 1:
+        faults.append(
+            f"sequence {column.sequence} has CACHE {column.cache}, which hands out numbers out of order for one key: "
+            f"ALTER SEQUENCE {column.sequence} CACHE 1"
+        )
+    if column.cycles or (column.increment or 1) < 1:
+        faults.append(f"sequence {column.sequence} must ascend and never cycle")
+    return faults
+
+
+def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *, with_publications: bool) -> list[str]:
+    pair = [table.columns.transaction_id, table.columns.position]
+    if with_publications and table.columns.publication_id is not None:
+        pair.insert(0, table.columns.publication_id)
+    with translated():
+        row = connection.execute(
+            load("fetch_index"), {"schema": table.schema, "table": table.name, "columns": pair}
+        ).fetchone()
+    if row is not None and row[0]:
+        return []
+    listed = ", ".join(pair)
+    fault = f"it has no index on ({listed}), so that each read would scan the table"
+    return [f"{fault}: CREATE INDEX CONCURRENTLY ON {table.schema}.{table.name} ({listed})"]
+
+
+def check_identity(connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None = None) -> str:
+    """Check that this is the database that the rows were written in, and return its uuid.
+
+    Raises:
+        ConfigurationError: `DatabaseCopied`: the rows came along with a copy or a move. `DatabaseBehind`: the server
+            hands out transaction ids below those of its own rows, so that everything stored stays invisible.
+
+    """
+    table = OutboxTable.of(source)
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(in_schema("fetch_identity", source.schema_name)).fetchone()
+        behind = cursor.execute(
+            load("fetch_behind").format(
+                table=table.identifier, transaction_id=sql.Identifier(table.columns.transaction_id)
+            )
+        ).fetchone()
+        if behind is None and key is not None:
+            behind = cursor.execute(
+                in_schema("fetch_checkpoint_ahead", key.schema),
+                {"processor_id": key.processor_id, "partition": key.partition},
+            ).fetchone()
+    if row is None or row["database_uuid"] is None:
+        raise ConfigurationError(
+            f"{source.schema_name}.database_identity is empty: run confirm_identity('renew') as the schema's owner",
+            reason=Reason.DATABASE_COPIED,
+        )
+    if (row["system_identifier"], row["database_oid"]) != (row["actual_system"], row["actual_oid"]):
+        raise ConfigurationError(
+            f"this database is not the one that its rows name (server {row['system_identifier']}, database oid "
+            f"{row['database_oid']}; here: {row['actual_system']}, {row['actual_oid']}): it was copied, restored or "
+            "moved. Run `outbox confirm-identity keep` if it replaces the old one, `renew` if the old one lives on",
+            reason=Reason.DATABASE_COPIED,
+        )
+    if behind is not None:
+        raise ConfigurationError(
+            f"this server is at transaction id {behind['next']}, below {behind['t']} which is stored here: a restore "
+            "into a younger server. New messages would stay unread until it gets there: see docs/restoring.md",
+            reason=Reason.DATABASE_BEHIND,
+        )
+    return str(row["database_uuid"])
