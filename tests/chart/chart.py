@@ -102,22 +102,22 @@ def helm(
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=environment)
 
 
-def template(values: Values) -> subprocess.CompletedProcess[str]:
+def template(values: Values, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
     """`helm template` as for the real cluster's version."""
-    arguments = ("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.4")
+    arguments = ("template", RELEASE, str(CHART), "--namespace", namespace, "--kube-version", "1.34.4")
     return helm(*arguments, values=values)
 
 
 @lru_cache
-def _rendered(values: str) -> str:
-    done = template(json.loads(values))
+def _rendered(values: str, namespace: str) -> str:
+    done = template(json.loads(values), namespace)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def render(values: Values) -> list[Manifest]:
+def render(values: Values, namespace: str = NAMESPACE) -> list[Manifest]:
     """What a release of these values consists of, `helm test` pods included."""
-    return [manifest for manifest in yaml.safe_load_all(_rendered(json.dumps(values))) if manifest]
+    return [manifest for manifest in yaml.safe_load_all(_rendered(json.dumps(values), namespace)) if manifest]
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:

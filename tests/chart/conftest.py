@@ -1,0 +1,86 @@
+"""The real cluster for the chart's tests, and namespaces of their own in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.chart.chart import Manifest, Values, tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATE = Path(os.environ.get("OUTBOX_STATE") or "/var/lib/outbox-operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl against one cluster."""
+
+    kubeconfig: Path
+
+    def run(self, *arguments: str, objects: list[Manifest] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run it; `objects` go in as `-f -`."""
+        command = [str(tool("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments]
+        text = None
+        if objects is not None:
+            command += ["--filename", "-"]
+            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+    def must(self, *arguments: str, objects: list[Manifest] | None = None) -> str:
+        """Run it and take its output; it has to succeed."""
+        done = self.run(*arguments, objects=objects)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get -o json`, or None where there is nothing of that name."""
+        text = self.must("get", *arguments, "--output", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Namespaces that enforce the Pod Security Standard `restricted`: a release's own, and two to serve."""
+
+    release: str
+    served: tuple[str, str]
+    other: str
+
+    def of(self, values: Values) -> Values:
+        """The values of the matrix with namespaces that exist."""
+        asked = len(values.get("watchNamespaces", ()))
+        return {**values, "watchNamespaces": list(self.served[:asked])} if asked else values
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Path:
+    path = Path(os.environ.get("KUBECONFIG") or STATE / "kubeconfig")
+    assert path.exists(), f"{path} is not there: run tests/cluster/up.sh"
+    return path
+
+
+@pytest.fixture(scope="session")
+def kubectl(kubeconfig: Path) -> Kubectl:
+    return Kubectl(kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def place(kubectl: Kubectl) -> Iterator[Place]:
+    run = token_hex(3)
+    names = [f"chart-{run}-{role}" for role in ("release", "one", "two", "other")]
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
+    objects = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n, "labels": labels}} for n in names]
+    kubectl.must("create", objects=objects)
+    try:
+        yield Place(names[0], (names[1], names[2]), names[3])
+    finally:
+        kubectl.must("delete", "namespace", *names, "--wait=false")
