@@ -35,8 +35,9 @@ if obj.status.observedGeneration == nil or obj.status.observedGeneration < obj.m
   return says("Progressing", {}, "Waiting for the operator to see the latest change")
 end
 
+-- Suspended as asked. With another reason it is a conflict that keeps the workers away, and that is Stalled.
 local suspended = condition("Suspended")
-if suspended.status == "True" then
+if suspended.status == "True" and suspended.reason == "Suspended" then
   return says("Suspended", suspended, "Suspended")
 end
 
