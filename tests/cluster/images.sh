@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Builds images and loads them into the local cluster; what has not changed is neither built nor loaded again.
+# usage: images.sh [base|python|postgres|rabbitmq|operator|worker|spark ...]      without a name: the last five
+# With KUBECONFIG set to a cluster of the user's own they are pushed to OUTBOX_REGISTRY instead, for example
+# OUTBOX_REGISTRY=registry.example.org/team.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+for part in lib process network pki node control_plane load build parts/python parts/images parts/cluster; do
+  # shellcheck source=/dev/null
+  source "$here/$part.sh"
+done
+TOOLS_PYTHON=$OUTBOX_CACHE/uv/$UV_VERSION/bin/python
+declare -A NAMES=([base]=outbox-base [python]=outbox-python [postgres]=postgres:15 [rabbitmq]=rabbitmq:3.10
+  [operator]=outbox-operator [worker]=outbox-worker [spark]=outbox-spark)
+
+build_and_load() {
+  local image
+  for image in "$@"; do
+    "build_$image"
+    if [ -n "$registry" ]; then
+      buildah push --quiet "localhost/$(tagged "${NAMES[$image]}")" "$registry/$(tagged "${NAMES[$image]}")"
+      say "$registry/$(tagged "${NAMES[$image]}") pushed"
+    else
+      load_built "${NAMES[$image]}"
+    fi
+  done
+}
+
+[ $# -gt 0 ] || set -- postgres rabbitmq operator worker spark
+for image in "$@"; do [ -n "${NAMES[$image]:-}" ] || fail "no image '$image': one of ${!NAMES[*]}"; done
+registry=''
+if [ -n "${KUBECONFIG:-}" ] && [ "$KUBECONFIG" != "$KUBECONFIG_FILE" ]; then
+  registry=${OUTBOX_REGISTRY:-}
+  [ -n "$registry" ] || fail "KUBECONFIG is a cluster of yours: name the registry it takes images from in OUTBOX_REGISTRY"
+else
+  recorded containerd >/dev/null || fail "the local cluster is not up (up.sh starts it)"
+fi
+need_root "it builds images"
+setup_images
+with_lock "$OUTBOX_CACHE/locks/uv" cached "uv/$UV_VERSION" install_uv
+with_lock "$OUTBOX_CACHE/locks/images" build_and_load "$@"
+say "images ready: $*"

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs and builds what tests need, into a cache outside the checkout. Safe to run again and at once with others.
+# usage: setup.sh [PART...]      without a part: all of them
+#   python    uv and the checkout's .venv, from requirements.lock
+#   postgres  PostgreSQL servers 14, 15 and 18 in $OUTBOX_CACHE/postgres/MAJOR/bin, and pgbouncer
+#   rabbitmq  the RabbitMQ server, not started
+#   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
+#   images    what images.sh builds with, and the Debian base images
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tests/cluster/lib.sh
+source "$here/lib.sh"
+ALL=(python postgres rabbitmq cluster images)
+for part in "${ALL[@]}"; do
+  # shellcheck source=/dev/null
+  source "$here/parts/$part.sh"
+done
+
+[ $# -gt 0 ] || set -- "${ALL[@]}"
+for part in "$@"; do
+  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]}"
+done
+mkdir -p "$OUTBOX_CACHE"
+for part in "$@"; do "setup_$part"; done
+say "setup done: $*"
