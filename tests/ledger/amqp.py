@@ -37,8 +37,13 @@ class Delivery:
     def as_handled(self) -> Handled:
         """Read which order message it is from its payload, and who published it from its headers."""
         payload = json.loads(self.body)
-        handler = str(self.headers.get("x-outbox-pod", ""))
+        handler = format_handler(self.headers.get("x-outbox-pod", "?"), self.headers.get("x-outbox-epoch", 0))
         return Handled(self.message_id, payload["orderKey"], payload["sequence"], payload["cents"], handler)
+
+
+def format_handler(pod: Any, epoch: Any) -> str:
+    """Name one life of a publisher: its pod, and the epoch of its lease, because a restarted pod keeps its name."""
+    return f"{pod} (epoch {epoch})"
 
 
 class BrokerError(Exception):

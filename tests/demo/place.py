@@ -1,0 +1,72 @@
+"""Where the demo runs: which cluster, which namespaces and names, and whether the node is this very machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+EXAMPLES: Final = CHECKOUT / "examples"
+MANIFESTS: Final = Path(__file__).resolve().parent / "manifests"
+CHART: Final = CHECKOUT / "charts" / "outbox-operator"
+
+NAMESPACE: Final = "outbox-demo"
+OTHER_NAMESPACE: Final = "outbox-demo-other"
+OPERATOR_NAMESPACE: Final = "outbox-system"
+RELEASE: Final = "outbox-operator"
+
+PROJECTION: Final = "orders-projection"
+LOYALTY: Final = "orders-loyalty"
+RABBITMQ: Final = "orders-to-rabbitmq"
+ANALYTICS: Final = "orders-analytics"
+PROCESSORS: Final = (PROJECTION, LOYALTY, RABBITMQ, ANALYTICS)
+
+QUEUE: Final = "orders"
+EXCHANGE: Final = "orders"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cluster at hand.
+
+    Attributes:
+        kubeconfig: how to reach it.
+        local: the cluster that `make demo` starts: its node is this machine, so processes can be stopped and pods
+            reached directly. With a cluster of the user's own neither is so.
+        registry: prefix of the images.
+        tag: their tag.
+        work: directory for logs and passwords of this run.
+
+    """
+
+    kubeconfig: Path
+    local: bool
+    registry: str
+    tag: str
+    work: Path
+
+    def fresh_log_dir(self) -> Path:
+        """Return an empty directory for the producers' commit logs."""
+        directory = self.work / "commit-logs"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        return directory
+
+
+def read_place() -> Place:
+    """Take the place from the environment, as run.sh left it."""
+    state = Path(os.environ.get("OUTBOX_STATE", "/var/lib/outbox-operator"))
+    given = os.environ.get("KUBECONFIG", "")
+    kubeconfig = Path(given) if given else state / "kubeconfig"
+    local = not given or os.environ.get("OUTBOX_DEMO_LOCAL") == "1"
+    default = "localhost" if local else ""
+    return Place(
+        kubeconfig,
+        local,
+        os.environ.get("OUTBOX_REGISTRY", default),
+        os.environ.get("OUTBOX_TAG", "dev"),
+        state / "demo",
+    )

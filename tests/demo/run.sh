@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The whole main job, as `make demo` runs it. Arguments go to the demo (--help lists them).
+#   KUBECONFIG       a cluster of your own: it is used and none is started
+#   OUTBOX_REGISTRY  with that: the registry prefix that its nodes take images from
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export OUTBOX_CACHE=${OUTBOX_CACHE:-${HOME:?}/.cache/outbox-operator}
+export OUTBOX_STATE=${OUTBOX_STATE:-/var/lib/outbox-operator}
+export OUTBOX_DEMO_BEGAN=${EPOCHREALTIME/,/.}
+tests/cluster/setup.sh python cluster images
+tests/cluster/up.sh --hold $$ "make demo"
+tests/cluster/images.sh postgres rabbitmq operator worker spark
+export PATH=$OUTBOX_CACHE/bin:$PATH
+# exec: the process that holds the cluster is the demo itself, as long as it runs.
+exec .venv/bin/python -m tests.demo "$@"

@@ -1,0 +1,185 @@
+"""The demo from beginning to end. What happens when is here; how it happens is in the modules it calls."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tests.demo.cluster import Cluster
+from tests.demo.install import Installation
+from tests.demo.intruders import edited_row, frozen_replica, outside_worker, script, second_resource, spark_replay
+from tests.demo.kills import KilledBatch, kill_driver, kill_projection, kill_publisher
+from tests.demo.memory import measure_memory
+from tests.demo.place import ANALYTICS, EXAMPLES, LOYALTY, NAMESPACE, PROCESSORS, PROJECTION, RABBITMQ
+from tests.demo.scene import Demo
+from tests.demo.shop import Shop
+from tests.demo.tracks import Tracks
+from tests.demo.verdict import print_measures, take_stock, wait_until_drained
+from tests.demo.waiting import wait_for
+from tests.ledger.table import format_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.demo.place import Place
+    from tests.demo.progress import Progress
+    from tests.ledger.amqp import Broker
+
+WORKER_TARGET: Final = 10.0
+SPARK_TARGET: Final = 40.0
+PATIENCE: Final = 120.0
+FIRST_ROW: Final = {
+    PROJECTION: "SELECT EXISTS (SELECT FROM projection.handled_orders)",
+    ANALYTICS: "SELECT EXISTS (SELECT FROM analytics.orders_per_minute)",
+}
+MANIFEST: Final = {
+    PROJECTION: "orders-projection.yaml",
+    LOYALTY: "orders-loyalty",
+    RABBITMQ: "orders-to-rabbitmq.yaml",
+    ANALYTICS: "orders-analytics",
+}
+
+
+class Story:
+    """One run."""
+
+    def __init__(self, place: Place, progress: Progress, messages: int, seconds: float, seed: int) -> None:
+        """Keep the settings; nothing is touched."""
+        self._place, self._progress = place, progress
+        self._messages, self._seconds, self._seed = messages, seconds, seed
+        self._cluster = Cluster(place)
+        self._installation = Installation(place, self._cluster, progress)
+        self._shop: Shop | None = None
+        self._killed: list[KilledBatch] = []
+
+    def run(self) -> list[str]:
+        """Play everything; return what was wrong (empty: nothing)."""
+        self._installation.clear()
+        self._installation.install()
+        with self._progress.step("database, exchange and queue; the outbox's schema; the shop's tables"):
+            database = self._installation.prepare_database()
+            broker = self._installation.open_broker()
+        demo = Demo(self._place, self._cluster, database, self._progress)
+        log_dir = self._place.fresh_log_dir()
+        self._shop = Shop(database, log_dir, messages=self._messages, seconds=self._seconds, seed=self._seed)
+        self._progress.say(f"producers: {self._messages:,} order messages at least, 8 connections, seed {self._seed}")
+        with self._progress.table(self._table):
+            self._apply(demo)
+            self._play(demo, self._shop)
+            with self._progress.step("producers come to an end"):
+                self._shop.finish()
+            self._progress.say(f"transactions by kind: {format_kinds(self._shop.kinds)}")
+            with self._progress.step("every processor reaches the end of the outbox"):
+                wait_until_drained(demo)
+        return self._conclude(demo, broker, log_dir)
+
+    def _apply(self, demo: Demo) -> None:
+        """Apply the examples; see the first worker handle its first message."""
+        self._apply_example(PROJECTION)
+        seconds = self._first_row(demo, PROJECTION)
+        demo.measured.append(
+            ("kubectl apply to first message, Worker", f"{seconds:.1f} s (at most {WORKER_TARGET:.0f})")
+        )
+        for name in (ANALYTICS, LOYALTY, RABBITMQ):
+            self._apply_example(name)
+
+    def _apply_example(self, name: str) -> None:
+        self._cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(EXAMPLES / MANIFEST[name]))
+        self._progress.say(f"kubectl apply -f examples/{MANIFEST[name]}")
+
+    def _first_row(self, demo: Demo, name: str) -> float:
+        query = FIRST_ROW[name]
+        _, seconds = wait_for(
+            f"{name} handles its first message", lambda: demo.database.one(query) == (True,), within=PATIENCE, poll=0.1
+        )
+        self._progress.say(f"{name}: first message {seconds:.1f} s after kubectl apply")
+        return seconds
+
+    def _spark_starts(self, demo: Demo) -> None:
+        seconds = self._first_row(demo, ANALYTICS)
+        demo.measured.append(("kubectl apply to first message, Spark", f"{seconds:.1f} s (at most {SPARK_TARGET:.0f})"))
+
+    def _ready(self, demo: Demo, name: str) -> None:
+        wait_for(
+            f"{name} is Ready", lambda: demo.cluster.processor(name).is_condition("Ready", "True"), within=PATIENCE
+        )
+
+    def _play(self, demo: Demo, shop: Shop) -> None:
+        """Play intruders and kills while the producers run; those of different processors at once."""
+        ready = {name: partial(self._ready, demo, name) for name in PROCESSORS}
+        Tracks(
+            {
+                PROJECTION: [
+                    ready[PROJECTION],
+                    partial(second_resource.run, demo),
+                    partial(script.run, demo),
+                    partial(outside_worker.run, demo),
+                    partial(kill_projection, demo),
+                ],
+                LOYALTY: [ready[LOYALTY], partial(frozen_replica.run, demo), partial(edited_row.run, demo)],
+                RABBITMQ: [ready[RABBITMQ], lambda: self._killed.append(kill_publisher(demo))],
+                ANALYTICS: [
+                    partial(self._spark_starts, demo),
+                    ready[ANALYTICS],
+                    partial(spark_replay.run, demo),
+                    partial(kill_driver, demo),
+                ],
+            }
+        ).join(shop)
+
+    def _conclude(self, demo: Demo, broker: Broker, log_dir: Path) -> list[str]:
+        """Settle the accounts."""
+        measure_memory(demo)
+        with self._progress.step("the ledger counts"):
+            failures = take_stock(demo, log_dir, broker, self._killed, self._seed)
+        print_measures(demo)
+        return failures
+
+    def _table(self) -> list[str]:
+        rows: list[tuple[str, ...]] = [("processor", "phase", "owner", "checkpoint", "lag", "conflicts")]
+        for name in PROCESSORS:
+            status = self._cluster.processor(name).status
+            owner = str((status.get("owner") or {}).get("pod", "-"))
+            pair = str((status.get("checkpoint") or {}).get("pair", "-"))
+            lag = str((status.get("lag") or {}).get("text", "-"))
+            conflicts = str((status.get("conflicts") or {}).get("count", 0))
+            rows.append((name, str(status.get("phase", "-")), owner, pair, lag, conflicts))
+        committed = self._shop.committed if self._shop else 0
+        return [*format_table(rows), f"committed by the producers: {committed:,}"]
+
+    def print_state(self) -> None:
+        """Print what a person would look at first when something is wrong."""
+        for command in (
+            ("get", "pods", "-A", "-o", "wide"),
+            ("get", "obp", "-A", "-o", "wide"),
+            ("get", "obp", "-n", NAMESPACE, "-o", "yaml"),
+            ("get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp"),
+            ("logs", "-n", "outbox-system", "deploy/outbox-operator", "--tail=60"),
+        ):
+            self._progress.print_lines([f"$ kubectl {' '.join(command)}"])
+            self._progress.print_lines(self._cluster.kubectl(*command, check=False).splitlines()[-150:])
+
+    def print_what_next(self) -> None:
+        """Say what to try with the cluster, which stays up."""
+        variable = f"export KUBECONFIG={self._place.kubeconfig}"
+        name = PROJECTION
+        lines = ["The cluster stays up. Try:", f"  {variable}   # kubectl and helm are in $OUTBOX_CACHE/bin"]
+        lines += [
+            f"  kubectl get obp -n {NAMESPACE} -o wide",
+            f"  kubectl describe obp -n {NAMESPACE} {LOYALTY}",
+            f'  kubectl patch obp -n {NAMESPACE} {name} --type merge -p \'{{"spec":{{"suspend":true}}}}\'',
+            f"  kubectl delete obp -n {NAMESPACE} {name}; kubectl apply -n {NAMESPACE} -f examples/{MANIFEST[name]}",
+            "  make down   # removes everything that was started",
+        ]
+        self._progress.print_lines(lines)
+
+    def close(self) -> None:
+        """End what this process started besides the cluster."""
+        if self._shop:
+            self._shop.stop()
+        self._installation.close()
+
+
+def format_kinds(kinds: dict[str, int]) -> str:
+    """Write counts by kind."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1]))
