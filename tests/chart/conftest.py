@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -15,8 +16,9 @@ import pytest
 from tests.chart.chart import Manifest, Values, tool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+POLL_SECONDS = 0.3
 STATE = Path(os.environ.get("OUTBOX_STATE") or "/var/lib/outbox-operator")
 
 
@@ -45,6 +47,20 @@ class Kubectl:
         """`kubectl get -o json`, or None where there is nothing of that name."""
         text = self.must("get", *arguments, "--output", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
+
+    def items(self, *arguments: str) -> list[Any]:
+        """`kubectl get` of as many as there are."""
+        listed = self.get(*arguments)
+        return listed["items"] if listed else []
+
+
+def eventually(what: str, look: Callable[[], Any], *, within: float) -> Any:
+    """Look again and again until there is something, and return it."""
+    deadline = time.monotonic() + within
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {within:.0f} s in vain: {what}"
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,9 @@ def place(kubectl: Kubectl) -> Iterator[Place]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
     objects = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n, "labels": labels}} for n in names]
     kubectl.must("create", objects=objects)
+    # A dry run of a pod asks for it; the controller makes it only a moment after the namespace.
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": names[0]}}
+    kubectl.must("apply", "--server-side", "--field-manager=t", objects=[account])
     try:
         yield Place(names[0], (names[1], names[2]), names[3])
     finally:

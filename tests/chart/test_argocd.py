@@ -48,7 +48,8 @@ def test_deciding_order_is_the_documented_one():
     resource = _resource("testdata/ready.yaml")
     resource["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "generation": 3}
     conditions = {condition["type"]: condition for condition in resource["status"]["conditions"]}
-    conditions["Suspended"]["status"] = conditions["Stalled"]["status"] = "True"
+    conditions["Suspended"] |= {"status": "True", "reason": "Suspended"}
+    conditions["Stalled"]["status"] = "True"
     answers = [health(resource)["status"]]
     del resource["metadata"]["deletionTimestamp"]
     answers.append(health(resource)["status"])

@@ -42,19 +42,8 @@ def _pod(template: dict[str, Any], namespace: str) -> Manifest:
     }
 
 
-@pytest.fixture(scope="module")
-def default_account(kubectl: Kubectl, place: Place) -> None:
-    """Pods of a dry run need it; the controller makes it a moment after the namespace."""
-    account = {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": {"name": "default", "namespace": place.release},
-    }
-    kubectl.must("apply", "--server-side", "--field-manager=t", objects=[account])
-
-
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
-def test_pods_are_admitted_as_restricted(values: Values, kubectl: Kubectl, place: Place, default_account: None):
+def test_pods_are_admitted_as_restricted(values: Values, kubectl: Kubectl, place: Place):
     manifests = render(place.of(values), place.release)
     pods = [_pod(the(manifests, "Deployment")["spec"]["template"], place.release)]
     pods += [_pod(pod, place.release) for pod in of_kind(manifests, "Pod")]
@@ -63,7 +52,7 @@ def test_pods_are_admitted_as_restricted(values: Values, kubectl: Kubectl, place
         assert done.returncode == 0, done.stderr
 
 
-def test_a_laxer_pod_is_not_admitted(kubectl: Kubectl, place: Place, default_account: None):
+def test_a_laxer_pod_is_not_admitted(kubectl: Kubectl, place: Place):
     """So that the test above means something."""
     lax = {"securityContext": {"allowPrivilegeEscalation": True}}
     pod = _pod(the(render(lax, place.release), "Deployment")["spec"]["template"], place.release)

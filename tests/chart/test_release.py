@@ -1,0 +1,210 @@
+"""Helm against the real cluster: install, upgrade, roll back, uninstall; what stays, and what runs on undisturbed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.chart.chart import CHART, FULL_NAME, RELEASE, Manifest, Values, helm
+from tests.chart.conftest import Kubectl, Place, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.cluster
+
+CRD = "outboxprocessors.outbox-operator.dev"
+REGISTRY = os.environ.get("OUTBOX_REGISTRY") or "localhost"
+"""Where tests/cluster/images.sh has put the images, tagged dev."""
+
+
+@dataclass(frozen=True, slots=True)
+class Helm:
+    """Helm in one namespace."""
+
+    kubectl: Kubectl
+    namespace: str
+
+    def __call__(self, verb: str, *arguments: str, values: Values | None = None) -> str:
+        """Run `helm VERB RELEASE …`; it has to succeed."""
+        kubeconfig = self.kubectl.kubeconfig
+        done = helm(verb, RELEASE, *arguments, "--namespace", self.namespace, values=values, kubeconfig=kubeconfig)
+        if done.returncode != 0:
+            seen = self.kubectl.run("describe", "pods", "--namespace", self.namespace).stdout
+            raise AssertionError(f"helm {verb}: {done.stderr}\n{seen[-4000:]}")
+        return done.stdout
+
+
+@pytest.fixture
+def kept_crd(kubectl: Kubectl) -> Iterator[list[str]]:
+    """The CRD as it was, after the test; gives what `helm install` needs when another release has it."""
+    before = kubectl.get("crd", CRD)
+    yield ["--take-ownership"] if before else []
+    if before:
+        del before["status"], before["metadata"]["resourceVersion"]
+        kubectl.must("replace", objects=[before])
+    elif not _others(kubectl):
+        kubectl.must("delete", "crd", CRD, "--ignore-not-found")
+
+
+def _others(kubectl: Kubectl) -> list[str]:
+    """Namespaces of processors that are not this test's."""
+    if kubectl.get("crd", CRD) is None:
+        return []
+    items = kubectl.items("outboxprocessors", "--all-namespaces")
+    return [item["metadata"]["namespace"] for item in items if not item["metadata"]["namespace"].startswith("chart-")]
+
+
+@pytest.fixture
+def release(kubectl: Kubectl, place: Place, kept_crd: list[str]) -> Iterator[Helm]:
+    run = Helm(kubectl, place.release)
+    yield run
+    run("uninstall", "--ignore-not-found", "--wait", "--timeout", "60s")
+
+
+def _values(place: Place, **more: Any) -> Values:
+    images = {"registry": REGISTRY, "tag": "dev"}
+    return {"image": images, "watchNamespaces": [place.served[0]], "clusterId": "chart-test", **more}
+
+
+def _processor(namespace: str) -> list[Manifest]:
+    """One that cannot reach its database: its workers run and say so."""
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "nowhere", "namespace": namespace},
+        "stringData": {"uri": "postgresql://outbox@postgres.invalid/shop"},
+    }
+    processor = {
+        "apiVersion": "outbox-operator.dev/v1alpha1",
+        "kind": "OutboxProcessor",
+        "metadata": {"name": "orders", "namespace": namespace},
+        "spec": {"source": {"connection": {"secretRef": {"name": "nowhere"}}}, "target": {"log": {}}},
+    }
+    return [secret, processor]
+
+
+def _deployment(kubectl: Kubectl, place: Place) -> Any:
+    return kubectl.get("deployment", FULL_NAME, "--namespace", place.release)
+
+
+def _environment(deployment: Any) -> dict[str, str]:
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    return {item["name"]: item.get("value", "") for item in container["env"]}
+
+
+def _answer(kubectl: Kubectl, place: Place, path: str) -> str:
+    """Ask the operator through its Service."""
+    service = f"/api/v1/namespaces/{place.release}/services/http:{FULL_NAME}-metrics:8081/proxy"
+    return kubectl.must("get", "--raw", f"{service}{path}")
+
+
+def _running_worker(kubectl: Kubectl, namespace: str) -> str | None:
+    """The uid of the processor's one running pod."""
+    selector = "outbox-operator.dev/processor=orders"
+    items = kubectl.items("pods", "--namespace", namespace, "--selector", selector)
+    alive = [pod for pod in items if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
+    return alive[0]["metadata"]["uid"] if len(alive) == 1 else None
+
+
+def _observed(kubectl: Kubectl, namespace: str) -> bool:
+    processor = kubectl.get("outboxprocessor", "orders", "--namespace", namespace)
+    status = processor.get("status", {})
+    current = status.get("observedGeneration") == processor["metadata"]["generation"]
+    return current and any(condition["type"] == "Ready" for condition in status.get("conditions", []))
+
+
+def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]):
+    served, unserved = place.served
+
+    said = release("install", str(CHART), *kept_crd, "--wait", "--timeout", "120s", values=_values(place))
+    assert f"kubectl -n {place.release} rollout status deploy/{FULL_NAME}" in said
+    assert _deployment(kubectl, place)["status"]["availableReplicas"] == 1
+    _answer(kubectl, place, "/readyz")
+    assert "# TYPE" in _answer(kubectl, place, "/metrics")
+
+    kubectl.must("create", objects=[*_processor(served), *_processor(unserved)])
+    eventually("the operator's first look", lambda: _observed(kubectl, served), within=30)
+    worker = eventually("a worker in a restricted namespace", lambda: _running_worker(kubectl, served), within=60)
+
+    _upgraded(release, kubectl, place)
+    assert _running_worker(kubectl, served) == worker, "an upgrade of the operator alone moved a worker"
+
+    release("rollback", "1", "--wait", "--timeout", "120s")
+    deployment = _deployment(kubectl, place)
+    assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["spec"]["replicas"]) == ("INFO", 1)
+    assert kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release) is None
+    assert _running_worker(kubectl, served) == worker, "a rollback moved a worker"
+    assert "Succeeded" in release("test", "--timeout", "60s")
+
+    release("uninstall", "--wait", "--timeout", "60s")
+    assert _deployment(kubectl, place) is None
+    assert kubectl.items("role,rolebinding", "--namespace", served) == []
+    assert kubectl.get("crd", CRD) is not None
+    assert kubectl.get("outboxprocessor", "orders", "--namespace", served)["spec"]["target"] == {
+        "log": {"payload": False}
+    }
+    assert _running_worker(kubectl, served) == worker, "workers go on without the operator"
+    assert "status" not in kubectl.get("outboxprocessor", "orders", "--namespace", unserved), "it was not asked to"
+
+    _installed_again(release, kubectl, place, worker)
+
+
+def _upgraded(release: Helm, kubectl: Kubectl, place: Place) -> None:
+    more = _values(place, logLevel="DEBUG", replicas=2)
+    release("upgrade", str(CHART), "--wait", "--timeout", "120s", values=more)
+    deployment = _deployment(kubectl, place)
+    assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["status"]["readyReplicas"]) == ("DEBUG", 2)
+    budget = kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release)
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def _installed_again(release: Helm, kubectl: Kubectl, place: Place, worker: str) -> None:
+    """The same release takes the kept CRD over without a word; the operator finds its processors and their pods."""
+    served = place.served[0]
+    release("install", str(CHART), "--wait", "--timeout", "120s", values=_values(place))
+    assert _running_worker(kubectl, served) == worker
+    kubectl.must("delete", "outboxprocessor", "orders", "--namespace", served, "--timeout=60s")
+    eventually("no worker without its processor", lambda: _running_worker(kubectl, served) is None, within=60)
+
+
+def _description(kubectl: Kubectl) -> str:
+    schema = kubectl.get("crd", CRD)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    description: str = schema["description"]
+    return description
+
+
+def test_crd_goes_with_the_release(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str], tmp_path: Path):
+    """No operator pod is wanted here: it is about the CRD alone."""
+    release("install", str(CHART), *kept_crd, values=_values(place, replicas=0))
+    first = _description(kubectl)
+    newer = tmp_path / "newer"
+    shutil.copytree(CHART, newer)
+    (path,) = (newer / "files" / "crds").glob("*.yaml")
+    crd = yaml.safe_load(path.read_text())
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "A newer {{ .Values.text }}."
+    path.write_text(yaml.safe_dump(crd))
+
+    release("upgrade", str(newer), values=_values(place, replicas=0))
+    assert _description(kubectl) == "A newer {{ .Values.text }}.", "text of the CRD is no template"
+    release("rollback", "1")
+    assert _description(kubectl) == first
+    release("upgrade", str(CHART), values=_values(place, replicas=0, crds={"install": False}))
+    assert kubectl.get("crd", CRD)["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_another_releases_crd_is_not_taken_silently(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]):
+    release("install", str(CHART), *kept_crd, values=_values(place, replicas=0))
+    arguments = ("install", "second", str(CHART), "--namespace", place.other)
+    second = helm(*arguments, values=_values(place, replicas=0), kubeconfig=kubectl.kubeconfig)
+    assert second.returncode != 0
+    assert "invalid ownership metadata" in second.stderr
+    without = _values(place, replicas=0, crds={"install": False})
+    both = helm(*arguments, "--dry-run=server", values=without, kubeconfig=kubectl.kubeconfig)
+    assert both.returncode == 0, both.stderr
