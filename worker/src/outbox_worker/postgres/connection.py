@@ -97,3 +97,23 @@ class ConnectionFiles:
             f"the Secret mounted at {self.directory} is not a database connection: {what}",
             reason=Reason.CONNECTION_SECRET_INVALID,
         )
+
+
+def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
+    """Open an autocommit connection by a file that holds a URI, for people at a terminal.
+
+    Raises:
+        ConfigurationError: `ConnectionSecretInvalid`.
+        TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
+
+    """
+    try:
+        parameters: dict[str, Any] = dict(_LIVENESS) | dict(conninfo.conninfo_to_dict(file.read_text().strip()))
+        return psycopg.connect(**parameters, application_name=application_name, autocommit=True, prepare_threshold=None)
+    except (OSError, psycopg.ProgrammingError):
+        raise ConfigurationError(
+            f"{file} holds no connection URI (postgresql://user:password@host:port/database)",
+            reason=Reason.CONNECTION_SECRET_INVALID,
+        ) from None
+    except psycopg.Error as err:
+        raise translate(err) from err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,3 +162,15 @@ def _truth(connection: psycopg.Connection[Any], key: ProcessorKey, query: str, *
     with translated():
         row = connection.execute(in_schema(query, key.schema), _names(key) | parameters).fetchone()
     return row is not None and row[0] is True
+
+
+def limit_transaction(connection: psycopg.Connection[Any], lease: timedelta) -> None:
+    """Bound how long a frozen owner's open transaction can keep a standby from taking over.
+
+    For the current transaction only. From the call on, the server ends the session when it sits idle in this transaction,
+    or cannot hand over a result, for four fifths of the lease. Call it at the latest with the store: from there on the
+    transaction holds the lock that a takeover waits for.
+    """
+    limit = f"{max(1, round(lease.total_seconds() * 800))}ms"
+    with translated():
+        connection.execute(load("limit_transaction"), {"limit": limit})

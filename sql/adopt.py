@@ -1,0 +1,305 @@
+"""Makes an outbox that exists already readable: adds `transaction_id` and `position` without rewriting the table.
+
+New rows get both from column defaults. Old rows get neither: their pair is NULL, and a row without a pair is never
+read, unless they are backfilled. A backfill goes through an index on the ordering column in bounded batches, each a
+short transaction, and gives every old row the transaction id 2 (PostgreSQL's "frozen", below every real one) and the
+next number: so old rows come before all new ones, in the order of that column. The index that readers need is built
+last and without blocking writers; until it is there no processor starts, so none can run past rows that are still
+being backfilled.
+
+Can be interrupted and run again: each step looks at what is there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FROZEN_TRANSACTION_ID: Final = 2
+LOCK_TIMEOUT: Final = "2s"
+ATTEMPTS: Final = 30
+
+_INSPECT: Final = """
+    SELECT c.oid::bigint, c.relkind::text, c.relispartition, pg_has_role(c.relowner, 'USAGE'),
+           greatest(c.reltuples, 0)::bigint,
+           (SELECT coalesce(json_object_agg(a.attname, format_type(a.atttypid, NULL)), '{}')
+            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s
+"""
+_KINDS: Final = {"p": "a partitioned table", "v": "a view", "m": "a materialized view", "f": "a foreign table"}
+_LEADING_INDEX: Final = """
+    SELECT EXISTS (SELECT 1 FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
+                   WHERE x.indrelid = %s AND x.indisvalid AND x.indpred IS NULL AND a.attname = %s)
+"""
+
+_BACKFILL: Final = sql.SQL("""
+WITH picked AS MATERIALIZED (
+    SELECT o.ctid AS place, o.{order} AS key FROM {table} AS o
+    WHERE o.{transaction_id} IS NULL {only} AND (%(last)s::text IS NULL OR o.{order} >= %(last)s::text::{type})
+    ORDER BY o.{order} LIMIT %(batch)s FOR UPDATE
+), placed AS (
+    SELECT p.place, p.key, row_number() OVER (ORDER BY p.key, p.place) AS n FROM picked AS p
+), numbers AS MATERIALIZED (
+    SELECT nextval({sequence}) AS position FROM generate_series(1, (SELECT count(*) FROM placed))
+), numbered AS (
+    SELECT x.position, row_number() OVER (ORDER BY x.position) AS n FROM numbers AS x
+), done AS (
+    UPDATE {table} AS o SET {transaction_id} = {frozen}::text::xid8, {position} = m.position
+    FROM placed AS p JOIN numbered AS m USING (n) WHERE o.ctid = p.place
+    RETURNING p.key
+)
+SELECT count(*), max(d.key)::text FROM done AS d
+""")
+
+
+class AdoptionError(Exception):
+    """This table cannot be adopted; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What to adopt.
+
+    Attributes:
+        schema: of the table.
+        table: its name.
+        transaction_id: column to add or to use.
+        position: column to add or to use.
+        ordered_by: column whose order old rows get; None leaves old rows unread.
+        only_where_null: backfill only rows in which this column is NULL (for example `processed_on_utc`).
+        publication_id: column of publications, for a second index; None for none.
+        batch: rows in one backfill transaction.
+
+    """
+
+    schema: str
+    table: str
+    transaction_id: str = "transaction_id"
+    position: str = "position"
+    ordered_by: str | None = None
+    only_where_null: str | None = None
+    publication_id: str | None = None
+    batch: int = 5_000
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """`"schema"."table"`."""
+        return sql.Identifier(self.schema, self.table)
+
+    @property
+    def sequence(self) -> sql.Identifier:
+        """The sequence of the positions, owned by the column."""
+        return sql.Identifier(self.schema, f"{self.table[:40]}_{self.position[:14]}_seq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    oid: int
+    rows: int
+    columns: dict[str, str]
+
+
+def adopt(
+    connection: psycopg.Connection[Any],
+    adoption: Adoption,
+    *,
+    dry_run: bool = False,
+    announce: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Add what is missing, backfill if asked, build the index. The connection must be in autocommit.
+
+    Raises:
+        AdoptionError: the table cannot be adopted, or stayed locked.
+        psycopg.Error: the server refused a statement.
+
+    """
+    found = inspect(connection, adoption)
+    missing = [name for name in (adoption.transaction_id, adoption.position) if name not in found.columns]
+    for line in _explain(adoption, found, missing):
+        announce(line)
+    if dry_run:
+        return
+    if missing:
+        _with_retry(connection, lambda: _add_columns(connection, adoption, missing), "to add columns")
+        announce(f"added {' and '.join(missing)}: a change of the catalog, no row was rewritten")
+    if adoption.ordered_by is not None:
+        count = _backfill(connection, adoption, announce)
+        announce(f"backfilled {count} old rows in the order of {adoption.ordered_by}")
+    for columns in _indexes(adoption):
+        if _ensure_index(connection, adoption, found.oid, columns):
+            announce(f"built an index on ({', '.join(columns)}) beside running writers")
+
+
+def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
+    """Look at the table and refuse what cannot work.
+
+    Raises:
+        AdoptionError: with the reason and the remedy.
+
+    """
+    name = f"{adoption.schema}.{adoption.table}"
+    row = connection.execute(_INSPECT, (adoption.schema, adoption.table)).fetchone()
+    if row is None:
+        raise AdoptionError(f"there is no table {name}")
+    oid, kind, is_partition, owned, rows, columns = row
+    if kind != "r" or is_partition:
+        what = "a partition" if is_partition else _KINDS.get(kind, "no table")
+        raise AdoptionError(f"{name} is {what}; only an ordinary table can be adopted: adopt the table behind it")
+    if not owned:
+        raise AdoptionError(f"this role does not own {name}: run it as the table's owner")
+    for column, wanted in ((adoption.transaction_id, "xid8"), (adoption.position, "bigint")):
+        if columns.get(column, wanted) != wanted:
+            raise AdoptionError(
+                f"{name} has a column {column} of type {columns[column]}, not {wanted}: choose another name for ours "
+                "(--transaction-id-column, --position-column) and map it in source.table.columns"
+            )
+    for named in (adoption.ordered_by, adoption.only_where_null, adoption.publication_id):
+        if named is not None and named not in columns:
+            raise AdoptionError(f"{name} has no column {named}")
+    if adoption.ordered_by is not None and not _truth(connection, _LEADING_INDEX, (oid, adoption.ordered_by)):
+        raise AdoptionError(
+            f"{name} has no index that begins with {adoption.ordered_by}, so that each batch would sort "
+            f"the whole table: CREATE INDEX CONCURRENTLY ON {name} ({adoption.ordered_by}), or leave old rows unread"
+        )
+    return _Found(oid, rows, columns)
+
+
+def _explain(adoption: Adoption, found: _Found, missing: list[str]) -> list[str]:
+    lines = [f"{adoption.schema}.{adoption.table}: about {found.rows} rows; to add: {', '.join(missing) or 'nothing'}"]
+    if adoption.ordered_by is None:
+        lines.append(
+            "old rows keep a NULL pair and are never read (name --ordered-by COLUMN to have them read before new rows)"
+        )
+    else:
+        some = f" where {adoption.only_where_null} is NULL" if adoption.only_where_null else ""
+        lines.append(
+            f"old rows{some} get transaction_id {FROZEN_TRANSACTION_ID} and a position in the order of "
+            f"{adoption.ordered_by}, {adoption.batch} rows a transaction; who starts from the beginning reads them"
+        )
+    return lines
+
+
+def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, missing: list[str]) -> None:
+    """One short transaction. ADD COLUMN with the default at once would rewrite the table: the default is volatile."""
+    names = {
+        "table": adoption.identifier,
+        "transaction_id": sql.Identifier(adoption.transaction_id),
+        "position": sql.Identifier(adoption.position),
+        "sequence": adoption.sequence,
+    }
+    connection.execute(sql.SQL("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE").format(**names))
+    if adoption.transaction_id in missing:
+        connection.execute(sql.SQL("ALTER TABLE {table} ADD COLUMN {transaction_id} xid8").format(**names))
+        connection.execute(
+            sql.SQL("ALTER TABLE {table} ALTER {transaction_id} SET DEFAULT pg_current_xact_id()").format(**names)
+        )
+    if adoption.position in missing:
+        connection.execute(sql.SQL("ALTER TABLE {table} ADD COLUMN {position} bigint").format(**names))
+        connection.execute(
+            sql.SQL("CREATE SEQUENCE {sequence} AS bigint CACHE 1 OWNED BY {table}.{position}").format(**names)
+        )
+        connection.execute(
+            sql.SQL("ALTER TABLE {table} ALTER {position} SET DEFAULT nextval({literal})").format(
+                literal=sql.Literal(adoption.sequence.as_string(connection)), **names
+            )
+        )
+        # Producers insert with their own rights, and the default runs with theirs.
+        connection.execute(sql.SQL("GRANT USAGE ON SEQUENCE {sequence} TO PUBLIC").format(**names))
+
+
+def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, announce: Callable[[str], None]) -> int:
+    """Number old rows along the ordering column; each batch goes on where the last one ended, by the index."""
+    order = sql.Identifier(adoption.ordered_by or "")
+    only: sql.Composable = sql.SQL("")
+    if adoption.only_where_null is not None:
+        only = sql.SQL("AND o.{} IS NULL").format(sql.Identifier(adoption.only_where_null))
+    statement = _BACKFILL.format(
+        order=order,
+        table=adoption.identifier,
+        only=only,
+        transaction_id=sql.Identifier(adoption.transaction_id),
+        position=sql.Identifier(adoption.position),
+        type=sql.SQL(_type_of(connection, adoption)),
+        sequence=sql.Literal(_position_sequence(connection, adoption)),
+        frozen=sql.Literal(str(FROZEN_TRANSACTION_ID)),
+    )
+    total, last = 0, None
+    while True:
+        row = connection.execute(statement, {"last": last, "batch": adoption.batch}).fetchone()
+        count, last = row if row is not None else (0, None)
+        total += count
+        if count < adoption.batch:
+            return total
+        announce(f"{total} rows …")
+
+
+def _type_of(connection: psycopg.Connection[Any], adoption: Adoption) -> str:
+    row = connection.execute(
+        """SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute a
+           WHERE a.attrelid = %s::regclass AND a.attname = %s""",
+        (adoption.identifier.as_string(connection), adoption.ordered_by),
+    ).fetchone()
+    return str(row[0]) if row is not None else "text"
+
+
+def _position_sequence(connection: psycopg.Connection[Any], adoption: Adoption) -> str:
+    row = connection.execute(
+        "SELECT pg_get_serial_sequence(%s, %s)", (adoption.identifier.as_string(connection), adoption.position)
+    ).fetchone()
+    if row is None or row[0] is None:
+        raise AdoptionError(f"column {adoption.position} does not own a sequence, so old rows cannot be numbered")
+    return str(row[0])
+
+
+def _indexes(adoption: Adoption) -> list[list[str]]:
+    pair = [adoption.transaction_id, adoption.position]
+    return [pair] if adoption.publication_id is None else [pair, [adoption.publication_id, *pair]]
+
+
+def _ensure_index(connection: psycopg.Connection[Any], adoption: Adoption, oid: int, columns: list[str]) -> bool:
+    """Build the index unless a valid one is there; an invalid one is what an interrupted run left."""
+    rows = connection.execute(
+        """SELECT c.relname, x.indisvalid FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid
+           WHERE x.indrelid = %s AND x.indpred IS NULL AND %s::text[] = (
+               SELECT array_agg(a.attname::text ORDER BY k.n)
+               FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k (num, n)
+               JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.num)""",
+        (oid, columns),
+    ).fetchall()
+    if any(valid for _, valid in rows):
+        return False
+    for name, _ in rows:
+        connection.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(sql.Identifier(adoption.schema, name)))
+    listed = sql.SQL(", ").join(map(sql.Identifier, columns))
+    connection.execute(sql.SQL("CREATE INDEX CONCURRENTLY ON {} ({})").format(adoption.identifier, listed))
+    return True
+
+
+def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None], what: str) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with connection.transaction():
+                connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+                change()
+        except psycopg.errors.LockNotAvailable as err:
+            if attempt == ATTEMPTS:
+                raise AdoptionError(
+                    f"the table stayed locked and there was no moment {what}: look for long transactions in "
+                    "pg_stat_activity, then run it again"
+                ) from err
+            time.sleep(min(0.1 * attempt, 2.0))
+        else:
+            return
+
+
+def _truth(connection: psycopg.Connection[Any], query: str, parameters: tuple[Any, ...]) -> bool:
+    row = connection.execute(query, parameters).fetchone()
+    return row is not None and bool(row[0])
