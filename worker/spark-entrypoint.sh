@@ -14,7 +14,7 @@ for ((i = 0; ; i++)); do
   [ -n "${!name+set}" ] || break
   java_options+=("${!name}")
 done
-classpath=${SPARK_CONF_DIR:-/opt/spark/conf}:$SPARK_HOME/jars/*
+classpath="${SPARK_CONF_DIR:-/opt/spark/conf}:$SPARK_HOME/jars/*"
 [ -z "${SPARK_CLASSPATH:-}" ] || classpath=$SPARK_CLASSPATH:$classpath
 [ -z "${SPARK_EXTRA_CLASSPATH:-}" ] || classpath=$SPARK_EXTRA_CLASSPATH:$classpath
 

@@ -74,7 +74,7 @@ build_project() {
   build_python
   build_wheel
   wheels=wheels/$(hash_of "$CHECKOUT/$lock")
-  key=$(key_of outbox-python)-$(hash_of "$CHECKOUT/$dockerfile" "$CHECKOUT/$lock" "$@")-$WHEEL_KEY
+  key=$(key_of outbox-python)-$(cd "$CHECKOUT" && hash_of "$dockerfile" "$lock" "$@")-$WHEEL_KEY
   built "$name" "$key" && return 0
   cached "$wheels" collect_wheels "$CHECKOUT/$lock"
   # Only what the Dockerfile copies: a context of the whole checkout would be read in full each time.
@@ -92,13 +92,14 @@ build_project() {
 # Every wheel of a lock, checked against its hashes here: the build has no index to compare with.
 collect_wheels() {
   local log=$OUTBOX_CACHE/logs/wheels.log
-  "$TOOLS_PYTHON" -m pip wheel --quiet --disable-pip-version-check --require-hashes --no-deps \
+  "$(dirname "$UV")/python" -m pip wheel --quiet --disable-pip-version-check --require-hashes --no-deps \
     --wheel-dir "$1" -r "$2" >"$log" 2>&1 || { tail -5 "$log" >&2; return 1; }
   say "wheels of ${2#"$CHECKOUT/"} collected"
 }
 
-# The project's wheel, once for all three images. Sets WHEEL_KEY.
+# The project's wheel, once for all three images, which then hold the same code. Sets WHEEL_KEY.
 build_wheel() {
+  [ -z "${WHEEL_KEY:-}" ] || return 0
   WHEEL_KEY=$(cd "$CHECKOUT" && hash_of pyproject.toml operator/src worker/src sql)
   cached "dist/$WHEEL_KEY" make_wheel
 }

@@ -9,7 +9,6 @@ for part in lib process network pki node control_plane load build parts/python p
   # shellcheck source=/dev/null
   source "$here/$part.sh"
 done
-TOOLS_PYTHON=$OUTBOX_CACHE/uv/$UV_VERSION/bin/python
 declare -A NAMES=([base]=outbox-base [python]=outbox-python [postgres]=postgres:15 [rabbitmq]=rabbitmq:3.10
   [operator]=outbox-operator [worker]=outbox-worker [spark]=outbox-spark)
 

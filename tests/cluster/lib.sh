@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 # Shared by every script here: where things live, how a step is told, how something gets into the cache.
 
 CLUSTER_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -80,6 +80,9 @@ sweep_unfinished() {
 # The hash of files and strings: hash_of FILE... ; folders count with every file in them, names included.
 hash_of() {
   local path
+  for path in "$@"; do
+    [ -e "$path" ] || fail "$path is not there"
+  done
   for path in "$@"; do
     if [ -d "$path" ]; then
       (cd "$path" && find . -type f -not -name '*.pyc' -not -path '*/.egg-info/*' -print0 | sort -z | xargs -0 -r sha256sum)

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 # The cluster's bridge, its firewall chains, and taking away every trace of both. Pods live behind one bridge that owns
 # the node's address, so that the host reaches pods directly and Services through kube-proxy's rules.
 
@@ -68,14 +68,14 @@ network_down() {
 # Deletes our chains, kube-proxy's and the kubelet's, and the rules that jump to them; leaves every other rule as it is.
 # up.sh made sure that no other Kubernetes had such chains here.
 firewall_down() {
-  local family=$1 table=$2 rules chain
+  local family=$1 table=$2 rules
   rules=$("$family-save" -t "$table" 2>/dev/null) || return 0
   grep -qE '^:(KUBE|OUTBOX)-' <<<"$rules" || return 0
   {
     echo "*$table"
     grep -E '^-A ' <<<"$rules" | grep -vE '^-A (KUBE|OUTBOX)-' | grep -E -- '-j (KUBE|OUTBOX)-' | sed 's/^-A /-D /'
-    for chain in $(sed -nE 's/^:((KUBE|OUTBOX)-[^ ]+) .*/\1/p' <<<"$rules"); do echo "-F $chain"; done
-    for chain in $(sed -nE 's/^:((KUBE|OUTBOX)-[^ ]+) .*/\1/p' <<<"$rules"); do echo "-X $chain"; done
+    sed -nE 's/^:((KUBE|OUTBOX)-[^ ]+) .*/-F \1/p' <<<"$rules"
+    sed -nE 's/^:((KUBE|OUTBOX)-[^ ]+) .*/-X \1/p' <<<"$rules"
     echo COMMIT
   } | "$family-restore" -w 5 --noflush
 }

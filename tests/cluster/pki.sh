@@ -6,9 +6,10 @@ PKI=$OUTBOX_STATE/pki
 make_pki() {
   [ -f "$PKI/complete" ] && return 0
   rm -rf "$PKI"
-  mkdir -p -m 700 "$PKI"
+  mkdir -p "$PKI"
+  chmod 700 "$PKI"
   (
-    cd "$PKI"
+    cd "$PKI" || exit 1
     umask 077
     openssl req -x509 -newkey rsa:2048 -nodes -days 3650 -keyout ca.key -out ca.crt -subj /CN=outbox-local 2>openssl.log
     local names=DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local

@@ -68,7 +68,7 @@ start_cluster() {
 
 hold_pid='' hold_text=''
 if [ $# -gt 0 ]; then
-  [ "$1" = --hold ] && [ $# = 3 ] || fail "usage: up.sh [--hold PID DESCRIPTION]"
+  if [ "$1" != --hold ] || [ $# != 3 ]; then fail "usage: up.sh [--hold PID DESCRIPTION]"; fi
   hold_pid=$2 hold_text=$3
 fi
 if [ -n "${KUBECONFIG:-}" ] && [ "$KUBECONFIG" != "$KUBECONFIG_FILE" ]; then

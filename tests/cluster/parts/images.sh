@@ -13,6 +13,7 @@ bootstrap_debian() {
   local out=$1 log=$OUTBOX_CACHE/logs/debootstrap.log mirror
   mkdir -p "$(dirname "$log")"
   # The archive of the release itself: not its updates, not its security fixes.
+  # shellcheck disable=SC2016  # the format is apt's
   mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' | awk -v r="$DEBIAN_RELEASE" '$1 == r {print $2; exit}')
   [ -n "$mirror" ] || fail "apt knows no source of Debian $DEBIAN_RELEASE (apt-get update, then again)"
   debootstrap --variant=minbase --include=ca-certificates "$DEBIAN_RELEASE" "$out/root" "$mirror" >"$log" 2>&1 ||

@@ -28,7 +28,7 @@ sync_venv() {
 
   [ -x "$python" ] || "$UV" venv "${quiet[@]}" --python "$(command -v python3)" "$CHECKOUT/.venv"
   (
-    cd "$CHECKOUT"
+    cd "$CHECKOUT" || exit 1
     "$UV" pip sync "${quiet[@]}" --python "$python" --require-hashes requirements.lock
     "$UV" pip install "${quiet[@]}" --python "$python" --no-deps --editable .
   )
