@@ -12,6 +12,7 @@ from tests.demo.waiting import DemoError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 TABLE_LOCK: Final = 7301
 SESSION_LOCK: Final = 7302
@@ -78,6 +79,15 @@ class Database:
             "PGDATABASE": self.name,
             "PGPASSWORD": self._password,
         }
+
+    def write_secret_files(self, directory: Path) -> None:
+        """Write the connection as a directory of files, as a mounted Secret is one."""
+        directory.mkdir(parents=True, exist_ok=True)
+        own = {"host": self.host, "port": str(self.port), "database": self.name}
+        for key, value in {**own, "user": self.user, "password": self._password}.items():
+            file = directory / key
+            file.touch(mode=0o600)
+            file.write_text(value)
 
     def rows(self, query: LiteralString, *values: object) -> list[tuple[Any, ...]]:
         """Run one query on a connection of its own."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import secrets
 import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -72,8 +75,8 @@ class Installation:
             for name in ("postgres", "rabbitmq"):
                 self._cluster.kubectl("rollout", "status", f"statefulset/{name}", "-n", NAMESPACE, "--timeout=120s")
 
-    def prepare_database(self) -> Database:
-        """Create role, database, the shop's tables and the demo's gate; return the administrator's view."""
+    def prepare_database(self) -> tuple[Database, Database]:
+        """Make role, database, the outbox's and the shop's tables, and the gate; return administrator and shop."""
         host, port = self._reach("postgres", 5432)
         password = self._secret("postgres-admin")["password"]
         server = Database(host, port, password, user="postgres", name="postgres")
@@ -87,12 +90,20 @@ class Installation:
                 connection.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(role))
                 connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, role))
         shop = Database(host, port, user["password"], user=user["user"], name=user["database"])
+        self._migrate(shop)
         with shop.connect() as connection:
             connection.execute((EXAMPLES / "orders.sql").read_bytes())
         administrator = Database(host, port, password, user="postgres", name=user["database"])
         with administrator.connect() as connection:
             connection.execute(GATE.read_bytes())
-        return administrator
+        return administrator, shop
+
+    def _migrate(self, shop: Database) -> None:
+        """Bring the outbox's schema in before the first worker, so that producers need not wait for it."""
+        with TemporaryDirectory(prefix="outbox-demo-") as directory:
+            shop.write_secret_files(Path(directory))
+            outbox = Path(sys.executable).with_name("outbox")
+            self._cluster.run(str(outbox), "migrate", "--connection", directory)
 
     def open_broker(self) -> Broker:
         """Connect to RabbitMQ; the exchange and the queue are there afterwards."""

@@ -23,14 +23,21 @@ Found = TypeVar("Found")
 
 @dataclass
 class Demo:
-    """Everything that is up."""
+    """Everything that is up.
+
+    Attributes:
+        database: the shop's database, for its administrator.
+        application: the same for the shop and its processors, whose role owns their schemas and nothing else.
+        measured: what the verdict prints beside the ledger: a name and a figure.
+
+    """
 
     place: Place
     cluster: Cluster
     database: Database
+    application: Database
     progress: Progress
     measured: list[tuple[str, str]] = field(default_factory=list)
-    """What the verdict prints beside the ledger: a name and a figure."""
 
 
 class Scene:

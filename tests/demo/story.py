@@ -57,11 +57,11 @@ class Story:
         self._installation.clear()
         self._installation.install()
         with self._progress.step("database, exchange and queue; the outbox's schema; the shop's tables"):
-            database = self._installation.prepare_database()
+            database, application = self._installation.prepare_database()
             broker = self._installation.open_broker()
-        demo = Demo(self._place, self._cluster, database, self._progress)
+        demo = Demo(self._place, self._cluster, database, application, self._progress)
         log_dir = self._place.fresh_log_dir()
-        self._shop = Shop(database, log_dir, messages=self._messages, seconds=self._seconds, seed=self._seed)
+        self._shop = Shop(application, log_dir, messages=self._messages, seconds=self._seconds, seed=self._seed)
         self._progress.say(f"producers: {self._messages:,} order messages at least, 8 connections, seed {self._seed}")
         with self._progress.table(self._table):
             self._apply(demo)
