@@ -48,7 +48,6 @@ def served_calls(driver_role: str) -> set[Call]:
         _calls(OWN, "outboxprocessors", OBSERVED, remark="the informer")
         | _calls(OWN, "outboxprocessors", "patch", remark="takes a decided accept or rewind annotation off")
         | _calls(OWN, "outboxprocessors/status", "patch", remark="the one status write")
-        | _calls(OWN, "outboxprocessors/finalizers", "update", remark="owner references that block deletion")
         | _calls("", "pods", OBSERVED, remark="addresses, exit codes, termination messages")
         | _calls("", "services configmaps serviceaccounts", APPLIED, remark="configuration; Spark's driver")
         | _calls("", "events", "create patch", remark="what happened, for people")
@@ -62,7 +61,7 @@ def served_calls(driver_role: str) -> set[Call]:
 def leader_calls(lease: str) -> set[Call]:
     """Calls in the release's own namespace."""
     return _calls(LEASES, "leases", "create", remark="the first pod ever") | _calls(
-        LEASES, "leases", "get update patch", name=lease, remark="leader election"
+        LEASES, "leases", "get update", name=lease, remark="leader election"
     )
 
 
@@ -81,6 +80,7 @@ FORBIDDEN = frozenset(
     | _calls("", "nodes persistentvolumes", "get list watch", remark="not its business")
     | _calls("", "persistentvolumeclaims", "create update patch delete", remark="the StatefulSet's")
     | _calls(OWN, "outboxprocessors", "create update delete deletecollection", remark="the user's")
+    | _calls(OWN, "outboxprocessors/finalizers", "update", remark="blocks nobody's deletion")
     | _calls(OWN, "outboxprocessors/status", "update", remark="a merge by field owner only")
     | _calls(APPS, "daemonsets replicasets", "create patch delete", remark="makes none")
     | _calls(APPS, "deployments statefulsets", "deletecollection update", remark="one at a time")
@@ -91,7 +91,7 @@ FORBIDDEN = frozenset(
     | _calls(RBAC, "roles", "bind", remark="only the driver role")
     | _calls("apiextensions.k8s.io", "customresourcedefinitions", "get list watch patch", remark="Helm's")
     | _calls("admissionregistration.k8s.io", "validatingwebhookconfigurations", "get create patch", remark="no webhook")
-    | _calls(LEASES, "leases", "list watch delete", remark="one by name")
+    | _calls(LEASES, "leases", "list watch patch delete", remark="one by name")
     | _calls(LEASES, "leases", "update", name="another", remark="one by name")
 )
 """In a served namespace, cluster-wide or not."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outbox_operator import kube
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
 from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, leader_calls, served_calls
 
@@ -87,6 +88,20 @@ def test_the_table_and_the_forbidden_calls_do_not_meet():
     unnamed = (served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME)) - named
     assert unnamed & FORBIDDEN == set()
     assert named & FORBIDDEN == set()
+
+
+def test_the_table_is_about_the_kinds_that_the_operator_talks_to():
+    """`kube.py` is its only way to the API server, and refuses kinds that it has no path for."""
+    kinds = set()
+    for prefix, plural in kube._PATHS.values():
+        group = prefix.split("/")[1] if prefix.startswith("apis/") else ""
+        kinds.add((group, plural))
+    ours = {(call.group, call.resource) for call in served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME)}
+    named_elsewhere = {
+        ("rbac.authorization.k8s.io", "clusterroles"),
+        ("outbox-operator.dev", "outboxprocessors/status"),
+    }
+    assert kinds == ours - named_elsewhere
 
 
 def test_a_driver_may_do_what_executors_need():

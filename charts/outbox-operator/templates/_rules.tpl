@@ -9,10 +9,6 @@ compares the two. There is no verb on Secrets: they are mounted into pods and ne
 - apiGroups: [outbox-operator.dev]
   resources: [outboxprocessors/status]
   verbs: [patch]
-# An owner reference that blocks the owner's deletion needs this where OwnerReferencesPermissionEnforcement is on.
-- apiGroups: [outbox-operator.dev]
-  resources: [outboxprocessors/finalizers]
-  verbs: [update]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
