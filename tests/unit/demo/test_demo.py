@@ -1,0 +1,110 @@
+"""The demo's pure parts: what producers do is decided by the seed, and what it says is readable without a terminal."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import Counter
+from random import Random
+
+import pytest
+
+from tests.demo.cluster import Processor
+from tests.demo.progress import Progress
+from tests.demo.tracks import Tracks
+from tests.demo.transactions import LARGE_BYTES, TYPES, Book, Kind, plan_transaction
+from tests.demo.waiting import DemoError, wait_for
+
+
+def test_same_seed_gives_the_same_transactions() -> None:
+    one, other = Random("1/3"), Random("1/3")
+    assert [plan_transaction(one) for _ in range(50)] == [plan_transaction(other) for _ in range(50)]
+
+
+def test_every_kind_of_transaction_occurs_and_open_ones_are_open_for_seconds() -> None:
+    plans = [plan_transaction(random) for random in [Random(5)] for _ in range(3000)]
+    assert set(Counter(plan.kind for plan in plans)) == set(Kind)
+    assert min(plan.pause for plan in plans if plan.kind is Kind.OPEN) >= 1.5
+
+
+def test_orders_get_their_messages_in_sequence_without_gaps() -> None:
+    drafts = Book(2).draft(Random(1), 2000)
+    last: dict[str, int] = {}
+    for draft in drafts:
+        assert draft.sequence == last.get(draft.key, 0) + 1
+        assert draft.message_type == TYPES[draft.sequence - 1]
+        last[draft.key] = draft.sequence
+    assert len({draft.message_id for draft in drafts}) == 2000
+    assert any(draft.large for draft in drafts)
+    assert LARGE_BYTES > 8192
+
+
+def test_what_is_rolled_back_leaves_the_book_as_it_was() -> None:
+    book = Book(1)
+    book.draft(Random(1), 30)
+    kept = (dict(book.open), book.placed)
+    book.copy().draft(Random(2), 30)
+    assert (book.open, book.placed) == kept
+
+
+def test_without_a_terminal_the_table_is_plain_lines() -> None:
+    out = io.StringIO()
+    progress = Progress(out, terminal=False)
+    with progress.table(lambda: ["never drawn in so short a time"]), progress.step("something"):
+        progress.say("first\nsecond", "somebody")
+    lines = out.getvalue().splitlines()
+    assert "\x1b" not in out.getvalue()
+    assert [line.partition("s] ")[2] for line in lines][:3] == [
+        "something …",
+        "somebody: first",
+        "somebody: second",
+    ]
+
+
+def test_on_a_terminal_the_table_is_drawn_over_itself() -> None:
+    out = io.StringIO()
+    progress = Progress(out, terminal=True)
+    drawn = threading.Event()
+
+    def lines() -> list[str]:
+        drawn.set()
+        return ["a", "b"]
+
+    with progress.table(lines):
+        assert drawn.wait(10)
+        wait_for("the table is drawn", lambda: "a\nb\n" in out.getvalue(), within=10, poll=0.01)
+        progress.say("above")
+    assert "\x1b[2F\x1b[J" in out.getvalue()
+
+
+def test_waiting_in_vain_says_for_what() -> None:
+    with pytest.raises(DemoError, match="in vain: the sky to fall"):
+        wait_for("the sky to fall", lambda: None, within=0.05, poll=0.01)
+
+
+def test_waiting_returns_what_was_found_even_if_it_is_zero() -> None:
+    assert wait_for("a number", lambda: 0, within=1)[0] == 0
+
+
+class FineShop:
+    def check(self) -> None:
+        """The producers run."""
+
+
+def test_a_scene_that_fails_stops_its_track_and_is_told() -> None:
+    played = []
+
+    def fails() -> None:
+        raise DemoError("no")
+
+    tracks = Tracks({"one": [lambda: played.append(1), fails, lambda: played.append(2)]})
+    with pytest.raises(DemoError, match="track one: no"):
+        tracks.join(FineShop())
+    assert played == [1]
+
+
+def test_conditions_of_an_absent_resource_are_empty() -> None:
+    processor = Processor({})
+    assert not processor.exists()
+    assert processor.condition("Ready") == {}
+    assert processor.describe("Ready") == "Ready=absent : "
