@@ -14,9 +14,10 @@ class OutboxError(Exception):
 
     reason: Reason = Reason.INTERNAL_ERROR
 
-    def __init__(self, message: str, *, reason: Reason | None = None) -> None:
-        """Keep the message for people and the reason for machines."""
+    def __init__(self, message: str, *, reason: Reason | None = None, detail: str | None = None) -> None:
+        """Keep the message for people and the reason for machines; `detail` is what a developer wants: a traceback."""
         super().__init__(message)
+        self.detail = detail
         if reason is not None:
             self.reason = reason
 

@@ -60,7 +60,7 @@ class Batch:
     @property
     def matched(self) -> bool:
         """At least one message passed the filters."""
-        return bool(self.messages)
+        return bool(self.messages) or self.matched_count > 0
 
     def __iter__(self) -> Iterator[Message]:
         """The messages, in cursor order."""

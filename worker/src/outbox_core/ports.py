@@ -36,8 +36,8 @@ class TransactionTarget(Target, Protocol):
     def needs_payload(self) -> bool:
         """False: the batch stays in the database and only its bounds travel."""
 
-    def handle(self, connection: Any, batch: Batch) -> int:
-        """Apply the batch inside the transaction that is open on `connection`; return the messages handled.
+    def handle(self, transaction: Any, batch: Batch) -> int:
+        """Apply the batch inside the open transaction, on its connection; return the messages handled.
 
         Raises:
             OutboxError: the batch was not applied; the caller rolls back.

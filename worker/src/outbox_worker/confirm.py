@@ -1,0 +1,56 @@
+"""PURE: which of the published messages the broker has answered for. Delivery tags count from 1 for each channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ConfirmTracker:
+    """Publisher confirms of one channel: every tag is answered once, alone or in a `multiple` up to a tag."""
+
+    last: int = 0
+    """The latest tag given out."""
+    _lowest: int = 1
+    """Every tag below is answered."""
+    _answered: set[int] = field(default_factory=set)
+    """Answered ones from `_lowest` on."""
+    nacked: list[int] = field(default_factory=list)
+    """Tags that the broker refused, since `take_nacked`."""
+
+    def publish(self) -> int:
+        """Give out the tag of the next message."""
+        self.last += 1
+        return self.last
+
+    @property
+    def outstanding(self) -> int:
+        """How many published messages are not answered yet."""
+        return self.last - self._lowest + 1 - len(self._answered)
+
+    def answer(self, tag: int, *, multiple: bool, accepted: bool) -> None:
+        """Take an ack or nack; 0 with `multiple` means all.
+
+        Raises:
+            ValueError: a tag that was never given out: the two sides do not talk about the same channel.
+
+        """
+        top = self.last if multiple and tag == 0 else tag
+        if not 0 < top <= self.last:
+            msg = f"the broker confirmed delivery tag {tag}; the last one published is {self.last}"
+            raise ValueError(msg)
+        tags = range(self._lowest, top + 1) if multiple else range(top, top + 1)
+        for each in tags:
+            if each < self._lowest or each in self._answered:
+                continue
+            self._answered.add(each)
+            if not accepted:
+                self.nacked.append(each)
+        while self._lowest in self._answered:
+            self._answered.remove(self._lowest)
+            self._lowest += 1
+
+    def take_nacked(self) -> list[int]:
+        """Return the refused tags and forget them."""
+        nacked, self.nacked = self.nacked, []
+        return nacked

@@ -1,0 +1,163 @@
+"""Finds the user's function: from the ConfigMap's directory, or installed in the image. Imports it again on change.
+
+A ConfigMap that is edited appears in the running pod within a minute or so; a handler that was invalid, or that stopped
+the processor, is then tried again without a restart.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from outbox_core.spec import PythonTarget
+
+_DETAIL: Final = 1500
+_FRAMES: Final = 12
+_Signature = tuple[tuple[str, int, int, int], ...]
+
+
+class HandlerModule:
+    """A function that is imported when it is needed, and again when a file beside it changed."""
+
+    def __init__(self, target: PythonTarget, directory: Path) -> None:
+        """Put the ConfigMap's directory on the path; nothing is imported yet."""
+        self._target = target
+        self._directory = directory
+        self._seen: _Signature | None = None
+        self._function: Callable[..., Any] | None = None
+        if str(directory) not in sys.path:
+            sys.path.insert(0, str(directory))
+
+    @property
+    def name(self) -> str:
+        """`module.function`, as people wrote it."""
+        return f"{self._target.module}.{self._target.function}"
+
+    def changed(self) -> bool:
+        """Say whether a file changed since the function was last imported, or tried to be."""
+        return self._seen is not None and self._signature() != self._seen
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function, imported anew if a file changed.
+
+        Raises:
+            ConfigurationError: `HandlerInvalid`, with what to do.
+
+        """
+        if self._function is None or self.changed():
+            self._seen = self._signature()
+            self._function = None
+            self._forget()
+            self._function = self._import()
+        return self._function
+
+    def _signature(self) -> _Signature:
+        """Size, time and inode of each file: a ConfigMap's update replaces the directory they are in."""
+        found = []
+        for path in sorted(self._directory.rglob("*.py")):
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # it is being replaced at this moment: the next look tells
+            found.append((str(path), status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(found)
+
+    def _forget(self) -> None:
+        """Drop every module that came from the directory, so that helpers beside the handler are read again too."""
+        home = self._directory.resolve()
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and (Path(file).is_relative_to(self._directory) or Path(file).resolve().is_relative_to(home)):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+
+    def _import(self) -> Callable[..., Any]:
+        module = self._import_module()
+        function = getattr(module, self._target.function, None)
+        if function is None:
+            raise _invalid(f"module {self._target.module} has no function {self._target.function}; add it, or correct "
+                           "target.python.function")  # fmt: skip
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise _invalid(f"{self.name} must be an ordinary function (not async, not a value)")
+        try:
+            inspect.signature(function).bind("batch", "connection")
+        except TypeError as err:
+            raise _invalid(f"{self.name} is called as {self._target.function}(batch, connection), but: {err}") from err
+        except ValueError:
+            pass  # written in C without a signature: the call will tell
+        return function  # type: ignore[no-any-return]
+
+    def _import_module(self) -> ModuleType:
+        try:
+            return importlib.import_module(self._target.module)
+        except ModuleNotFoundError as err:
+            top = self._target.module.partition(".")[0]
+            if err.name not in (top, self._target.module):
+                raise _invalid(
+                    f"module {self._target.module} imports {err.name}, which is not installed; add it to the worker's "
+                    "image", describe(err, self._directory),
+                ) from err  # fmt: skip
+            there = ", ".join(sorted(path.name for path in self._directory.glob("*.py"))) or "no .py file"
+            source = f"the ConfigMap has {there}" if self._target.config_map_ref else "the image does not have it"
+            raise _invalid(
+                f"there is no module {self._target.module}: {source}; correct target.python.module or add it"
+            ) from err
+        except BaseException as err:
+            if isinstance(err, KeyboardInterrupt):
+                raise
+            raise _invalid(
+                f"module {self._target.module} cannot be imported: {summary(err, self._directory)}",
+                describe(err, self._directory),
+            ) from err
+
+
+def _invalid(message: str, detail: str | None = None) -> ConfigurationError:
+    return ConfigurationError(message, reason=Reason.HANDLER_INVALID, detail=detail)
+
+
+def summary(error: BaseException, directory: Path) -> str:
+    """Say an exception in one line, with the user's own innermost line: `ValueError: no total (orders.py:12)`."""
+    frames = _user_frames(error, directory)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({Path(error.filename).name}:{error.lineno})"
+        return f"SyntaxError: {error.msg}{place}"
+    return f"{_say(error)[:400]}{place}"
+
+
+def describe(error: BaseException, directory: Path) -> str:
+    """Return the handler's own traceback, from its first frame on, cut to its last lines."""
+    frames = _user_frames(error, directory)[-_FRAMES:]
+    lines = traceback.format_list(frames) if frames else []
+    text = "".join(lines) + _say(error)
+    return text[-_DETAIL:]
+
+
+def _say(error: BaseException) -> str:
+    # psycopg appends DETAIL to an error's text, and DETAIL quotes rows: the message alone.
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return f"{type(error).__qualname__}: {said or str(error).strip() or '(no message)'}"
+
+
+def _user_frames(error: BaseException, directory: Path) -> list[traceback.FrameSummary]:
+    """Return the frames from the first that is neither ours nor the import machinery's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent)
+    for index, each in enumerate(frames):
+        inside = each.filename.startswith(str(directory))
+        if inside or not (each.filename.startswith((ours, "<frozen")) or "/importlib/" in each.filename):
+            return list(frames)[index:]
+    return []

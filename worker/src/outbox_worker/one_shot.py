@@ -1,0 +1,83 @@
+"""`--try-claim` and `--release-claim`: one question to the database, one report, one exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_core.errors import OutboxError
+from outbox_core.processor import ProcessorState, initial_state
+from outbox_core.report import ExitCode, Reason, WorkerState
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres import conflicts, ownership, schema
+from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.settings import Act, Settings
+from outbox_worker.status import Identity, StatusBoard, write_termination
+
+if TYPE_CHECKING:
+    from outbox_core.config import ProcessorConfig
+    from outbox_worker.session import Session
+
+FAILED = 1
+"""Neither ours nor held: the database could not be asked; the report says why."""
+_log = get_logger("outbox.worker")
+
+
+def run_once(settings: Settings, config: ProcessorConfig, session: Session) -> int:
+    """Do what `settings.act` says, print the report, leave it as termination message; return the exit code."""
+    state = initial_state(time.monotonic())
+    board = StatusBoard(config, Identity(settings.pod, settings.pod_uid, str(uuid.uuid4())), state)
+    key = ProcessorKey(config.source.schema_name, config.processor_id)
+    try:
+        if settings.act is Act.TRY_CLAIM:
+            state, code = _try_claim(config, key, session, board, state)
+        else:
+            state, code = _release(config, key, session, state)
+    except (OutboxError, psycopg.Error) as err:
+        error = translate(err) if isinstance(err, psycopg.Error) else err
+        state = replace(state, state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
+        code = FAILED
+    finally:
+        session.discard()
+    board.set_state(state)
+    report = board.report()
+    sys.stdout.write(report.model_dump_json(by_alias=True) + "\n")
+    write_termination(report, settings.termination_log)
+    return code
+
+
+def _try_claim(
+    config: ProcessorConfig, key: ProcessorKey, session: Session, board: StatusBoard, state: ProcessorState
+) -> tuple[ProcessorState, int]:
+    connection = session.connection()
+    schema.ensure_schema(connection, config.source)
+    schema.check_identity(connection, config.source, key)
+    answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)
+    board.set_claim_holder(answer.holder)
+    board.set_observed(conflicts=conflicts.summary(connection, key))
+    if answer.granted:
+        return replace(state, message="the claim is this resource's"), ExitCode.DONE
+    holder = answer.holder or "another resource"
+    return replace(
+        state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=f"{holder} owns this processorId"
+    ), ExitCode.CLAIM_HELD
+
+
+def _release(
+    config: ProcessorConfig, key: ProcessorKey, session: Session, state: ProcessorState
+) -> tuple[ProcessorState, int]:
+    try:
+        released = ownership.release_claim(session.connection(), key, config.resource.uid)
+    except OutboxError as err:
+        if err.reason is not Reason.SCHEMA_MISSING:
+            raise
+        released = False  # no schema: nothing was ever claimed here
+    message = "the claim is released" if released else "there was no claim of this resource"
+    _log.info("release", extra={"released": released})
+    return replace(state, message=message), ExitCode.DONE

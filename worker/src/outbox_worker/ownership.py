@@ -1,0 +1,230 @@
+"""Claim, lease, and the heartbeat that keeps both while the main thread is busy with a handler.
+
+The heartbeat has a connection of its own and also looks around for status (lag, bound, conflicts), so that a status or
+metrics request never touches the database. What it is told it writes into `Ownership`; the main loop reads it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import pq
+from typing_extensions import override
+
+from outbox_core.errors import OutboxError
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres import ownership as calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from outbox_core.happening import HeldLease
+    from outbox_core.report import ResourceRef
+    from outbox_worker.observer import Observer
+    from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.session import Session
+    from outbox_worker.status import Progress
+
+OBSERVE_SECONDS: Final = 2.0
+_log = get_logger("outbox.heartbeat")
+
+
+class Ownership:
+    """What this process holds, as far as it was told. Shared by the main thread and the heartbeat."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        """Hold nothing."""
+        self._lock = threading.Lock()
+        self._lease_seconds = lease_seconds
+        self._lease: HeldLease | None = None
+        self._renewed = 0.0
+        self._claimed = False
+        self._lease_lost: str | None = None
+        self._claim_lost: str | None = None
+        self._busy: psycopg.Connection[Any] | None = None
+
+    def note_claim(self) -> None:
+        """Remember that the claim is ours: from now on the heartbeat says so again."""
+        with self._lock:
+            self._claimed, self._claim_lost = True, None
+
+    def note_lease(self, lease: HeldLease) -> None:
+        """Remember that the lease is ours."""
+        with self._lock:
+            self._lease, self._renewed, self._lease_lost = lease, time.monotonic(), None
+
+    def note_renewal(self, lease: HeldLease) -> None:
+        """Remember when the lease was last renewed."""
+        with self._lock:
+            if self._lease == lease:
+                self._renewed = time.monotonic()
+
+    def drop_lease(self) -> None:
+        """Forget the lease: it was given back, or lost."""
+        with self._lock:
+            self._lease = self._lease_lost = None
+
+    def drop_claim(self) -> None:
+        """Forget the claim."""
+        with self._lock:
+            self._claimed, self._claim_lost = False, None
+
+    def lose_lease(self, lease: HeldLease, why: str) -> None:
+        """The database said that this lease is not ours any more."""
+        with self._lock:
+            if self._lease == lease:
+                self._lease_lost = why
+
+    def lose_claim(self, why: str) -> None:
+        """The database said that the claim is another's."""
+        with self._lock:
+            if self._claimed:
+                self._claim_lost = why
+
+    @property
+    def lease(self) -> HeldLease | None:
+        """The lease held, lost or not."""
+        with self._lock:
+            return self._lease
+
+    @property
+    def claimed(self) -> bool:
+        """The claim was granted to this process and not given back by it."""
+        with self._lock:
+            return self._claimed
+
+    @property
+    def claim_lost(self) -> str | None:
+        """Who has the claim now; None while it is ours."""
+        with self._lock:
+            return self._claim_lost
+
+    @property
+    def lease_lost(self) -> str | None:
+        """Why the lease is believed lost; None while it is ours.
+
+        Also when it could not be renewed for as long as it lasts: a hint to stop starting work. The database judges.
+        """
+        with self._lock:
+            if self._lease is not None and self._lease_lost is None:
+                silent = time.monotonic() - self._renewed
+                if silent > self._lease_seconds:
+                    return f"the lease was not renewed for {silent:.0f} s"
+            return self._lease_lost
+
+    def enter(self, connection: psycopg.Connection[Any]) -> None:
+        """Let the heartbeat keep this connection's transaction from being idle while a handler computes."""
+        with self._lock:
+            self._busy = connection
+
+    def leave(self) -> None:
+        """End that."""
+        with self._lock:
+            self._busy = None
+
+    def touch_transaction(self) -> None:
+        """Send something on the handler's connection if it is between statements.
+
+        A handler may compute for longer than the idle timeout, which is there for a process that is frozen: then this
+        thread is frozen too, and the server ends the transaction as it should.
+        """
+        with self._lock:
+            connection = self._busy
+            if connection is None or not connection.lock.acquire(blocking=False):
+                return  # nobody is there, or a statement is running: not idle
+            try:
+                if (
+                    connection.pgconn.transaction_status == pq.TransactionStatus.INTRANS
+                    and connection.pgconn.pipeline_status == pq.PipelineStatus.OFF
+                ):
+                    connection.pgconn.exec_(b"SELECT 1")
+            finally:
+                connection.lock.release()
+
+
+class Heartbeat(threading.Thread):
+    """Renews the lease, says the claim again, observes. Runs until `stop`."""
+
+    def __init__(  # noqa: PLR0913 - wired once, in main.py
+        self,
+        *,
+        session: Session,
+        key: ProcessorKey,
+        resource: ResourceRef,
+        lease: timedelta,
+        ownership: Ownership,
+        observer: Observer,
+        progress: Progress,
+        on_loss: Callable[[], None],
+    ) -> None:
+        """Keep what is needed; `on_loss` wakes the main thread."""
+        super().__init__(name="heartbeat", daemon=True)
+        self._session = session
+        self._key = key
+        self._resource = resource
+        self._lease = lease
+        self._ownership = ownership
+        self._observer = observer
+        self._progress = progress
+        self._on_loss = on_loss
+        self._stopping = threading.Event()
+        self._failing = False
+        self._next_observation = self._next_beat = 0.0
+
+    @override
+    def run(self) -> None:
+        """Tick until stopped."""
+        interval = min(self._lease.total_seconds() / 3, OBSERVE_SECONDS)
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            self._progress.expect("heartbeat", within=interval + 90.0)
+            self._tick(started)
+            self._stopping.wait(max(0.05, started + interval - time.monotonic()))
+        self._session.discard()
+
+    def stop(self) -> None:
+        """End the thread and wait for it: after this it says nothing again that was given back."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join(timeout=5.0)
+
+    def _tick(self, now: float) -> None:
+        self._ownership.touch_transaction()
+        if not self._ownership.claimed and not self._observer.ready:
+            return
+        try:
+            connection = self._session.connection()
+            if now >= self._next_beat:
+                self._beat(connection)
+                self._next_beat = now + self._lease.total_seconds() / 3
+            if now >= self._next_observation:
+                self._next_observation = now + OBSERVE_SECONDS
+                self._observer.observe(connection)
+            self._failing = False
+        except (OutboxError, psycopg.Error) as err:
+            self._session.discard()
+            if not self._failing:
+                _log.warning("heartbeat failed", extra={"error": str(err)})
+            self._failing = True
+        except Exception:  # noqa: BLE001 - the thread must not die: without it the lease lapses
+            self._session.discard()
+            _log.exception("heartbeat failed unexpectedly")
+
+    def _beat(self, connection: psycopg.Connection[Any]) -> None:
+        lease = self._ownership.lease
+        if lease is not None:
+            renewed = calls.renew_lease(connection, self._key, epoch=lease.epoch, token=lease.token, lease=self._lease)
+            if renewed:
+                self._ownership.note_renewal(lease)
+            else:
+                self._ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
+                self._on_loss()
+        if self._ownership.claimed:
+            answer = calls.claim(connection, self._key, self._resource)
+            if not answer.granted and answer.holder is not None and answer.holder.uid != self._resource.uid:
+                self._ownership.lose_claim(f"{answer.holder} took the claim")
+                self._on_loss()

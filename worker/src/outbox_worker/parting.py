@@ -1,0 +1,49 @@
+"""The end of a worker: give the lease back, and do with the claim what the operator said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_core.errors import OutboxError
+from outbox_core.report import Intent
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres import ownership as calls
+
+if TYPE_CHECKING:
+    from outbox_worker.steps import Parts
+
+_log = get_logger("outbox.worker")
+
+
+def give_back(parts: Parts) -> None:
+    """Release the lease; keep, release or vacate the claim. What cannot be given back lapses by itself.
+
+    Call it after the heartbeat stopped: it would say the claim again.
+    """
+    lease = parts.ownership.lease
+    if lease is None and not parts.ownership.claimed:
+        return
+    try:
+        connection = parts.session.connection()
+        if lease is not None:
+            calls.release_lease(connection, parts.key, epoch=lease.epoch, token=lease.token)
+            parts.ownership.drop_lease()
+        if parts.ownership.claimed:
+            _settle_claim(parts, connection)
+    except (OutboxError, psycopg.Error) as err:
+        _log.warning("could not give lease and claim back; they lapse by themselves", extra={"error": str(err)})
+
+
+def _settle_claim(parts: Parts, connection: psycopg.Connection[object]) -> None:
+    uid = parts.config.resource.uid
+    match parts.board.intent:
+        case Intent.KEEP_CLAIM:
+            _log.info("claim kept")
+        case Intent.RELEASE_CLAIM:
+            _log.info("claim released", extra={"released": calls.release_claim(connection, parts.key, uid)})
+        case None:
+            # Nobody said why: the resource may be gone. Another one may claim after the grace; we may at any time.
+            _log.info("claim vacated", extra={"vacated": calls.vacate_claim(connection, parts.key, uid)})
+    parts.ownership.drop_claim()

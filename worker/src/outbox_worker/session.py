@@ -1,0 +1,43 @@
+"""A connection that is opened when needed and dropped when it broke. A process has two: main loop and heartbeat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_worker.postgres.connection import ConnectionFiles
+
+
+class Session:
+    """Holds at most one connection in autocommit."""
+
+    def __init__(self, files: ConnectionFiles, application_name: str) -> None:
+        """Keep how to connect, and the name the server's views show."""
+        self._files = files
+        self._name = application_name
+        self._connection: psycopg.Connection[Any] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """There is a connection that is not known to be broken."""
+        return self._connection is not None and not self._connection.closed
+
+    def connection(self) -> psycopg.Connection[Any]:
+        """Return the connection, a new one if there was none or it broke.
+
+        Raises:
+            OutboxError: it cannot be opened.
+
+        """
+        if self._connection is None or self._connection.closed:
+            self._connection = None
+            self._connection = self._files.connect(self._name, autocommit=True)
+        return self._connection
+
+    def discard(self) -> None:
+        """Close it, whatever state it is in."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,121 @@
+"""What a worker process is told: command line, environment, and the configuration file that the operator writes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, ProcessorConfig
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import STATUS_PORT, TERMINATION_LOG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_GRACE_SECONDS = 30.0
+_IDENTITY_NAMESPACE = uuid.UUID("6f1f2a52-6d0d-5d0e-9a51-0b2f0d3b8f10")
+
+
+class Act(StrEnum):
+    """What the process is for."""
+
+    RUN = "run"
+    TRY_CLAIM = "try-claim"
+    RELEASE_CLAIM = "release-claim"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One process's settings; `pod_uid` and `pod` are inventions outside a cluster."""
+
+    act: Act
+    take_over: bool
+    config: Path
+    connections: Path
+    handler: Path
+    termination_log: Path
+    cluster_id: str | None
+    port: int
+    pod: str
+    pod_uid: str
+    grace_seconds: float
+    log_level: str
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Read command line and environment; argparse ends the process for a wrong line."""
+    given = _parser().parse_args(arguments)
+    act = Act.TRY_CLAIM if given.try_claim else Act.RELEASE_CLAIM if given.release_claim else Act.RUN
+    grace = environment.get("OUTBOX_GRACE_SECONDS", "")
+    return Settings(
+        act=act,
+        take_over=given.take_over,
+        config=given.config,
+        connections=given.connections,
+        handler=given.handler,
+        termination_log=given.termination_log,
+        cluster_id=given.cluster_id,
+        port=given.port,
+        pod=environment.get("POD_NAME") or socket.gethostname(),
+        pod_uid=environment.get("POD_UID") or str(uuid.uuid4()),
+        grace_seconds=float(grace) if grace.replace(".", "", 1).isdecimal() else _GRACE_SECONDS,
+        log_level=environment.get("OUTBOX_LOG_LEVEL", "INFO").upper(),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m outbox_worker", description="Run one outbox processor until SIGTERM."
+    )
+    acts = parser.add_mutually_exclusive_group()
+    acts.add_argument("--try-claim", action="store_true", help="ask for the claim once: exit 0 if ours, 10 if held")
+    acts.add_argument("--release-claim", action="store_true", help="give the resource's claim up and exit")
+    acts.add_argument(
+        "--take-over", action="store_true", help="run, and first take claim and lease by force from whoever has them"
+    )
+    parser.add_argument("--config", type=Path, default=CONFIG_PATH, help="the processor's JSON file (%(default)s)")
+    parser.add_argument(
+        "--connections", type=Path, default=CONNECTIONS_PATH, help="directory with source/ and target/ (%(default)s)"
+    )
+    parser.add_argument("--handler", type=Path, default=HANDLER_PATH, help="directory of Python files (%(default)s)")
+    parser.add_argument(
+        "--cluster-id", help="instead of the configuration's cluster: this process is another resource there"
+    )
+    parser.add_argument(
+        "--port", type=int, default=int(os.environ.get("OUTBOX_STATUS_PORT") or STATUS_PORT), help="HTTP port; 0: any"
+    )
+    parser.add_argument("--termination-log", type=Path, default=Path(TERMINATION_LOG), help="written if it exists")
+    return parser
+
+
+def read_config(settings: Settings) -> ProcessorConfig:
+    """Read the processor's file; with another cluster id the resource is another one, with a uid of its own.
+
+    Raises:
+        ConfigurationError: the file is absent or wrong; the message names the field.
+
+    """
+    try:
+        config = ProcessorConfig.model_validate_json(settings.config.read_bytes())
+    except OSError as err:
+        raise ConfigurationError(f"cannot read {settings.config}: {err.strerror}") from err
+    except ValidationError as err:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc']) or 'file'}: {fault['msg']}" for fault in err.errors()[:5]
+        )
+        raise ConfigurationError(f"{settings.config} is not a processor's configuration: {faults}") from err
+    if settings.cluster_id is None or settings.cluster_id == config.resource.cluster:
+        return config
+    # The same uid every time, so that it keeps its claim over restarts; never the original's.
+    name = f"{settings.cluster_id}/{config.resource.namespace}/{config.resource.name}"
+    uid = str(uuid.uuid5(_IDENTITY_NAMESPACE, name))
+    resource = config.resource.model_copy(update={"cluster": settings.cluster_id, "uid": uid})
+    return config.model_copy(update={"resource": resource, "sweep_uids": [], "resolution": None})

@@ -1,0 +1,126 @@
+"""Signals: SIGTERM asks the loop to stop, SIGALRM stops a handler that runs too long.
+
+Both only ever wake or interrupt the main thread; nothing is decided here.
+
+A handler is the user's code: it may compute, sleep or wait for a statement. The alarm interrupts all three, because
+`Interrupted` is a KeyboardInterrupt: psycopg answers it by cancelling the statement on the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_RESERVE: Final = 5.0
+"""Seconds of the grace period that are kept for rolling back, giving back and saying good-bye."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The time for a handler is over. Not an Exception, so that `except Exception` in a handler lets it through."""
+
+    def __init__(self, *, draining: bool) -> None:
+        """Keep why: the worker is to stop, or delivery.timeout is over."""
+        super().__init__("asked to stop" if draining else "delivery.timeout is over")
+        self.draining = draining
+
+    def as_error(self, what: str, *, detail: str | None = None) -> OutboxError:
+        """Say it in the domain's words; `what` ran for too long."""
+        if self.draining:
+            return TransientError(
+                f"{what} was interrupted and its batch is not stored: the worker was asked to stop",
+                reason=Reason.DRAINING,
+            )
+        return HandlerError(
+            f"{what} ran longer than delivery.timeout and was stopped; make it faster, raise delivery.timeout, or "
+            "lower delivery.batchSize",
+            reason=Reason.HANDLER_TIMEOUT,
+            detail=detail,
+        )
+
+
+class Wakeup:
+    """Lets signals and other threads end a wait of the main thread. A pipe: safe inside a signal handler."""
+
+    def __init__(self) -> None:
+        """Open the pipe."""
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+
+    def wake(self) -> None:
+        """End the wait that is going on, or else the next one."""
+        with contextlib.suppress(BlockingIOError):  # full: it will wake
+            os.write(self._writing, b"!")
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until woken."""
+        select.select([self._reading], [], [], max(0.0, seconds))
+        with contextlib.suppress(BlockingIOError):  # nobody woke us
+            os.read(self._reading, 4096)
+
+
+class Shutdown:
+    """What the signals said. Made in the main thread; the handlers run there too."""
+
+    def __init__(self, wakeup: Wakeup, grace: float) -> None:
+        """Install the handlers; `grace` is the pod's termination grace period in seconds."""
+        self._wakeup = wakeup
+        self._budget = max(grace - _RESERVE, grace / 2)
+        self._deadline: float | None = None
+        self._armed_until: float | None = None
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_stop)
+        signal.signal(signal.SIGALRM, self._on_alarm)
+
+    @property
+    def requested(self) -> bool:
+        """SIGTERM or SIGINT came."""
+        return self._deadline is not None
+
+    @contextlib.contextmanager
+    def limit(self, seconds: float) -> Iterator[None]:
+        """Let the block run so long at most, and no longer than the grace period once the worker is to stop.
+
+        Raises:
+            Interrupted: inside the block.
+
+        """
+        self._armed_until = time.monotonic() + seconds
+        try:
+            self._arm()
+            yield
+        finally:
+            self._armed_until = None
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _arm(self) -> None:
+        if self._armed_until is not None:
+            until = self._armed_until if self._deadline is None else min(self._armed_until, self._deadline)
+            signal.setitimer(signal.ITIMER_REAL, max(until - time.monotonic(), 0.001))
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._budget
+            self._arm()
+        self._wakeup.wake()
+
+    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        if self._armed_until is None:
+            return
+        draining = self._deadline is not None and self._deadline <= self._armed_until
+        # Once more in a while, should somebody swallow the interruption.
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        raise Interrupted(draining=draining)

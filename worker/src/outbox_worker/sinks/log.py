@@ -1,0 +1,54 @@
+"""Target `log`: one JSON line for each message on standard output. AtLeastOnce."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outbox_core.message import Batch, Message
+    from outbox_core.spec import LogTarget
+
+
+class LogSink:
+    """Writes lines; there is nothing to open."""
+
+    def __init__(self, target: LogTarget) -> None:
+        """Keep whether payloads are printed."""
+        self._payload = target.payload
+
+    def check(self) -> None:
+        """Nothing can be wrong."""
+
+    def changed(self) -> bool:
+        """Nothing can change."""
+        return False
+
+    def keep_alive(self) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def deliver(self, batch: Batch, epoch: int) -> int:
+        """Print the batch and flush, so that a line is out before its checkpoint is stored."""
+        sys.stdout.write("".join(self._line(message, epoch) for message in batch))
+        sys.stdout.flush()
+        return len(batch)
+
+    def _line(self, message: Message, epoch: int) -> str:
+        line: dict[str, object] = {
+            "level": "info",
+            "logger": "outbox.message",
+            "checkpoint": str(message.checkpoint),
+            "messageId": message.message_id,
+            "messageType": message.message_type,
+            "publicationId": message.publication_id,
+            "partitionKey": message.partition_key,
+            "scheduled": message.scheduled.isoformat(),
+            "epoch": epoch,
+        }
+        if self._payload:
+            line["data"] = message.json()
+        return json.dumps(line, ensure_ascii=False) + "\n"

@@ -1,0 +1,87 @@
+"""Target `python`: a user's function, called once for each batch as function(batch, connection)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.guard import GuardedConnection, HandlerEndedTransactionError
+from outbox_worker.handler import HandlerModule, describe, summary
+from outbox_worker.postgres.errors import translate
+from outbox_worker.shutdown import Interrupted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outbox_core.message import Batch
+    from outbox_core.spec import PythonTarget
+    from outbox_worker.transaction import Transaction
+
+
+_HANDLERS_OWN = frozenset({"25P02", "57014"})
+"""Of the errors that another try may mend: going on after an error, and a statement that ran into the timeout."""
+
+
+class PythonSink:
+    """Calls the function; what it does wrong is reported with its own traceback."""
+
+    needs_payload = True
+
+    def __init__(self, target: PythonTarget, directory: Path) -> None:
+        """Keep where the module is."""
+        self._directory = directory
+        self._module = HandlerModule(target, directory)
+
+    def check(self) -> None:
+        """Import the module and look at the function."""
+        self._module.function()
+
+    def changed(self) -> bool:
+        """Say whether the ConfigMap changed."""
+        return self._module.changed()
+
+    def keep_alive(self) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def handle(self, transaction: Transaction, batch: Batch) -> int:
+        """Call the function on the transaction's connection, guarded."""
+        function = self._module.function()
+        guarded = GuardedConnection(transaction.connection, transaction.mark)
+        try:
+            function(batch, guarded)
+            guarded.check_after()
+        except Interrupted as err:
+            raise err.as_error(self._module.name, detail=describe(err, self._directory)) from err
+        except HandlerEndedTransactionError as err:
+            err.detail = describe(err, self._directory)
+            raise
+        except (Exception, SystemExit) as err:  # sys.exit() in a handler ends a batch, not the worker
+            raise self._explain(err, guarded) from err
+        return len(batch)
+
+    def _explain(self, err: BaseException, guarded: GuardedConnection) -> OutboxError:
+        try:
+            guarded.check_violation()
+        except HandlerEndedTransactionError as violation:
+            violation.detail = describe(violation, self._directory)
+            return violation
+        if isinstance(err, OutboxError):
+            return err
+        reason = Reason.HANDLER_FAILED
+        if isinstance(err, psycopg.Error):
+            translated = translate(err)
+            if isinstance(translated, TransientError) and err.sqlstate not in _HANDLERS_OWN:
+                return translated
+            if err.sqlstate == "57014":
+                reason = Reason.HANDLER_TIMEOUT
+        return HandlerError(
+            f"{self._module.name} failed: {summary(err, self._directory)}",
+            reason=reason,
+            detail=describe(err, self._directory),
+        )

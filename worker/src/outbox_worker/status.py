@@ -1,0 +1,204 @@
+"""What this process says of itself: written by main loop and heartbeat, read by the HTTP server and at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.report import CheckpointView, ConflictSummary, Intent, LeaseView, Report, WorkerState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.processor import ProcessorState
+    from outbox_core.report import Bound, Lag, ResourceRef
+
+TERMINATION_BYTES: Final = 4000
+"""The kubelet keeps 4,096; a report that was cut in the middle could not be read."""
+_MESSAGE: Final = 1000
+_ERROR: Final = 1500
+_READY: Final = frozenset({WorkerState.ACTIVE, WorkerState.STANDBY, WorkerState.RETRYING})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is."""
+
+    pod: str
+    pod_uid: str
+    instance: str
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the heartbeat saw in the database."""
+
+    checkpoints: list[CheckpointView] = field(default_factory=list)
+    lag: Lag | None = None
+    bound: Bound | None = None
+    conflicts: ConflictSummary = field(default_factory=ConflictSummary)
+
+
+class StatusBoard:
+    """The latest of everything, behind one lock."""
+
+    def __init__(self, config: ProcessorConfig, identity: Identity, initial: ProcessorState) -> None:
+        """Start with nothing known."""
+        self._lock = threading.Lock()
+        self._config = config
+        self._identity = identity
+        self._state = initial
+        self._observed = Observed()
+        self._claim_holder: ResourceRef | None = None
+        self._lease_pod: str | None = None
+        self._last_error: str | None = None
+        self._intent: Intent | None = None
+        self.handled = 0
+        self.batches = 0
+        self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
+
+    @property
+    def state(self) -> ProcessorState:
+        """The loop's state."""
+        with self._lock:
+            return self._state
+
+    @property
+    def intent(self) -> Intent | None:
+        """What the operator last said about the claim."""
+        with self._lock:
+            return self._intent
+
+    def set_intent(self, intent: Intent) -> None:
+        """Remember what the operator says."""
+        with self._lock:
+            self._intent = intent
+
+    def set_state(self, state: ProcessorState) -> None:
+        """Take the loop's state."""
+        with self._lock:
+            self._state = state
+
+    def set_claim_holder(self, holder: ResourceRef | None) -> None:
+        """Take who holds the claim."""
+        with self._lock:
+            self._claim_holder = holder
+
+    def set_lease_pod(self, pod: str | None) -> None:
+        """Take who holds the lease."""
+        with self._lock:
+            self._lease_pod = pod
+
+    def set_observed(self, **seen: object) -> None:
+        """Take what the heartbeat saw; what is not named stays."""
+        with self._lock:
+            self._observed = replace(self._observed, **seen)  # type: ignore[arg-type]  # fields of Observed
+
+    def add_batch(self, count: int) -> None:
+        """Count a batch that was stored."""
+        with self._lock:
+            self.batches += 1
+            self.handled += count
+
+    def add_refusal(self, code: int) -> None:
+        """Count an answer of the contract that was not 1."""
+        with self._lock:
+            self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    def set_error(self, text: str) -> None:
+        """Keep the latest failure."""
+        with self._lock:
+            self._last_error = text[-_ERROR:]
+
+    @property
+    def is_ready(self) -> bool:
+        """The process does what it should: owner or standby. Waiting for a person or a mend is not ready."""
+        return self.state.state in _READY
+
+    def report(self) -> Report:
+        """Put it all together."""
+        with self._lock:
+            state, seen = self._state, self._observed
+            return Report(
+                processor_id=self._config.processor_id,
+                resource=self._config.resource,
+                generation=self._config.generation,
+                pod=self._identity.pod,
+                pod_uid=self._identity.pod_uid,
+                instance=self._identity.instance,
+                time=datetime.now(UTC),
+                state=state.state,
+                reason=state.reason,
+                message=state.message[:_MESSAGE],
+                claim_holder=self._claim_holder,
+                lease=self._lease_view(),
+                checkpoints=self._checkpoints(),
+                lag=seen.lag,
+                bound=seen.bound,
+                handled=self.handled,
+                batches=self.batches,
+                attempt=state.attempt,
+                start_from_used=state.start_from_used,
+                last_error=self._last_error,
+                conflicts=seen.conflicts,
+            )
+
+    def _lease_view(self) -> LeaseView | None:
+        lease = self._state.lease
+        if lease is not None:
+            return LeaseView(partition=lease.partition, epoch=lease.epoch, pod=self._identity.pod, held=True)
+        return LeaseView(pod=self._lease_pod) if self._lease_pod else None
+
+    def _checkpoints(self) -> list[CheckpointView]:
+        """What the loop stored is newer than what the heartbeat saw."""
+        stored = self._state.stored
+        if self._state.lease is None or stored is None:
+            return self._observed.checkpoints
+        seen = next((view for view in self._observed.checkpoints if view.pair == str(stored)), None)
+        return [seen or CheckpointView(pair=str(stored))]
+
+
+def format_termination(report: Report) -> str:
+    """Write the report so that the kubelet keeps all of it: texts are cut before anything else."""
+    for room in (_ERROR, 600, 200, 0):
+        short = report.model_copy(
+            update={
+                "message": report.message[: max(room, 120)],
+                "last_error": report.last_error[-room:] if report.last_error and room else None,
+            }
+        )
+        text = short.model_dump_json(by_alias=True, exclude_none=True)
+        if len(text.encode()) <= TERMINATION_BYTES:
+            return text
+    bare = short.model_copy(update={"bound": None, "lag": None, "message": report.message[:60]})
+    return bare.model_dump_json(by_alias=True, exclude_none=True)
+
+
+def write_termination(report: Report, path: Path) -> None:
+    """Leave the report where Kubernetes looks for it; outside a pod there is no such file."""
+    if path.exists():
+        path.write_text(format_termination(report), encoding="utf-8")
+
+
+class Progress:
+    """Whether the threads still move: each says before it does something how long that may take."""
+
+    def __init__(self) -> None:
+        """Expect nothing yet."""
+        self._lock = threading.Lock()
+        self._deadlines: dict[str, float] = {}
+
+    def expect(self, thread: str, *, within: float) -> None:
+        """Promise to be heard of again within so many seconds."""
+        with self._lock:
+            self._deadlines[thread] = time.monotonic() + within
+
+    def overdue(self) -> list[str]:
+        """Name the threads that broke their promise."""
+        now = time.monotonic()
+        with self._lock:
+            return [name for name, deadline in self._deadlines.items() if now > deadline]

@@ -1,0 +1,297 @@
+"""Carries out one step at a time and says what happened. It decides nothing: `outbox_core.processor` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from outbox_core import happening as h
+from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
+from outbox_core.errors import OutboxError, TransientError
+from outbox_core.processor import Step
+from outbox_core.report import Reason
+from outbox_core.spec import CheckpointTime, Guarantee
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres import checkpoints, conflicts, ownership, schema
+from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch
+    from outbox_core.ports import BrokerTarget, Target, TransactionTarget
+    from outbox_core.processor import ProcessorState
+    from outbox_core.report import Conflict
+    from outbox_worker.observer import Observer
+    from outbox_worker.ownership import Ownership
+    from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.session import Session
+    from outbox_worker.shutdown import Shutdown
+    from outbox_worker.status import StatusBoard
+
+_log = get_logger("outbox.worker")
+
+
+class Parts(Protocol):
+    """What a worker is made of; `outbox_worker.main` puts it together."""
+
+    config: ProcessorConfig
+    key: ProcessorKey
+    pod: str
+    token: UUID
+    session: Session
+    ownership: Ownership
+    observer: Observer
+    board: StatusBoard
+    shutdown: Shutdown
+    target: Target
+    transactional_target: bool
+
+
+class Steps:
+    """One method for each step that does something."""
+
+    def __init__(self, parts: Parts, *, take_over: bool) -> None:
+        """Keep the parts; `take_over` forces the first claim."""
+        self._parts = parts
+        self._force = take_over
+        self._reader = MessageReader(parts.config.source)
+        delivery = parts.config.delivery
+        self._lease = delivery.lease_duration
+        self._timeout = delivery.timeout.total_seconds()
+        self._runner = TransactionRunner(parts.key, lease=self._lease.total_seconds(), timeout=self._timeout)
+        self._actions = {
+            Step.PREPARE: self._prepare,
+            Step.CLAIM: self._claim,
+            Step.REVIEW: self._review,
+            Step.CHECK_TARGET: self._check_target,
+            Step.ACQUIRE: self._acquire,
+            Step.LOAD: self._load,
+            Step.FETCH: self._fetch,
+            Step.HANDLE: self._handle,
+            Step.STORE: self._store,
+            Step.CONFIRM: self._confirm,
+            Step.RECORD: self._record,
+        }
+
+    def perform(self, state: ProcessorState) -> h.Happening:
+        """Do the state's step.
+
+        Raises:
+            OutboxError: it could not be done.
+
+        """
+        return self._actions[state.step](state)
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        return self._parts.session.connection()
+
+    def _prepare(self, _state: ProcessorState) -> h.Happening:
+        connection = self._connection()
+        schema.ensure_schema(connection, self._parts.config.source)
+        schema.check_identity(connection, self._parts.config.source, self._parts.key)
+        self._parts.observer.start(self._reader)
+        return h.Prepared()
+
+    def _claim(self, _state: ProcessorState) -> h.Happening:
+        parts = self._parts
+        parts.ownership.drop_lease()
+        answer = ownership.claim(
+            self._connection(), parts.key, parts.config.resource, force=self._force, sweep_uids=parts.config.sweep_uids
+        )
+        parts.board.set_claim_holder(answer.holder)
+        if answer.granted:
+            self._force = False
+            parts.ownership.note_claim()
+        else:
+            parts.ownership.drop_claim()
+        return h.ClaimAnswered(answer.granted, answer.holder)
+
+    def _review(self, _state: ProcessorState) -> h.Happening:
+        """See whether a conflict is open; carry out the person's decision, if the resource has one for it."""
+        parts = self._parts
+        connection = self._connection()
+        summary = conflicts.summary(connection, parts.key)
+        note = ""
+        if summary.open is not None and parts.config.resolution is not None:
+            answer = conflicts.resolve(connection, parts.key.schema, parts.config.resolution)
+            _log.info("a decision about a conflict", extra={"answer": answer.name, "conflict": summary.open.id})
+            note = _NOTES.get(answer, "")
+            summary = conflicts.summary(connection, parts.key)
+        parts.board.set_observed(conflicts=summary)
+        return h.Reviewed(_open_conflict(summary.open) if summary.open else None, note)
+
+    def _check_target(self, _state: ProcessorState) -> h.Happening:
+        with self._parts.shutdown.limit(self._timeout):
+            self._parts.target.check()
+        return h.TargetReady()
+
+    def _acquire(self, _state: ProcessorState) -> h.Happening:
+        parts = self._parts
+        answer = ownership.acquire_lease(
+            self._connection(),
+            parts.key,
+            claim_uid=parts.config.resource.uid,
+            pod=parts.pod,
+            token=parts.token,
+            lease=self._lease,
+        )
+        parts.board.set_lease_pod(answer.pod)
+        if not answer.acquired or answer.epoch is None:
+            return h.LeaseAnswered(None, answer.pod)
+        lease = h.HeldLease(parts.key.partition, answer.epoch, parts.token)
+        parts.ownership.note_lease(lease)
+        _log.info("lease acquired", extra={"epoch": answer.epoch})
+        return h.LeaseAnswered(lease)
+
+    def _load(self, state: ProcessorState) -> h.Happening:
+        lease = _lease(state)
+        connection = self._connection()
+        with connection.transaction():
+            found = checkpoints.ensure_start(
+                connection,
+                self._parts.key,
+                self._parts.config.source,
+                self._parts.config.start_from,
+                epoch=lease.epoch,
+                token=lease.token,
+            )
+        if found is None:
+            return h.OwnershipLost("the lease went before the start was stored")
+        _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})
+        return h.Loaded(found.pair, found.start_from_used)
+
+    def _fetch(self, state: ProcessorState) -> h.Happening:
+        after = state.cursor
+        if after is None:
+            raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
+        limit = self._parts.config.delivery.batch_size
+        target = self._parts.target
+        if self._parts.transactional_target and not cast("TransactionTarget", target).needs_payload:
+            return h.Fetched(self._reader.bound_of(self._connection(), after, limit))
+        return h.Fetched(self._reader.fetch(self._connection(), after, limit))
+
+    def _handle(self, state: ProcessorState) -> h.Happening:
+        batch = state.batch
+        if batch is None:
+            raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
+        if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
+            first = self._parts.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
+            request = StoreRequest(_lease(state), state.stored, batch.examined, first=first)
+            return self._in_transaction(request, batch)
+        return self._deliver(state, batch)
+
+    def _in_transaction(self, request: StoreRequest | None, batch: Batch) -> h.Happening:
+        target = cast("TransactionTarget", self._parts.target)
+        connection = self._connection()
+
+        def effects(transaction: Transaction) -> int:
+            self._parts.ownership.enter(connection)
+            try:
+                with self._parts.shutdown.limit(self._timeout):
+                    return target.handle(transaction, batch)
+            except Interrupted as err:
+                raise err.as_error("the batch") from err
+            finally:
+                self._parts.ownership.leave()
+
+        return self._runner.run(connection, request, effects)
+
+    def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
+        """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
+        lease = _lease(state)
+        connection = self._connection()
+        if not ownership.renew_lease(
+            connection, self._parts.key, epoch=lease.epoch, token=lease.token, lease=self._lease
+        ):
+            stored = checkpoints.load(connection, self._parts.key)
+            pair = stored.pair if stored else None
+            return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, pair)
+        self._parts.ownership.note_renewal(lease)
+        if self._parts.transactional_target:
+            happened = self._in_transaction(None, batch)
+            return h.Delivered(happened.count) if isinstance(happened, h.Stored) else happened
+        try:
+            with self._parts.shutdown.limit(self._timeout):
+                return h.Delivered(cast("BrokerTarget", self._parts.target).deliver(batch, lease.epoch))
+        except Interrupted as err:
+            raise err.as_error("handing the batch over") from err
+
+    def _store(self, state: ProcessorState) -> h.Happening:
+        new = state.batch.examined if state.delivered and state.batch else state.cursor
+        if new is None:
+            raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
+        happened = self._runner.run(self._connection(), StoreRequest(_lease(state), state.stored, new))
+        if isinstance(happened, h.Stored) and state.delivered and state.batch:
+            return h.Stored(happened.pair, state.batch.matched_count)
+        return happened
+
+    def _confirm(self, state: ProcessorState) -> h.Happening:
+        """Find out about a transaction whose connection broke, before anything else."""
+        doubt = state.doubt
+        if doubt is None:
+            return h.NotStored()
+        lease = _lease(state)
+        connection = self._connection()
+        if doubt.committing:
+            settled = checkpoints.settle(connection, self._parts.key, epoch=lease.epoch, token=lease.token)
+            if not settled.owned:
+                return h.Refused(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
+            if settled.pair == doubt.new:
+                return h.Stored(doubt.new, state.batch.matched_count if state.batch else 0)
+        answer = self._runner.ask(connection, StoreRequest(lease, doubt.expected, doubt.new))
+        if answer is StoreAnswer.STORED:
+            return h.NotStored()
+        stored = checkpoints.load(connection, self._parts.key)
+        return h.Refused(answer, doubt.expected, doubt.new, stored.pair if stored else None)
+
+    def _record(self, state: ProcessorState) -> h.Happening:
+        refused = state.refusal
+        if refused is None:
+            raise TransientError("no refusal to record", reason=Reason.INTERNAL_ERROR)
+        parts = self._parts
+        lease = _lease(state)
+        connection = self._connection()
+        refusal = conflicts.Refusal(
+            code=refused.answer,
+            expected=refused.expected,
+            stored=refused.stored,
+            new=refused.new,
+            epoch=lease.epoch,
+            pod=parts.pod,
+            claim_uid=parts.config.resource.uid,
+            needs_person=refused.answer.needs_person,
+        )
+        number = conflicts.record_refusal(connection, parts.key, refusal)
+        if refused.answer.needs_person:
+            # A rewind is refused while an owner is live.
+            ownership.release_lease(connection, parts.key, epoch=lease.epoch, token=lease.token)
+        parts.ownership.drop_lease()
+        parts.board.set_observed(conflicts=conflicts.summary(connection, parts.key))
+        return h.Recorded(number)
+
+
+_NOTES = {
+    conflicts.ResolveAnswer.PAIR_DIFFERS: "the decision on the resource names another pair than the one stored now",
+    conflicts.ResolveAnswer.UNKNOWN: "the decision on the resource is about another conflict",
+    conflicts.ResolveAnswer.OWNER_LIVE: "the decision waits until the last owner's lease is over",
+}
+
+
+def _open_conflict(conflict: Conflict) -> h.OpenConflict:
+    return h.OpenConflict(
+        conflict.id,
+        conflict.code,
+        parse_checkpoint(conflict.expected) if conflict.expected else None,
+        parse_checkpoint(conflict.stored) if conflict.stored else None,
+    )
+
+
+def _lease(state: ProcessorState) -> h.HeldLease:
+    if state.lease is None:
+        raise OutboxError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
+    return state.lease

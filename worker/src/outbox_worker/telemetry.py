@@ -1,0 +1,124 @@
+"""Prometheus metrics, computed from the status board when they are asked for: no request touches the database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from outbox_core.checkpoint import parse_checkpoint
+from outbox_core.report import WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from outbox_core.report import Report
+    from outbox_worker.status import StatusBoard
+
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Telemetry:
+    """The registry of one process."""
+
+    def __init__(self, board: StatusBoard) -> None:
+        """Register what is served."""
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(BoardCollector(board))
+        self._seconds = Histogram(
+            "outbox_batch_seconds",
+            "Time from a batch in hand to its checkpoint stored, or to its failure.",
+            ["outcome"],
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+
+    def observe_batch(self, seconds: float, *, stored: bool) -> None:
+        """Take how long a batch took."""
+        self._seconds.labels("stored" if stored else "failed").observe(seconds)
+
+    def render(self) -> bytes:
+        """Return the text exposition."""
+        return generate_latest(self._registry)
+
+
+class BoardCollector(Collector):
+    """Reads the status board once for each scrape."""
+
+    def __init__(self, board: StatusBoard) -> None:
+        """Keep the board."""
+        self._board = board
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        report = self._board.report()
+        labels = [report.processor_id]
+        yield from self._counters(labels)
+        yield from _gauges(report, labels)
+        yield from _pairs(report, labels)
+        state = GaugeMetricFamily("outbox_state", "1 for the state the worker is in.", labels=["processor", "state"])
+        for each in WorkerState:
+            state.add_metric([*labels, each.value], float(each is report.state))
+        yield state
+
+    def _counters(self, labels: list[str]) -> Iterator[Metric]:
+        handled = CounterMetricFamily(
+            "outbox_messages_handled", "Messages handled by this process.", labels=["processor"]
+        )
+        handled.add_metric(labels, float(self._board.handled))
+        yield handled
+        batches = CounterMetricFamily("outbox_batches", "Batches stored by this process.", labels=["processor"])
+        batches.add_metric(labels, float(self._board.batches))
+        yield batches
+        refusals = CounterMetricFamily(
+            "outbox_conflicts",
+            "Answers of store_processor_checkpoint to this process that were not 1, by code.",
+            labels=["processor", "code"],
+        )
+        for code, count in sorted(self._board.refusals.items()):
+            refusals.add_metric([*labels, str(code)], float(count))
+        yield refusals
+
+
+def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
+    lease = report.lease
+    values: list[tuple[str, str, float | None]] = [
+        ("outbox_lag_messages", "Messages committed behind the checkpoint (at least, beyond the cap).",
+         report.lag.messages if report.lag else None),
+        ("outbox_lag_seconds", "Age of the oldest of them.", report.lag.seconds if report.lag else None),
+        ("outbox_bound_age_seconds", "For how long the reading bound has not moved though messages wait behind it.",
+         report.bound.age_seconds if report.bound else None),
+        ("outbox_attempt", "Failed attempts of the batch in hand.", report.attempt),
+        ("outbox_owner", "1 while this process holds the lease.", float(lease is not None and lease.held)),
+        ("outbox_epoch", "Epoch of the lease that this process holds.", lease.epoch if lease else None),
+        ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
+        ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
+        ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
+    ]  # fmt: skip
+    for name, text, value in values:
+        if value is not None:
+            gauge = GaugeMetricFamily(name, text, labels=["processor"])
+            gauge.add_metric(labels, float(value))
+            yield gauge
+
+
+def _pairs(report: Report, labels: list[str]) -> Iterator[Metric]:
+    transaction_id = GaugeMetricFamily(
+        "outbox_checkpoint_transaction_id", "First half of the stored checkpoint.", labels=["processor", "partition"]
+    )
+    position = GaugeMetricFamily(
+        "outbox_checkpoint_position", "Second half of the stored checkpoint.", labels=["processor", "partition"]
+    )
+    for view in report.checkpoints:
+        pair = parse_checkpoint(view.pair)
+        transaction_id.add_metric([*labels, str(view.partition)], float(pair.transaction_id))
+        position.add_metric([*labels, str(view.partition)], float(pair.position))
+    yield transaction_id
+    yield position

@@ -1,0 +1,169 @@
+"""One transaction of the worker: effects and checkpoint commit together, or neither.
+
+It takes no transaction id before the first write, so that a slow reader stalls nobody. Its idle timeout, below the
+lease, ends it on the server should this process be frozen: no lock of ours keeps a successor waiting, and a
+process that wakes up finds nothing left to commit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from outbox_core import happening as h
+from outbox_core.checkpoint import BEGINNING
+from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.guard import MARK
+from outbox_worker.postgres import checkpoints
+from outbox_worker.postgres.errors import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_core.checkpoint import Checkpoint, StoreAnswer
+    from outbox_worker.postgres.key import ProcessorKey
+
+_IDLE_SHARE: Final = 0.8
+"""Of the lease: the server ends an idle transaction this early, before another process may take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An open transaction, as targets see it: the connection, and the mark that tells this transaction from another."""
+
+    connection: psycopg.Connection[Any]
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """The checkpoint to store, under which lease; `first` stores it before the effects."""
+
+    lease: h.HeldLease
+    expected: Checkpoint | None
+    new: Checkpoint
+    first: bool = False
+
+
+class TransactionRunner:
+    """Runs transactions of one processor on connections in autocommit."""
+
+    def __init__(self, key: ProcessorKey, *, lease: float, timeout: float) -> None:
+        """Keep the settings; seconds."""
+        self._key = key
+        self._idle_limit = max(1, int(lease * _IDLE_SHARE * 1000))
+        self._statement_limit = max(1, int(timeout * 1000))
+
+    def run(
+        self,
+        connection: psycopg.Connection[Any],
+        request: StoreRequest | None,
+        effects: Callable[[Transaction], int] | None = None,
+    ) -> h.Stored | h.Refused | h.Unsure | h.Failed:
+        """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
+
+        Without a request only the effects are committed; the Stored that is returned then names no pair of ours.
+        """
+        committing = False
+        try:
+            transaction = self._begin(connection)
+            refused = self._store(connection, request) if request and request.first else None
+            count = effects(transaction) if effects and refused is None else 0
+            if request and not request.first:
+                refused = self._store(connection, request)
+            if refused is not None:
+                return self._roll_back_refused(connection, refused)
+            committing = True
+            self._commit(connection)
+        except psycopg.Error as err:
+            return self._after_error(connection, request, translate(err), committing=committing)
+        except OutboxError as err:
+            return self._after_error(connection, request, err, committing=committing)
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        return h.Stored(request.new if request else _NOWHERE, count)
+
+    def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+        """Return what the contract answers now, without any effect."""
+        try:
+            self._begin(connection)
+            return self._call(connection, request)
+        finally:
+            self._roll_back(connection)
+
+    def _begin(self, connection: psycopg.Connection[Any]) -> Transaction:
+        """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip."""
+        mark = uuid.uuid4().hex
+        connection.execute(
+            sql.SQL(
+                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+                "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
+                "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true)"
+            ).format(
+                idle=sql.Literal(str(self._idle_limit)),
+                statement=sql.Literal(str(self._statement_limit)),
+                name=sql.Literal(MARK),
+                mark=sql.Literal(mark),
+            )
+        )
+        return Transaction(connection, mark)
+
+    def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+        return checkpoints.store(
+            connection,
+            self._key,
+            new=request.new,
+            expected=request.expected,
+            epoch=request.lease.epoch,
+            token=request.lease.token,
+        )
+
+    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> h.Refused | None:
+        answer = self._call(connection, request)
+        if not answer.rolls_back:
+            return None
+        return h.Refused(answer, request.expected, request.new, None)
+
+    def _roll_back_refused(self, connection: psycopg.Connection[Any], refused: h.Refused) -> h.Refused:
+        self._roll_back(connection)
+        stored = checkpoints.load(connection, self._key)
+        return h.Refused(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
+
+    def _commit(self, connection: psycopg.Connection[Any]) -> None:
+        tag = connection.execute("COMMIT").statusmessage
+        if tag != "COMMIT":
+            raise TransientError(f"the server answered COMMIT with {tag}", reason=Reason.DATABASE_UNAVAILABLE)
+
+    def _after_error(
+        self,
+        connection: psycopg.Connection[Any],
+        request: StoreRequest | None,
+        error: OutboxError,
+        *,
+        committing: bool,
+    ) -> h.Unsure | h.Failed:
+        self._roll_back(connection)
+        if connection.closed and request is not None:
+            return h.Unsure(request.expected, request.new, committing, error)
+        if committing and not isinstance(error, TransientError):
+            # A deferred constraint speaks up at COMMIT: the effects are refused, as by any other statement.
+            return h.Failed(HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED))
+        return h.Failed(error)
+
+    def _roll_back(self, connection: psycopg.Connection[Any]) -> None:
+        """Roll back; a session in which that cannot be done is closed, which does the same."""
+        if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:
+            connection.close()
+
+
+_NOWHERE: Final = BEGINNING
