@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema
 
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Delivery, Engine, ObjectName, Source, SparkPlan, SpecModel, StartFrom, Target
@@ -23,9 +23,9 @@ ACCEPT_ANNOTATION: Final = f"{GROUP}/accept-checkpoint"
 REWIND_ANNOTATION: Final = f"{GROUP}/rewind-checkpoint"
 
 
-def rule(expression: str, message: str, **more: str) -> dict[str, str]:
+def rule(expression: str, message: str) -> dict[str, JsonValue]:
     """One CEL validation, with the remedy in its message."""
-    return {"rule": expression, "message": message, **more}
+    return {"rule": expression, "message": message}
 
 
 Quantity = Annotated[
@@ -138,7 +138,8 @@ class Spark(SparkPlan):
         json_schema_extra={
             "x-kubernetes-validations": [
                 rule(
-                    "!has(self.volumes) || self.volumes.all(v, !self.volumes.exists(w, w.name != v.name && w.mountPath == v.mountPath))",
+                    "!has(self.volumes) || "
+                    "self.volumes.all(v, !self.volumes.exists(w, w.name != v.name && w.mountPath == v.mountPath))",
                     "two volumes have the same mountPath: give each its own",
                 ),
             ]
@@ -166,7 +167,7 @@ class Spark(SparkPlan):
 _HAS_TARGET: Final = "has(self.target)"
 _BROKER: Final = "(has(self.target) && (has(self.target.rabbitmq) || has(self.target.log)))"
 
-SPEC_RULES: Final = (
+SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
         f"self.engine != 'Worker' || {_HAS_TARGET}",
         "engine Worker needs a target: set one of target.sql, target.python, target.rabbitmq, target.log",
@@ -195,7 +196,7 @@ SPEC_RULES: Final = (
     ),
     rule(
         f"!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || !{_BROKER}",
-        "a broker or log is not part of the database's transaction: set delivery.guarantee: AtLeastOnce or leave it out",
+        "a broker or log is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it out",
     ),
     rule(
         f"self.delivery.checkpoint != 'BeforeHandling' || !{_BROKER}",
@@ -214,14 +215,14 @@ class ProcessorSpec(SpecModel):
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": list(SPEC_RULES)})
 
-    processor_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*)$")] | None = (
-        Field(
-            None,
-            description=(
-                "Identity of the processor in the database: its checkpoints, claim and leases. At most one resource "
-                "in the world owns it. Absent: the resource's name. Cannot be changed."
-            ),
-        )
+    processor_id: (
+        Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*)$")] | None
+    ) = Field(
+        None,
+        description=(
+            "Identity of the processor in the database: its checkpoints, claim and leases. At most one resource "
+            "in the world owns it. Absent: the resource's name. Cannot be changed."
+        ),
     )
     suspend: bool = Field(
         False, description="Finish or roll back the batch and handle nothing; checkpoint and claim are kept."
@@ -253,7 +254,7 @@ ROOT_RULES: Final = (
     ),
     rule(
         f"{_ID.format('self')} == {_ID.format('oldSelf')}",
-        "processorId cannot be changed (absent, it is the resource's name): create another resource and hand over to it",
+        "processorId cannot be changed (absent, it is the name): create another resource and hand over to it",
     ),
     rule(
         "self.spec.engine == oldSelf.spec.engine || (self.spec.suspend && oldSelf.spec.suspend)",

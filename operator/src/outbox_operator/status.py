@@ -81,9 +81,12 @@ class OwnerStatus(StatusModel):
 class OwnershipStatus(StatusModel):
     """What is known about the claim, and when it is tried again."""
 
-    state: Annotated[str, Field(max_length=32)] = Field("Unknown", description="Unknown, Granted, Refused or HandedOver.")
+    state: Annotated[str, Field(max_length=32)] = Field(
+        "Unknown", description="Unknown, Granted, Refused or HandedOver."
+    )
     holder: OwnerRef | None = Field(None, description="Who holds it, when it is not this resource.")
     attempts: int = Field(0, description="Tries since it was refused.")
+    tries: int = Field(0, description="Tries ever; numbers the jobs that try.")
     last_try: Time | None = Field(None, description="Time of the last try.")
     next_try: Time | None = Field(None, description="A short-lived pod tries the claim again at this time.")
 

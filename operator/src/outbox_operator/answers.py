@@ -1,0 +1,153 @@
+"""PURE: the answer to each condition's question, from what is known and what was decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.report import WorkerState
+from outbox_operator.conditions import Answer, ConditionType, Reason
+from outbox_operator.learn import OwnershipState
+from outbox_operator.status import Phase
+
+if TYPE_CHECKING:
+    from outbox_operator.verdict import Knowledge, Verdict
+
+STALE_BOUND: Final = 30.0
+"""Seconds that the reading bound may stand still, with something waiting behind it, before it is worth a word."""
+
+
+def build_answers(known: Knowledge, verdict: Verdict, replicas: int) -> tuple[Answer, ...]:
+    """Answer every question."""
+    return (
+        _ready(verdict),
+        _reconciling(known, verdict, replicas),
+        _stalled(verdict),
+        _ownership(known),
+        _checkpoint(known),
+        _source(known),
+        _workers(known, verdict, replicas),
+        _suspended(known, verdict),
+    )
+
+
+def _ready(verdict: Verdict) -> Answer:
+    status = None if verdict.unknown else verdict.as_asked
+    return Answer(ConditionType.READY, status, verdict.reason, verdict.message)
+
+
+_IN_FLIGHT: Final = frozenset(
+    {Reason.STARTING, Reason.ROLLING_OUT, Reason.STOPPING, Reason.HANDING_OVER, Reason.RESOLVING}
+)
+
+
+def _reconciling(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
+    if verdict.reason in _IN_FLIGHT:
+        return Answer(ConditionType.RECONCILING, True, verdict.reason, verdict.message)
+    if verdict.halts and known.observed.runners:
+        message = "pods are finishing or rolling back their batch"
+        return Answer(ConditionType.RECONCILING, True, Reason.STOPPING, message)
+    behind = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
+    if behind and not verdict.halts:
+        message = f"{len(behind)} pods of the former spec are being replaced"
+        return Answer(ConditionType.RECONCILING, True, Reason.ROLLING_OUT, message)
+    if not verdict.halts and not verdict.stalled and verdict.phase is Phase.UNAVAILABLE:
+        return Answer(ConditionType.RECONCILING, True, verdict.reason, "tried again by itself")
+    return Answer(ConditionType.RECONCILING, False, Reason.AS_EXPECTED, f"{replicas} pods wanted")
+
+
+def _stalled(verdict: Verdict) -> Answer:
+    if verdict.stalled:
+        return Answer(ConditionType.STALLED, True, verdict.reason, verdict.message)
+    return Answer(ConditionType.STALLED, False, Reason.AS_EXPECTED)
+
+
+def _ownership(known: Knowledge) -> Answer:
+    ownership = known.ownership
+    holder = ownership.holder
+    who = f"{holder.cluster}/{holder.namespace}/{holder.name}" if holder is not None else "another resource"
+    processor_id = known.observed.processor.processor_id
+    if ownership.state == OwnershipState.GRANTED:
+        message = f"this resource holds the claim on processorId {processor_id!r}"
+        return Answer(ConditionType.OWNERSHIP_GRANTED, True, Reason.CLAIM_GRANTED, message)
+    if ownership.state == OwnershipState.REFUSED:
+        message = (
+            f"{who} owns processorId {processor_id!r}; tried again with backoff, {ownership.attempts} tries so far"
+        )
+        return Answer(ConditionType.OWNERSHIP_GRANTED, False, Reason.CLAIM_HELD, message)
+    if ownership.state == OwnershipState.HANDED_OVER:
+        message = f"processorId {processor_id!r} was handed over to {who}"
+        return Answer(ConditionType.OWNERSHIP_GRANTED, False, Reason.HANDED_OVER, message)
+    return Answer(ConditionType.OWNERSHIP_GRANTED, None, Reason.NOT_OBSERVED, "no worker has asked for the claim yet")
+
+
+def _checkpoint(known: Knowledge) -> Answer:
+    kind = ConditionType.CHECKPOINT_HEALTHY
+    conflict = known.conflicts.open
+    if conflict is not None:
+        reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
+        message = (
+            f"conflict {conflict.id}, code {conflict.code}: expected {conflict.expected or '(none)'}, stored "
+            f"{conflict.stored or '(no row)'}, told to pod {conflict.pod}"
+        )
+        if known.resolution is not None:
+            return Answer(kind, False, Reason.RESOLVING, message + "; a person decided, a worker carries it out")
+        return Answer(kind, False, reason, message + "; waits for a person, see Ready")
+    last = known.conflicts.last
+    uid = known.observed.processor.uid
+    foreign = last is not None and last.code == 4 and last.holder is not None and last.holder.uid != uid
+    if foreign and last is not None and known.ownership.state == OwnershipState.REFUSED:
+        holder = last.holder
+        message = (
+            f"conflict {last.id}, code 4: pod {last.pod} expected {last.expected or '(none)'}, stored is "
+            f"{last.stored or '(no row)'}; the batch was rolled back: "
+            f"{f'{holder.cluster}/{holder.namespace}/{holder.name}' if holder else 'another resource'} is the owner"
+        )
+        return Answer(kind, False, Reason.NOT_OWNER, message)
+    if known.lead is None and known.observed.previous.checkpoint is None:
+        return Answer(kind, None, Reason.NOT_OBSERVED, "no worker has read it yet")
+    return Answer(kind, True, Reason.AS_EXPECTED, f"{known.conflicts.count} refusals so far")
+
+
+def _source(known: Knowledge) -> Answer:
+    kind = ConditionType.SOURCE_CURRENT
+    bound = known.lead.bound if known.lead is not None else None
+    if bound is None:
+        return Answer(kind, None, Reason.NOT_OBSERVED, "no worker reads now")
+    if bound.age_seconds < STALE_BOUND:
+        return Answer(kind, True, Reason.BOUND_MOVES)
+    holder = bound.holder or "a session that this role may not see (grant pg_read_all_stats to see it)"
+    message = (
+        f"nothing at or above transaction {bound.transaction_id} can be read for {round(bound.age_seconds)} s although "
+        f"messages wait: held back by {holder}; end that transaction"
+    )
+    return Answer(kind, False, Reason.BOUND_STALLED, message)
+
+
+def _workers(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
+    kind = ConditionType.WORKERS_AVAILABLE
+    observed = known.observed
+    if replicas == 0:
+        return Answer(kind, None, Reason.NO_WORKERS, "no pods are wanted")
+    problems = [pod.problem for pod in observed.runners if pod.problem is not None and not pod.deleting]
+    if not problems and observed.workload is not None and observed.workload.problem is not None:
+        problems = [observed.workload.problem]
+    if problems:
+        return Answer(kind, False, problems[0].reason, problems[0].message)
+    ready = sum(pod.ready and not pod.deleting for pod in observed.runners)
+    if ready >= replicas:
+        return Answer(kind, True, Reason.AS_EXPECTED, f"{ready} of {replicas} pods are ready")
+    lead = known.lead
+    if lead is not None and lead.state not in (WorkerState.ACTIVE, WorkerState.STANDBY):
+        return Answer(kind, False, lead.reason, lead.message or f"pod {lead.pod} is {lead.state}")
+    reason = verdict.reason if verdict.reason in _IN_FLIGHT else Reason.STARTING
+    return Answer(kind, False, reason, f"{ready} of {replicas} pods are ready")
+
+
+def _suspended(known: Knowledge, verdict: Verdict) -> Answer:
+    kind = ConditionType.SUSPENDED
+    if known.observed.processor.spec.suspend:
+        gone = not known.observed.runners
+        return Answer(kind, gone, Reason.SUSPENDED if gone else Reason.STOPPING, "asked by spec.suspend")
+    if verdict.phase is Phase.BLOCKED and verdict.halts:
+        return Answer(kind, True, Reason.CONFLICT_OPEN, "a conflict waits for a person")
+    return Answer(kind, False, Reason.NOT_SUSPENDED)

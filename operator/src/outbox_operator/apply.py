@@ -1,0 +1,168 @@
+"""Carries a decision out: status first, then Events, intents, owned objects and jobs. Safe to be cut off anywhere.
+
+Status comes before anything destructive, so that a process killed in between finds written what it was about to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.report import Intent
+from outbox_operator.conditions import Reason
+from outbox_operator.drift import build_removal
+from outbox_operator.kube import KubeError, Where, where
+from outbox_operator.manifests import build_job, build_owned
+from outbox_operator.naming import INTENT_ANNOTATION
+from outbox_operator.observed import Problem
+from outbox_operator.reports import tell_intent
+from outbox_operator.resources import API_VERSION, KIND
+from outbox_operator.store import OWNED_KINDS, slim
+
+if TYPE_CHECKING:
+    from outbox_operator.decide import Decision
+    from outbox_operator.events import EventWriter
+    from outbox_operator.kube import Kube
+    from outbox_operator.observed import Observed
+    from outbox_operator.resources import Processor
+    from outbox_operator.settings import Images
+    from outbox_operator.status import ProcessorStatus
+    from outbox_operator.store import Body, Store
+
+log = logging.getLogger(__name__)
+
+_GENERATIONS: Final = {"Deployment", "StatefulSet"}
+"""Kinds whose status changes all the time: their generation counts changes of the spec alone."""
+
+
+class ObstacleError(Exception):
+    """An owned object cannot be made; the resource's status says so, and it is tried again."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Keep what people read."""
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def dump_status(status: ProcessorStatus) -> dict[str, Any]:
+    """Write a status as the resource has it."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def is_news(before: Body | None, after: dict[str, Any]) -> bool:
+    """Tell whether a status differs in more than the time of the report it is from."""
+    old = {key: value for key, value in (before or {}).items() if key != "reportedAt"}
+    return old != {key: value for key, value in after.items() if key != "reportedAt"}
+
+
+class Applier:
+    """Carries decisions out, one resource at a time."""
+
+    def __init__(self, kube: Kube, store: Store, images: Images, events: EventWriter) -> None:
+        """Write through these."""
+        self._kube = kube
+        self._store = store
+        self._images = images
+        self._events = events
+        self._applied: dict[Where, tuple[str, str, str]] = {}
+
+    async def apply(self, body: Body, observed: Observed, decision: Decision) -> None:
+        """Carry a decision out.
+
+        Raises:
+            ObstacleError: an owned object cannot be made as things are.
+            KubeError: the API server cannot be asked; try again.
+
+        """
+        processor = observed.processor
+        if not await self.write_status(body, dump_status(decision.status)):
+            return
+        for happening in decision.happenings:
+            await self._events.write(processor, happening)
+        if decision.keep_claim:
+            await self._tell(processor, decision.keep_claim)
+        if decision.replicas is not None:
+            await self._apply_owned(observed, decision, decision.replicas)
+        for job in decision.start_jobs:
+            if self._store.get("Job", processor.namespace, job.name) is None:
+                await self._refusable(self._kube.create(build_job(processor, self._images, job.name, job.role)))
+        for name in decision.finished_jobs:
+            await self._kube.delete(Where("Job", processor.namespace, name))
+        if decision.remove_annotations:
+            nothing = dict.fromkeys(decision.remove_annotations)
+            place = Where(KIND, processor.namespace, processor.name)
+            await self._kube.patch(place, {"metadata": {"uid": processor.uid, "annotations": nothing}})
+
+    async def write_status(self, body: Body, status: dict[str, Any]) -> bool:
+        """Write the status if it is news; False when the resource is gone."""
+        if not is_news(body.get("status"), status):
+            return True
+        meta = body["metadata"]
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            "status": status,
+        }
+        written = await self._kube.apply_status(manifest)
+        if written is not None:
+            self._store.put(slim({"kind": KIND, **written}))
+        return written is not None
+
+    async def _tell(self, processor: Processor, names: tuple[str, ...]) -> None:
+        pods = [self._store.get("Pod", processor.namespace, name) for name in names]
+        await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM)
+
+    async def _apply_owned(self, observed: Observed, decision: Decision, replicas: int) -> None:
+        processor = observed.processor
+        manifests = build_owned(processor, self._images, replicas, decision.resolution, decision.sweep_uids)
+        for manifest in manifests:
+            await self._apply_one(processor, manifest)
+        wanted = {where(manifest) for manifest in manifests}
+        for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
+            if where(child) not in wanted and _owned_by(child, processor.uid):
+                await self._kube.delete(where(child))
+
+    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> None:
+        place = where(manifest)
+        live = self._store.get(place.kind, place.namespace, place.name)
+        intent = manifest["metadata"]["annotations"][INTENT_ANNOTATION]
+        if live is not None and _owned_by(live, processor.uid) and self._applied.get(place) == _mark(intent, live):
+            return
+        await self._check_name(processor, place, live)
+        applied = await self._refusable(self._kube.apply(manifest))
+        removal = build_removal({"kind": place.kind, **applied})
+        if removal:
+            log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
+            applied = await self._kube.patch(place, removal) or applied
+        applied = {"kind": place.kind, **applied}
+        self._store.put(slim(applied))
+        self._applied[place] = _mark(intent, applied)
+
+    async def _check_name(self, processor: Processor, place: Where, live: Body | None) -> None:
+        """Never take over an object that is another's."""
+        found = live or await self._kube.get(place)
+        if found is None or _owned_by(found, processor.uid):
+            return
+        message = f"{place.kind} {place.name!r} exists and is not this resource's: delete it, or rename this resource"
+        raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
+
+    async def _refusable(self, request: Any) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] | None = await request
+        except KubeError as err:
+            if err.refused:
+                raise ObstacleError(Problem(Reason.APPLY_FAILED, err.message)) from err
+            raise
+        return answer or {}
+
+
+def _owned_by(body: Body, uid: str) -> bool:
+    return any(ref["uid"] == uid for ref in body["metadata"].get("ownerReferences") or ())
+
+
+def _mark(intent: str, body: Body) -> tuple[str, str, str]:
+    """Identify an object as we left it."""
+    meta = body["metadata"]
+    version = meta.get("generation") if body["kind"] in _GENERATIONS else meta["resourceVersion"]
+    return (intent, meta["uid"], str(version))

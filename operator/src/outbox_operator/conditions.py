@@ -1,0 +1,142 @@
+"""PURE: the conditions, their reasons, and when one of them changes.
+
+`Ready` answers whether what was asked is so. `Reconciling` and `Stalled` are abnormal-true, as kstatus (Helm 4, Flux)
+reads them. Reasons are the words of this enum or of `outbox_core.report.Reason`; `docs/conflicts.md` explains them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from outbox_operator.status import MAX_MESSAGE, Condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+
+class ConditionType(StrEnum):
+    """The questions."""
+
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+    OWNERSHIP_GRANTED = "OwnershipGranted"
+    CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    SOURCE_CURRENT = "SourceCurrent"
+    WORKERS_AVAILABLE = "WorkersAvailable"
+    SUSPENDED = "Suspended"
+
+
+class Reason(StrEnum):
+    """The operator's own reasons; a worker's reasons (`outbox_core.report.Reason`) appear as they are."""
+
+    AS_EXPECTED = "AsExpected"
+    """Nothing to say."""
+    NOT_OBSERVED = "NotObserved"
+    """No worker has said anything about it yet."""
+    RUNNING = "Running"
+    """Messages are being handled, or there are none to handle."""
+    STARTING = "Starting"
+    """Pods were made; none of them is the active owner yet."""
+    ROLLING_OUT = "RollingOut"
+    """The spec changed; the old pods are being replaced."""
+    STOPPING = "Stopping"
+    """Pods are finishing or rolling back their batch."""
+    SUSPENDED = "Suspended"
+    """Asked by spec.suspend."""
+    NOT_SUSPENDED = "NotSuspended"
+    """Neither the spec nor a conflict keeps the workers away."""
+    SCALED_TO_ZERO = "ScaledToZero"
+    """Asked by spec.worker.replicas: 0."""
+    CLAIM_GRANTED = "ClaimGranted"
+    """This resource holds the claim."""
+    CLAIM_HELD = "ClaimHeld"
+    """Another resource holds the claim on the processorId."""
+    HANDING_OVER = "HandingOver"
+    """spec.handOverTo is being carried out."""
+    HANDED_OVER = "HandedOver"
+    """The claim was given to the resource named by spec.handOverTo."""
+    HAND_OVER_FAILED = "HandOverFailed"
+    """The claim could not be given away."""
+    CONFLICT_OPEN = "ConflictOpen"
+    """A conflict waits for a person."""
+    RESOLVING = "Resolving"
+    """A person decided about the conflict; a worker carries it out."""
+    CHECKPOINT_AHEAD = "CheckpointAhead"
+    """A worker was told 2: the stored pair is further ahead than it had written."""
+    CHECKPOINT_OLDER = "CheckpointOlder"
+    """A worker was told 3: the stored pair is older than it had written."""
+    NOT_OWNER = "NotOwner"
+    """A worker was told 4 because another resource took the processor over."""
+    BOUND_MOVES = "BoundMoves"
+    """What is committed becomes readable."""
+    BOUND_STALLED = "BoundStalled"
+    """A transaction or prepared transaction holds the reading bound back."""
+    INVALID_SPEC = "InvalidSpec"
+    """The spec cannot be read by this version of the operator."""
+    WORKER_UNREACHABLE = "WorkerUnreachable"
+    """A pod runs and does not answer at /status."""
+    NO_WORKERS = "NoWorkers"
+    """No pods are wanted."""
+    CONNECTION_SECRET_INVALID = "ConnectionSecretInvalid"  # noqa: S105
+    """A Secret is missing."""
+    CONFIG_MAP_MISSING = "ConfigMapMissing"
+    """A ConfigMap is missing."""
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    """The image cannot be pulled."""
+    UNSCHEDULABLE = "Unschedulable"
+    """No node takes the pod."""
+    POD_REJECTED = "PodRejected"
+    """The API server refuses the pod (admission, quota)."""
+    CRASHING = "Crashing"
+    """The container ends again and again."""
+    POD_NOT_STARTED = "PodNotStarted"
+    """The pod does not start."""
+    NAME_TAKEN = "NameTaken"
+    """An object of another owner has the name that this one needs."""
+    APPLY_FAILED = "ApplyFailed"
+    """The API server refused an owned object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a condition says now; `conditions.answered` decides whether that is a change."""
+
+    type: ConditionType
+    status: bool | None
+    reason: str
+    message: str = ""
+
+
+def answered(
+    previous: Iterable[Condition], answers: Iterable[Answer], *, generation: int, now: datetime
+) -> list[Condition]:
+    """Turn answers into conditions: the transition time moves only when the status does.
+
+    Conditions of other types, set by somebody else, are not ours and not in the result.
+    """
+    before = {condition.type: condition for condition in previous}
+    result = []
+    for answer in answers:
+        status = {True: "True", False: "False", None: "Unknown"}[answer.status]
+        old = before.get(answer.type)
+        unchanged = old is not None and old.status == status
+        result.append(
+            Condition(
+                type=answer.type,
+                status=status,
+                reason=answer.reason,
+                message=shorten(answer.message),
+                last_transition_time=old.last_transition_time if old is not None and unchanged else now,
+                observed_generation=generation,
+            )
+        )
+    return result
+
+
+def shorten(text: str, limit: int = MAX_MESSAGE) -> str:
+    """Cut a message to what the schema takes."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,63 @@
+"""Registers with Kopf, used as an informer only: it watches and delivers; it never patches a resource.
+
+Only `on.event`: other handlers write annotations or finalizers on users' resources, or run on a diff that a restart
+loses. Kopf discovers nothing but the kinds named here, and watches other kinds filtered by our label.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import kopf
+
+from outbox_operator.naming import SELECTOR
+from outbox_operator.resources import GROUP, KIND, PLURAL, VERSION
+from outbox_operator.store import slim
+
+if TYPE_CHECKING:
+    from outbox_operator.controller import Controller
+
+SOURCES: Final = {
+    "Deployment": ("apps", "v1", "deployments"),
+    "StatefulSet": ("apps", "v1", "statefulsets"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "Service": ("", "v1", "services"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "Job": ("batch", "v1", "jobs"),
+    "Pod": ("", "v1", "pods"),
+}
+
+
+def build_registry(controller: Controller) -> kopf.OperatorRegistry:
+    """Register the informers."""
+    registry = kopf.OperatorRegistry()
+    for kind, place in {KIND: (GROUP, VERSION, PLURAL), **SOURCES}.items():
+        _register(registry, controller, kind, place)
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_via_client(**kwargs)
+
+    return registry
+
+
+def _register(registry: kopf.OperatorRegistry, controller: Controller, kind: str, place: tuple[str, str, str]) -> None:
+    @kopf.on.event(*place, registry=registry, id=f"seen-{kind}")
+    async def seen(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - Kopf's name
+        controller.seen(slim({**body, "kind": kind}), deleted=type == "DELETED")
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """Set Kopf up: no peering, no scanning, no posting, watches that notice their own silence."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.watching.server_timeout = 300
+    settings.watching.inactivity_timeout = 70
+    settings.networking.request_timeout = 30
+    settings.process.ultimate_exiting_timeout = 20
+    for group, version, plural in SOURCES.values():
+        settings.watching.label_selectors[group, version, plural] = SELECTOR
+    return settings

@@ -1,0 +1,297 @@
+"""PURE: what the workers' reports add to what status already says. Nothing heard changes nothing.
+
+The operator never opens the database; this is all it ever learns. A report is believed for what its state can know: a
+process that has not reached the database says nothing about claim and conflicts. Times: `now` is the operator's clock
+and only paces tries; who owns what is the database's word, carried in the reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.checkpoint import parse_checkpoint
+from outbox_core.config import Resolution, ResolutionAction
+from outbox_core.report import ExitCode, WorkerState
+from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
+from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
+from outbox_operator.status import (
+    BoundStatus,
+    CheckpointStatus,
+    ConflictsStatus,
+    ConflictStatus,
+    LagStatus,
+    OwnerRef,
+    OwnershipStatus,
+    OwnerStatus,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from outbox_core.report import Conflict, Lag, Report, ResourceRef
+    from outbox_operator.observed import JobView, Observed, PodView
+
+FIRST_TRY: Final = timedelta(seconds=10)
+LONGEST_TRY: Final = timedelta(minutes=5)
+QUICK_TRY: Final = timedelta(seconds=3)
+"""Least time between two tries when the owner is known to be gone."""
+
+
+class OwnershipState:
+    """Values of status.ownership.state."""
+
+    UNKNOWN: Final = "Unknown"
+    GRANTED: Final = "Granted"
+    REFUSED: Final = "Refused"
+    HANDED_OVER: Final = "HandedOver"
+
+
+def owner_ref(ref: ResourceRef | None) -> OwnerRef | None:
+    """Turn a report's reference into status."""
+    return None if ref is None else OwnerRef(cluster=ref.cluster, namespace=ref.namespace, name=ref.name, uid=ref.uid)
+
+
+def lead_report(observed: Observed) -> Report | None:
+    """Pick the report that speaks for the processor: the lease holder's, else the newest that knows something."""
+    held = [report for report in observed.reports if report.lease is not None and report.lease.held]
+    informed = [report for report in observed.reports if report.state is not WorkerState.STARTING]
+    for candidates in (held, informed, list(observed.reports)):
+        if candidates:
+            return candidates[0]
+    return None
+
+
+def learn_owner(observed: Observed) -> OwnerStatus | None:
+    """Say which pod holds the lease, as one of our processes knows it; nothing while no process answers."""
+    report = lead_report(observed)
+    if report is None or report.lease is None or not report.lease.pod:
+        return None
+    return OwnerStatus(pod=report.lease.pod[:256], epoch=report.lease.epoch or 0)
+
+
+def learn_checkpoint(observed: Observed) -> CheckpointStatus | None:
+    """Say how far was examined; without news, the last known value stays."""
+    report = lead_report(observed)
+    if report is None or not report.checkpoints:
+        return observed.previous.checkpoint
+    view = report.checkpoints[0]
+    return CheckpointStatus(partition=view.partition, pair=view.pair, stored_at=view.stored_at)
+
+
+def learn_lag(observed: Observed) -> LagStatus | None:
+    """Say what waits; without news, the last known value stays."""
+    report = lead_report(observed)
+    if report is None or report.lag is None:
+        return observed.previous.lag
+    lag = report.lag
+    return LagStatus(messages=lag.messages, at_least=lag.at_least, seconds=round(lag.seconds, 1), text=format_lag(lag))
+
+
+def format_lag(lag: Lag) -> str:
+    """Write the lag in short: `0`, `1200 (8s)`, `>=100000 (340s)`."""
+    if lag.messages == 0:
+        return "0"
+    return f"{'>=' if lag.at_least else ''}{lag.messages} ({round(lag.seconds)}s)"
+
+
+def learn_bound(observed: Observed) -> BoundStatus | None:
+    """Say up to where can be read; without news, the last known value stays."""
+    report = lead_report(observed)
+    if report is None or report.bound is None:
+        return observed.previous.bound
+    bound = report.bound
+    return BoundStatus(
+        transaction_id=bound.transaction_id,
+        age_seconds=round(bound.age_seconds, 1),
+        holder=bound.holder[:1024] if bound.holder else None,
+    )
+
+
+def conflict_status(conflict: Conflict | None) -> ConflictStatus | None:
+    """Turn a report's conflict into status."""
+    if conflict is None:
+        return None
+    values = conflict.model_dump(exclude={"holder"})
+    return ConflictStatus(**values, holder=owner_ref(conflict.holder))
+
+
+def learn_conflicts(observed: Observed, resolution: Resolution | None) -> ConflictsStatus:
+    """Merge the counters that the processes read from the database.
+
+    An open conflict is believed of whoever reports it, and closed only when a person has decided it and a process that
+    has read the database since says that none is open: a standby that has not looked again must not reopen the road.
+    """
+    previous = observed.previous.conflicts
+    informed = [report for report in (*observed.reports, *observed.last_words) if report.state not in UNINFORMED_STATES]
+    heard = sorted(
+        (report for report in (*observed.reports, *observed.last_words)), key=lambda r: r.conflicts.count, reverse=True
+    )
+    best = heard[0].conflicts if heard and heard[0].conflicts.count >= previous.count else None
+    last = conflict_status(best.last) if best is not None and best.last is not None else previous.last
+    return ConflictsStatus(
+        count=best.count if best is not None else previous.count,
+        by_code=best.by_code if best is not None else previous.by_code,
+        last=last,
+        open=_learn_open(observed, resolution),
+        strangers=max([previous.strangers, *(report.conflicts.strangers for report in informed)]),
+    )
+
+
+def _learn_open(observed: Observed, resolution: Resolution | None) -> ConflictStatus | None:
+    previous = observed.previous.conflicts.open
+    live = [report for report in observed.reports if report.state not in UNINFORMED_STATES]
+    reported = [r.conflicts.open for r in live if r.conflicts.open is not None]
+    if reported:
+        return conflict_status(max(reported, key=lambda conflict: conflict.id))
+    if previous is not None:
+        decided = resolution is not None and resolution.conflict_id == previous.id
+        return None if decided and live else previous
+    last_words = [r.conflicts.open for r in observed.last_words if r.conflicts.open is not None and not live]
+    return conflict_status(last_words[0]) if last_words else None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A person's annotation, read."""
+
+    annotation: str
+    resolution: Resolution | None
+    error: str | None
+
+
+def read_resolution(annotations: Mapping[str, str]) -> Decided | None:
+    """Read the annotation that decides an open conflict; None when there is none.
+
+    An unreadable one is an error for a person to see, and decides nothing.
+    """
+    for annotation, action in (
+        (ACCEPT_ANNOTATION, ResolutionAction.ACCEPT),
+        (REWIND_ANNOTATION, ResolutionAction.REWIND),
+    ):
+        text = annotations.get(annotation)
+        if text is None:
+            continue
+        number, _, pair = text.partition("=")
+        try:
+            resolution = Resolution(
+                conflict_id=int(number), action=action, pair=str(parse_checkpoint(pair)), decided_by=annotation
+            )
+        except ValueError:
+            error = f"{annotation}: {text[:100]!r} must be CONFLICT=TRANSACTION_ID:POSITION, for example 7=815:42"
+            return Decided(annotation, None, error)
+        return Decided(annotation, resolution, None)
+    return None
+
+
+def learn_ownership(observed: Observed, now: datetime) -> OwnershipStatus:
+    """Say whether the claim is ours, and when it is tried again while it is not."""
+    previous = observed.previous.ownership
+    if observed.processor.spec.hand_over_to is None and previous.state == OwnershipState.HANDED_OVER:
+        previous = previous.model_copy(update={"state": OwnershipState.REFUSED, "attempts": 0, "next_try": now})
+    heard = _hear_workers(observed)
+    if heard is None and (tried := _finished_try(observed, previous)) is not None:
+        return _after_try(observed, previous, tried, now)
+    if heard is None:
+        return _hurry(observed, _heed_siblings(observed, previous, now), now)
+    granted, holder = heard
+    if granted:
+        return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries)
+    if previous.state == OwnershipState.REFUSED:
+        return _hurry(observed, previous.model_copy(update={"holder": holder or previous.holder}), now)
+    return OwnershipStatus(
+        state=OwnershipState.REFUSED, holder=holder, tries=previous.tries, last_try=now, next_try=now + FIRST_TRY
+    )
+
+
+def _hear_workers(observed: Observed) -> tuple[bool, OwnerRef | None] | None:
+    """What running workers say about the claim: (ours, holder); None when none knows."""
+    for report in observed.reports:
+        said = _claim_in(report, observed.processor.uid)
+        if said is not None:
+            return said
+    return None
+
+
+def _claim_in(report: Report, uid: str) -> tuple[bool, OwnerRef | None] | None:
+    if report.state is WorkerState.CLAIM_REFUSED:
+        return False, owner_ref(report.claim_holder)
+    if report.state in OWNING_STATES:
+        return True, None
+    if report.claim_holder is not None and report.claim_holder.uid == uid:
+        return True, None
+    return None
+
+
+def _heed_siblings(observed: Observed, previous: OwnershipStatus, now: datetime) -> OwnershipStatus:
+    """A new resource whose processorId an older one of this cluster owns starts with a try, not with workers."""
+    if previous.state != OwnershipState.UNKNOWN or observed.runners:
+        return previous
+    owner = next((s for s in observed.siblings if s.granted and s.created <= observed.created), None)
+    if owner is None:
+        return previous
+    cluster = observed.processor.cluster
+    holder = OwnerRef(cluster=cluster, namespace=owner.namespace, name=owner.name, uid=owner.uid)
+    return previous.model_copy(update={"state": OwnershipState.REFUSED, "holder": holder, "next_try": now})
+
+
+def _hurry(observed: Observed, ownership: OwnershipStatus, now: datetime) -> OwnershipStatus:
+    """Bring the next try forward when the holder is known to be gone, or has handed over to us."""
+    if ownership.state != OwnershipState.REFUSED:
+        return ownership
+    last = ownership.last_try
+    given = [s.handed_over_at for s in observed.siblings if s.handed_over_to == str(_place(observed))]
+    offered = any(at is not None and (last is None or last <= at) for at in given)
+    if not (observed.holder_gone or offered):
+        return ownership
+    soonest = now if last is None else max(now, last + QUICK_TRY)
+    planned = ownership.next_try
+    return ownership.model_copy(update={"next_try": soonest if planned is None else min(planned, soonest)})
+
+
+def _place(observed: Observed) -> str:
+    processor = observed.processor
+    return f"{processor.cluster}/{processor.namespace}/{processor.name}"
+
+
+def claim_job_name(name: str, tries: int) -> str:
+    """Name the job of one try; the number, never used again, keeps two tries apart."""
+    return f"{name}-claim-{tries}"
+
+
+def _finished_try(observed: Observed, previous: OwnershipStatus) -> tuple[JobView, PodView | None] | None:
+    name = claim_job_name(observed.processor.name, previous.tries)
+    job = next((job for job in observed.jobs if job.name == name and job.finished), None)
+    if job is None or previous.state != OwnershipState.REFUSED:
+        return None
+    pod = next((pod for pod in observed.pods if pod.role is Role.CLAIM and pod.job == name), None)
+    return job, pod
+
+
+def _after_try(
+    observed: Observed, previous: OwnershipStatus, tried: tuple[JobView, PodView | None], now: datetime
+) -> OwnershipStatus:
+    job, pod = tried
+    if job.succeeded:
+        return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries + 1, last_try=now)
+    holder = previous.holder
+    if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and pod.last_words is not None:
+        holder = owner_ref(pod.last_words.claim_holder) or holder
+    attempts = previous.attempts + 1
+    wait = next_try_after(attempts, observed.processor.uid)
+    return OwnershipStatus(
+        state=OwnershipState.REFUSED,
+        holder=holder,
+        attempts=attempts,
+        tries=previous.tries + 1,
+        last_try=now,
+        next_try=now + wait,
+    )
+
+
+def next_try_after(attempts: int, uid: str) -> timedelta:
+    """Wait between tries: 10 s doubled up to 5 min, spread by up to a tenth so that many do not try in step."""
+    doublings: int = 1 << min(max(attempts - 1, 0), 10)
+    return min(FIRST_TRY * doublings, LONGEST_TRY) * (1 + (sum(uid.encode()) % 100) / 1000)

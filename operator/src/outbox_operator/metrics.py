@@ -1,0 +1,65 @@
+"""Prometheus metrics of the operator; a worker's own metrics are at the worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
+
+    from outbox_operator.store import Body, Store
+
+RECONCILE_SECONDS: Final = Histogram(
+    "outbox_operator_reconcile_seconds",
+    "Duration of one reconcile.",
+    buckets=(0.005, 0.02, 0.1, 0.5, 2, 10),
+)
+RECONCILE_FAILURES: Final = Counter("outbox_operator_reconcile_failures", "Reconciles that failed and are tried again.")
+QUEUE_DEPTH: Final = Gauge("outbox_operator_queue_depth", "Resources that are due and wait.")
+MISSED_CHANGES: Final = Counter(
+    "outbox_operator_missed_changes", "Changes that a listing found and no watch had delivered."
+)
+LEADER: Final = Gauge("outbox_operator_leader", "1 in the active process.")
+
+
+class ProcessorCollector:
+    """Reads the resources' figures out of the store when it is scraped."""
+
+    def __init__(self, store: Store) -> None:
+        """Read from `store`."""
+        self._store = store
+
+    def collect(self) -> Iterable[Metric]:
+        """Build the gauges."""
+        labels = ["namespace", "name", "processor_id"]
+        ready = GaugeMetricFamily("outbox_processor_ready", "1: what was asked is so.", labels=labels)
+        messages = GaugeMetricFamily("outbox_processor_lag_messages", "Messages that wait.", labels=labels)
+        seconds = GaugeMetricFamily("outbox_processor_lag_seconds", "Age of the oldest.", labels=labels)
+        conflicts = GaugeMetricFamily(
+            "outbox_processor_conflicts", "Refusals since the processor exists.", labels=[*labels, "code"]
+        )
+        for body in self._store.resources():
+            names, status = _names(body), body.get("status") or {}
+            is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+            ready.add_metric(names, float(is_ready))
+            if "lag" in status:
+                messages.add_metric(names, status["lag"]["messages"])
+                seconds.add_metric(names, status["lag"]["seconds"])
+            for code, count in ((status.get("conflicts") or {}).get("byCode") or {}).items():
+                conflicts.add_metric([*names, code], count)
+        return [ready, messages, seconds, conflicts]
+
+
+def _names(body: Body) -> list[str]:
+    meta = body["metadata"]
+    return [meta["namespace"], meta["name"], (body.get("spec") or {}).get("processorId") or meta["name"]]
+
+
+def register(store: Store) -> None:
+    """Serve the resources' figures."""
+    REGISTRY.register(ProcessorCollector(store))

@@ -1,0 +1,140 @@
+"""Reads the informers' store and the workers' reports into one frozen `Observed`; decides nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from outbox_operator.kube import KubeError, Where
+from outbox_operator.learn import OwnershipState
+from outbox_operator.manifests import template_hash
+from outbox_operator.naming import workload_name
+from outbox_operator.observed import RUNNERS, Observed, PodView, Sibling
+from outbox_operator.podstate import is_waiting, role_of, view_job, view_pod, view_workload
+from outbox_operator.resources import KIND, parse_processor
+from outbox_operator.status import ProcessorStatus
+from outbox_operator.store import key_of
+
+if TYPE_CHECKING:
+    from outbox_operator.kube import Kube
+    from outbox_operator.observed import Problem
+    from outbox_operator.reports import Reporters
+    from outbox_operator.resources import Processor
+    from outbox_operator.settings import Images
+    from outbox_operator.status import OwnerRef
+    from outbox_operator.store import Body, Store
+
+PATIENCE: Final = 1.5
+"""Seconds that a pod may wait for its containers before its Events are read."""
+
+
+def read_time(text: str) -> datetime:
+    """Read an API server's time."""
+    return datetime.fromisoformat(text)
+
+
+def read_status(body: Body) -> ProcessorStatus:
+    """Read the former status; one that this version cannot read counts as none."""
+    try:
+        return ProcessorStatus.model_validate(body.get("status") or {})
+    except ValidationError:
+        return ProcessorStatus()
+
+
+class Observer:
+    """Observes one resource at a time."""
+
+    def __init__(self, kube: Kube, store: Store, reporters: Reporters, images: Images, cluster: str) -> None:
+        """Read from these."""
+        self._kube = kube
+        self._store = store
+        self._reporters = reporters
+        self._images = images
+        self._cluster = cluster
+
+    async def observe(self, body: Body, obstacle: Problem | None) -> Observed:
+        """Observe a resource.
+
+        Raises:
+            pydantic.ValidationError: its spec cannot be read.
+
+        """
+        processor = parse_processor(body, self._cluster)
+        previous = read_status(body)
+        key = key_of(body)
+        kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
+        workload = self._store.get(kind, processor.namespace, workload_name(processor))
+        pods = [await self._pod(pod) for pod in self._store.children(key, "Pod") if role_of(pod) is not None]
+        jobs = [view_job(job, role) for job in self._store.children(key, "Job") if (role := role_of(job)) is not None]
+        return Observed(
+            processor=processor,
+            created=read_time(body["metadata"]["creationTimestamp"]),
+            previous=previous,
+            workload=view_workload(workload) if workload is not None else None,
+            intent_hash=template_hash(processor, self._images),
+            pods=tuple(pods),
+            jobs=tuple(jobs),
+            siblings=self._siblings(processor),
+            holder_gone=await self._holder_gone(previous),
+            obstacle=obstacle,
+        )
+
+    async def _pod(self, pod: Body) -> PodView:
+        role = role_of(pod)
+        if role is None:
+            raise ValueError("a pod without a role is none of ours")
+        meta = pod["metadata"]
+        heard = self._reporters.heard(meta["uid"])
+        age = (datetime.now(UTC) - read_time(meta["creationTimestamp"])).total_seconds()
+        notes = await self._notes(meta["namespace"], meta["uid"]) if age > PATIENCE and is_waiting(pod) else []
+        return view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
+
+    async def _notes(self, namespace: str, uid: str) -> list[str]:
+        """Fetch the warnings about a pod, newest first; none when they may not be read."""
+        try:
+            fields = f"involvedObject.uid={uid},type=Warning"
+            events = [event async for event in self._kube.list("Event", namespace, fields=fields)]
+        except KubeError:
+            return []
+        events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
+        return [event.get("message", "") for event in events]
+
+    def _siblings(self, processor: Processor) -> tuple[Sibling, ...]:
+        others = self._store.with_processor_id(processor.processor_id)
+        return tuple(self._sibling(body) for body in others if body["metadata"]["uid"] != processor.uid)
+
+    def _sibling(self, body: Body) -> Sibling:
+        meta, status = body["metadata"], read_status(body)
+        done = status.hand_over is not None and status.ownership.state == OwnershipState.HANDED_OVER
+        return Sibling(
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta["uid"],
+            created=read_time(meta["creationTimestamp"]),
+            granted=status.ownership.state == OwnershipState.GRANTED,
+            handed_over_to=status.hand_over.to if done and status.hand_over is not None else None,
+            handed_over_at=status.hand_over.time if done and status.hand_over is not None else None,
+        )
+
+    async def _holder_gone(self, previous: ProcessorStatus) -> bool:
+        """Tell whether the claim's holder was a resource of this cluster that is certainly gone, with its pods."""
+        holder = previous.ownership.holder
+        if previous.ownership.state != OwnershipState.REFUSED or holder is None or holder.cluster != self._cluster:
+            return False
+        return bool(holder.uid) and await self._is_gone(holder)
+
+    async def _is_gone(self, holder: OwnerRef) -> bool:
+        known = self._store.get(KIND, holder.namespace, holder.name)
+        if known is not None and known["metadata"]["uid"] == holder.uid:
+            return False
+        pods = self._store.children((holder.namespace, holder.name), "Pod")
+        running = [p for p in pods if role_of(p) in RUNNERS and p["status"].get("phase") in ("Pending", "Running")]
+        if known is None and running:
+            return False
+        try:
+            found = await self._kube.get(Where(KIND, holder.namespace, holder.name))
+        except KubeError:
+            return False
+        return found is None or found["metadata"]["uid"] != holder.uid

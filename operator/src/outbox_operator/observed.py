@@ -1,0 +1,162 @@
+"""What one reconcile knows: frozen values, filled in by `observe.py`, judged by `decide.py`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from outbox_core.report import WorkerState
+from outbox_operator.status import ProcessorStatus
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from outbox_core.report import Report
+    from outbox_operator.resources import Processor
+
+
+class Role(StrEnum):
+    """What a pod of ours is for; the value of its role label."""
+
+    WORKER = "worker"
+    DRIVER = "driver"
+    EXECUTOR = "executor"
+    CLAIM = "claim"
+    HAND_OVER = "hand-over"
+    RELEASE = "release"
+
+
+RUNNERS = frozenset({Role.WORKER, Role.DRIVER})
+"""Pods that handle messages and answer at /status."""
+
+OWNING_STATES = frozenset(
+    {WorkerState.ACTIVE, WorkerState.STANDBY, WorkerState.RETRYING, WorkerState.STOPPED, WorkerState.BLOCKED}
+)
+"""States in which the worker has been granted the claim."""
+
+UNINFORMED_STATES = frozenset({WorkerState.STARTING, WorkerState.UNAVAILABLE, WorkerState.CLAIM_REFUSED})
+"""States in which the worker may not have read its conflicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a pod does not run, in Kubernetes' own words."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod, and the last that its process said.
+
+    Attributes:
+        intent_hash: of the pod template it was made from.
+        report: the latest answer of /status.
+        reachable: whether the latest question was answered.
+        last_words: the report that its last ended container left.
+        exit_code: of its last ended container.
+
+    """
+
+    name: str
+    uid: str
+    role: Role
+    ip: str | None = None
+    phase: str = "Pending"
+    ready: bool = False
+    deleting: bool = False
+    intent_hash: str = ""
+    job: str = ""
+    problem: Problem | None = None
+    report: Report | None = None
+    reachable: bool = False
+    last_words: Report | None = None
+    exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Its process may still do something."""
+        return self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadView:
+    """The Deployment or StatefulSet as the API server has it."""
+
+    kind: str
+    name: str
+    replicas: int
+    intent_hash: str
+    updated: int = 0
+    settled: bool = True
+    """Its controller has seen the latest change."""
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A short-lived job of ours."""
+
+    name: str
+    role: Role
+    finished: bool
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another resource of this cluster with the same processorId."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: datetime
+    granted: bool
+    handed_over_to: str | None = None
+    """cluster/namespace/name, once it has done so."""
+    handed_over_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that a decision may rest on."""
+
+    processor: Processor
+    created: datetime
+    previous: ProcessorStatus = field(default_factory=ProcessorStatus)
+    workload: WorkloadView | None = None
+    intent_hash: str = ""
+    """Of the pod template that the spec asks for now."""
+    pods: tuple[PodView, ...] = ()
+    jobs: tuple[JobView, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
+    holder_gone: bool = False
+    """The resource that holds the claim, as last heard, is known not to exist any more."""
+    obstacle: Problem | None = None
+    """Why an owned object cannot be made (a name taken, a quota)."""
+
+    @property
+    def runners(self) -> tuple[PodView, ...]:
+        """Pods whose process may still handle messages."""
+        return tuple(pod for pod in self.pods if pod.role in RUNNERS and pod.alive)
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """Live reports of this very resource's processes, newest first."""
+        uid = self.processor.uid
+        found = [
+            pod.report
+            for pod in self.runners
+            if pod.report is not None and pod.reachable and not pod.deleting and pod.report.resource.uid == uid
+        ]
+        return tuple(sorted(found, key=lambda report: report.time, reverse=True))
+
+    @property
+    def last_words(self) -> tuple[Report, ...]:
+        """Reports of ended processes and of pods that are going, newest first."""
+        uid = self.processor.uid
+        found = [pod.last_words for pod in self.pods if pod.last_words is not None]
+        found += [pod.report for pod in self.pods if pod.report is not None and (pod.deleting or not pod.reachable)]
+        return tuple(sorted((r for r in found if r.resource.uid == uid), key=lambda r: r.time, reverse=True))

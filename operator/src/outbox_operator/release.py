@@ -1,0 +1,100 @@
+"""Gives up the claim of a deleted resource. Nothing waits for it: there is no finalizer.
+
+Its pods are told (they are going anyway, by their owner references); a job of at most 30 s does it for pods that could
+not hear. If the operator is down, pods vacate the claim as they end, and a claim whose resource is gone is swept by the
+next resource of this cluster that wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from outbox_core.report import Intent
+from outbox_operator.kube import KubeError
+from outbox_operator.learn import OwnershipState
+from outbox_operator.manifests import build_release
+from outbox_operator.observe import read_status
+from outbox_operator.observed import RUNNERS
+from outbox_operator.podstate import role_of
+from outbox_operator.reports import tell_intent
+from outbox_operator.resources import parse_processor
+from outbox_operator.store import key_of
+
+if TYPE_CHECKING:
+    from outbox_operator.kube import Kube
+    from outbox_operator.resources import Processor
+    from outbox_operator.settings import Images
+    from outbox_operator.store import Body, Store
+
+DRAIN_SECONDS: Final = 60.0
+"""How long the job waits for the pods to be gone: a worker that still runs would claim again."""
+
+log = logging.getLogger(__name__)
+
+
+class Releaser:
+    """Works off deletions, each once."""
+
+    def __init__(self, kube: Kube, store: Store, images: Images, cluster: str) -> None:
+        """Read and write through these."""
+        self._kube = kube
+        self._store = store
+        self._images = images
+        self._cluster = cluster
+        self._waiting: asyncio.Queue[Body] = asyncio.Queue()
+        self._done: dict[str, float] = {}
+
+    def release(self, body: Body) -> None:
+        """Ask for a deleted resource's claim to be given up."""
+        uid = body["metadata"]["uid"]
+        if uid in self._done or read_status(body).ownership.state in (
+            OwnershipState.REFUSED,
+            OwnershipState.HANDED_OVER,
+        ):
+            return
+        self._done[uid] = time.monotonic()
+        if len(self._done) > 10_000:
+            self._done.pop(next(iter(self._done)))
+        self._waiting.put_nowait(body)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                body = await self._waiting.get()
+                group.create_task(self._release(body))
+
+    async def _release(self, body: Body) -> None:
+        try:
+            processor = parse_processor(body, self._cluster)
+            await tell_intent(self._pods(body), Intent.RELEASE_CLAIM)
+            deadline = time.monotonic() + DRAIN_SECONDS
+            while self._pods(body) and time.monotonic() < deadline:  # noqa: ASYNC110 - bounded, and rare
+                await asyncio.sleep(0.5)
+            await self._run_job(processor)
+        except (KubeError, ValidationError) as err:
+            # The namespace is going too, or the spec cannot be read: the claim was vacated, or is swept.
+            log.info("no release job", extra={"processor": body["metadata"]["name"], "error": str(err)[:300]})
+
+    async def _run_job(self, processor: Processor) -> None:
+        manifest, config_map = build_release(processor, self._images)
+        job = await self._kube.create(manifest)
+        if job is None:
+            return
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": job["metadata"]["name"],
+            "uid": job["metadata"]["uid"],
+        }
+        meta = {**config_map["metadata"], "ownerReferences": [owner]}
+        await self._kube.create({**config_map, "metadata": meta})
+
+    def _pods(self, body: Body) -> list[Body]:
+        pods = self._store.children(key_of(body), "Pod")
+        return [pod for pod in pods if role_of(pod) in RUNNERS and pod["status"].get("phase") in ("Pending", "Running")]

@@ -1,0 +1,136 @@
+"""Asks the workers' pods what they say (GET /status) and tells them why they are taken away (POST /intent).
+
+The only channel to the data plane. A pod that does not answer twice in a row is unreachable, which is not the same as
+gone: its last report stays, and nothing is scaled down for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from outbox_core.report import STATUS_PORT, Intent, Report
+from outbox_operator.observed import RUNNERS
+from outbox_operator.podstate import parse_report, role_of
+from outbox_operator.store import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_operator.store import Body, Store
+    from outbox_operator.workqueue import Key
+
+PERIOD: Final = 2.0
+TIMEOUT: Final = aiohttp.ClientTimeout(total=1.5, connect=1.0)
+INTENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0, connect=1.0)
+PARALLEL: Final = 32
+PATIENCE: Final = 2
+"""Unanswered questions in a row before a pod counts as unreachable."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one pod said last."""
+
+    report: Report | None = None
+    missed: int = 0
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it still answers."""
+        return self.report is not None and self.missed < PATIENCE
+
+
+class Reporters:
+    """The latest report of every pod, by pod uid; asks every PERIOD seconds."""
+
+    def __init__(self, store: Store, notify: Callable[[Key], None]) -> None:
+        """Ask the pods of `store`; `notify` hears of a resource whose workers say something new."""
+        self._store = store
+        self._notify = notify
+        self._heard: dict[str, Heard] = {}
+        self._slots = asyncio.Semaphore(PARALLEL)
+
+    def heard(self, uid: str) -> Heard:
+        """Look up what a pod said."""
+        return self._heard.get(uid) or Heard()
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+            while True:
+                pods = [pod for pod in self._store.all_of("Pod") if _answers(pod)]
+                await asyncio.gather(*(self._ask(session, pod) for pod in pods))
+                present = {pod["metadata"]["uid"] for pod in self._store.all_of("Pod")}
+                for uid in self._heard.keys() - present:
+                    del self._heard[uid]
+                await asyncio.sleep(PERIOD)
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
+        entry = self._heard.setdefault(pod["metadata"]["uid"], Heard())
+        before = (_signature(entry.report), entry.reachable)
+        report = await self._fetch(session, pod)
+        if report is None:
+            entry.missed += 1
+        else:
+            entry.report, entry.missed = report, 0
+        if (_signature(entry.report), entry.reachable) != before:
+            self._notify(key_of(pod))
+
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Report | None:
+        try:
+            async with self._slots, session.get(_url(pod, "status")) as answer:
+                return parse_report(await answer.text()) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+
+
+def _answers(pod: Body) -> bool:
+    status = pod.get("status") or {}
+    return role_of(pod) in RUNNERS and status.get("phase") == "Running" and bool(status.get("podIP"))
+
+
+def _url(pod: Body, path: str) -> str:
+    ip = pod["status"]["podIP"]
+    return f"http://{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}/{path}"
+
+
+def _signature(report: Report | None) -> Any:
+    """What of a report is news at once; figures that always move wait for the next look."""
+    if report is None:
+        return None
+    lease = report.lease
+    return (
+        report.instance,
+        report.state,
+        report.reason,
+        report.message,
+        report.claim_holder,
+        (lease.held, lease.pod, lease.epoch) if lease is not None else None,
+        report.conflicts.count,
+        report.conflicts.strangers,
+        report.conflicts.open,
+        report.conflicts.last,
+        report.bound is not None and report.bound.age_seconds >= 30,
+    )
+
+
+async def tell_intent(pods: list[Body], intent: Intent) -> None:
+    """Tell pods why they are taken away; one that cannot hear vacates its claim, and a grace outlasts that."""
+
+    async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
+        try:
+            async with session.post(_url(pod, "intent"), json={"intent": intent}) as answer:
+                if answer.status != 200:
+                    log.warning("intent refused", extra={"pod": pod["metadata"]["name"], "status": answer.status})
+        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+            log.info("intent not heard", extra={"pod": pod["metadata"]["name"], "error": type(err).__name__})
+
+    async with aiohttp.ClientSession(timeout=INTENT_TIMEOUT) as session:
+        await asyncio.gather(*(tell(session, pod) for pod in pods if _answers(pod)))

@@ -1,0 +1,74 @@
+"""How one operator process is set up: from the environment, which the chart writes; flags win over it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images for resources that name none, and the role that Spark drivers are bound to."""
+
+    worker: str = "localhost/outbox-worker:dev"
+    spark: str = "localhost/outbox-spark:dev"
+    driver_role: str = "outbox-operator:spark-driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything an operator process is told from outside.
+
+    Attributes:
+        cluster_id: name of this cluster in claims; empty: the uid of the namespace kube-system.
+        namespaces: namespaces to serve; empty: all.
+        lease_namespace: where the Lease for leader election is.
+        identity: this process among its replicas.
+        port: of /livez, /readyz and /metrics.
+
+    """
+
+    cluster_id: str
+    namespaces: tuple[str, ...]
+    images: Images
+    lease_namespace: str
+    lease_name: str
+    identity: str
+    port: int
+    log_level: str
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Read flags and environment."""
+    env = environment.get
+    parser = argparse.ArgumentParser(prog="outbox-operator", description="Runs OutboxProcessor resources.")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        help="serve this namespace; repeatable; none: all (OUTBOX_WATCH_NAMESPACES, with commas)",
+    )
+    parser.add_argument("--cluster-id", default=env("OUTBOX_CLUSTER_ID", ""), help="this cluster's name in claims")
+    parser.add_argument("--worker-image", default=env("OUTBOX_WORKER_IMAGE", Images.worker))
+    parser.add_argument("--spark-image", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
+    parser.add_argument("--spark-driver-role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
+    parser.add_argument("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
+    parser.add_argument("--lease-namespace", default=env("POD_NAMESPACE", "default"))
+    parser.add_argument("--identity", default=env("POD_NAME", env("HOSTNAME", "outbox-operator")))
+    parser.add_argument("--port", type=int, default=int(env("OUTBOX_PORT", "8081")))
+    parser.add_argument("--log-level", default=env("OUTBOX_LOG_LEVEL", "INFO"))
+    flags = parser.parse_args(arguments)
+    watched = flags.namespace or [name for name in env("OUTBOX_WATCH_NAMESPACES", "").split(",") if name.strip()]
+    return Settings(
+        cluster_id=flags.cluster_id,
+        namespaces=tuple(name.strip() for name in watched),
+        images=Images(worker=flags.worker_image, spark=flags.spark_image, driver_role=flags.spark_driver_role),
+        lease_namespace=flags.lease_namespace,
+        lease_name=flags.lease_name,
+        identity=flags.identity,
+        port=flags.port,
+        log_level=flags.log_level.upper(),
+    )

@@ -1,0 +1,113 @@
+"""What the informers have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
+
+Filled by a first listing, kept by Kopf's watches, and healed by a listing now and then (`controller.py`): a watch that
+fell silent costs a delay, not a wrong state for ever.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_operator.naming import PROCESSOR_LABEL
+from outbox_operator.resources import KIND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outbox_operator.workqueue import Key
+
+OWNED_KINDS: Final = ("Deployment", "StatefulSet", "ConfigMap", "Service", "ServiceAccount", "RoleBinding")
+"""Kinds that are rendered and restored."""
+WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "Job", "Pod")
+
+Body = dict[str, Any]
+
+
+def version_of(body: Body) -> int:
+    """Read the resourceVersion as a number: the API server's are, and only order within one object matters here."""
+    text = body["metadata"].get("resourceVersion", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def key_of(body: Body) -> Key:
+    """Say which resource an object is about: itself, or the one its label names."""
+    meta = body["metadata"]
+    if body["kind"] == KIND:
+        return meta["namespace"], meta["name"]
+    return meta["namespace"], meta.get("labels", {}).get(PROCESSOR_LABEL, "")
+
+
+class Store:
+    """Objects by kind, namespace and name, with the two indexes that deciding needs."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._objects: dict[tuple[str, str, str], Body] = {}
+        self._children: defaultdict[Key, set[tuple[str, str, str]]] = defaultdict(set)
+        self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
+
+    def put(self, body: Body) -> bool:
+        """Take an object as seen; False when what is known is as new."""
+        meta = body["metadata"]
+        place = (body["kind"], meta["namespace"], meta["name"])
+        known = self._objects.get(place)
+        if known is not None and known["metadata"]["uid"] == meta["uid"] and version_of(known) >= version_of(body):
+            return False
+        if known is not None:
+            self.remove(known)
+        self._objects[place] = body
+        if body["kind"] == KIND:
+            self._by_id[processor_id_of(body)].add(key_of(body))
+        else:
+            self._children[key_of(body)].add(place)
+        return True
+
+    def remove(self, body: Body) -> None:
+        """Forget an object, unless another of its name is there by now."""
+        meta = body["metadata"]
+        place = (body["kind"], meta["namespace"], meta["name"])
+        known = self._objects.get(place)
+        if known is None or known["metadata"]["uid"] != meta["uid"]:
+            return
+        del self._objects[place]
+        if body["kind"] == KIND:
+            self._by_id[processor_id_of(known)].discard(key_of(known))
+        else:
+            self._children[key_of(known)].discard(place)
+
+    def get(self, kind: str, namespace: str, name: str) -> Body | None:
+        """Look an object up."""
+        return self._objects.get((kind, namespace, name))
+
+    def resource(self, key: Key) -> Body | None:
+        """Look a resource up."""
+        return self.get(KIND, *key)
+
+    def resources(self) -> Iterator[Body]:
+        """Go through all resources."""
+        return (body for (kind, _, _), body in list(self._objects.items()) if kind == KIND)
+
+    def children(self, key: Key, *kinds: str) -> list[Body]:
+        """List what is labelled with a resource's name, by name."""
+        places = sorted(place for place in self._children.get(key, ()) if place[0] in kinds)
+        return [self._objects[place] for place in places]
+
+    def with_processor_id(self, processor_id: str) -> list[Body]:
+        """List the resources that ask for a processorId."""
+        return [body for key in sorted(self._by_id.get(processor_id, ())) if (body := self.resource(key)) is not None]
+
+    def all_of(self, kind: str) -> list[Body]:
+        """List a kind."""
+        return [body for (known, _, _), body in list(self._objects.items()) if known == kind]
+
+
+def processor_id_of(body: Body) -> str:
+    """Read the processorId: the resource's name unless the spec has one."""
+    return str((body.get("spec") or {}).get("processorId") or body["metadata"]["name"])
+
+
+def slim(body: Body) -> Body:
+    """Drop what is never read: field ownership is asked for again when it matters."""
+    meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    return {**body, "metadata": meta}

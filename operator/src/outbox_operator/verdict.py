@@ -1,0 +1,49 @@
+"""PURE: the values between learning and deciding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outbox_core.config import Resolution
+    from outbox_core.report import Report
+    from outbox_operator.learn import Decided
+    from outbox_operator.observed import Observed
+    from outbox_operator.status import ConflictsStatus, HandOverStatus, OwnershipStatus, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What was observed, and what follows from it before anything is decided."""
+
+    observed: Observed
+    conflicts: ConflictsStatus
+    ownership: OwnershipStatus
+    hand_over: HandOverStatus | None
+    decided: Decided | None
+    resolution: Resolution | None
+    """A person's decision about the conflict that is open now."""
+    lead: Report | None
+    """The report that speaks for the processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What holds, in one word for people and one for machines.
+
+    Attributes:
+        as_asked: what the spec asks for is so, hence Ready.
+        stalled: a person or another resource must change something.
+        halts: no pod may handle messages.
+        unknown: nothing contradicts readiness, and nothing shows it.
+
+    """
+
+    phase: Phase
+    reason: str
+    message: str
+    as_asked: bool = False
+    stalled: bool = False
+    halts: bool = True
+    unknown: bool = False

@@ -1,0 +1,124 @@
+"""A keyed work queue: one reconcile per key at a time, few at once over all, later ones merged, failures backed off.
+
+Kopf's own queueing serialises handlers per object, but not per *owner* of an object, and cannot delay; so its handlers
+only put keys in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+FIRST_BACKOFF: Final = 0.5
+LONGEST_BACKOFF: Final = 60.0
+JITTER: Final = 0.1
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""Namespace and name of a resource."""
+
+
+class KeyedQueue:
+    """Calls `work(key)` for every key that is due.
+
+    `work` answers in how many seconds it wants to be called again if nobody asks before, or None for never.
+    """
+
+    def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, workers: int = 8) -> None:
+        """Start with an empty queue; `run` does the work."""
+        self._work = work
+        self._workers = workers
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._busy: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._order = itertools.count()
+        self._changed = asyncio.Event()
+
+    def add(self, key: Key, delay: float = 0.0) -> None:
+        """Ask for the key to be worked on in `delay` seconds, or sooner if that was asked before."""
+        when = time.monotonic() + delay
+        if key in self._due and self._due[key] <= when:
+            return
+        self._due[key] = when
+        heapq.heappush(self._heap, (when, next(self._order), key))
+        self._changed.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop the key."""
+        self._due.pop(key, None)
+        self._failures.pop(key, None)
+
+    @property
+    def depth(self) -> int:
+        """How many keys are due and wait."""
+        now = time.monotonic()
+        return sum(when <= now for when in self._due.values())
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._workers):
+                group.create_task(self._loop())
+
+    async def _loop(self) -> None:
+        while True:
+            key = await self._next()
+            self._busy.add(key)
+            try:
+                again = await self._work(key)
+                self._failures.pop(key, None)
+            except Exception as err:  # noqa: BLE001 - whatever one resource causes must not stop the others
+                again = self._back_off(key, err)
+            finally:
+                self._busy.discard(key)
+                self._changed.set()
+            if again is not None:
+                self.add(key, again * (1 + random.uniform(0, JITTER)))  # noqa: S311 - spreads load, no secret
+
+    def _back_off(self, key: Key, err: Exception) -> float:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        wait = min(FIRST_BACKOFF * (1 << min(failures - 1, 10)), LONGEST_BACKOFF)
+        known = isinstance(err, (OSError, TimeoutError)) or type(err).__name__ == "KubeError"
+        details = {"namespace": key[0], "processor": key[1], "error": f"{type(err).__name__}: {err}", "again_in": wait}
+        log.warning("reconcile failed", extra=details, exc_info=None if known else err)
+        return wait
+
+    async def _next(self) -> Key:
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
+            skipped: list[tuple[float, int, Key]] = []
+            found: Key | None = None
+            while self._heap and self._heap[0][0] <= now and found is None:
+                entry = heapq.heappop(self._heap)
+                when, _, key = entry
+                if self._due.get(key) != when:
+                    continue
+                if key in self._busy:
+                    skipped.append(entry)
+                    continue
+                found = key
+                del self._due[key]
+            for entry in skipped:
+                heapq.heappush(self._heap, entry)
+            if found is not None:
+                return found
+            await self._wait(now, busy=bool(skipped))
+
+    async def _wait(self, now: float, *, busy: bool) -> None:
+        """Wait for a change, or for the first key that is due."""
+        timeout = None if busy or not self._heap else max(self._heap[0][0] - now, 0.001)
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return
