@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 GROUP: Final = "/apis/outbox-operator.dev/v1alpha1"
 NAME_LABEL: Final = "outbox-operator.dev/processor"
+ROLE_LABEL: Final = "outbox-operator.dev/role"
+WORK_ROLES: Final = ("worker", "driver")
+"""Executors and the short-lived jobs that ask for a claim have others."""
 
 
 class Cluster:
@@ -90,10 +93,10 @@ class Cluster:
         return Processor(self.get(f"{GROUP}/namespaces/{namespace}/outboxprocessors/{name}") or {})
 
     def pods(self, name: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-        """Read the pods of one processor that are not going away."""
+        """Read the pods that handle a processor's messages, or could; those that are going away count too."""
         selector = f"labelSelector={NAME_LABEL}%3D{name}"
         pods = self.items(f"/api/v1/namespaces/{namespace}/pods?{selector}")
-        return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        return [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) in WORK_ROLES]
 
     def events(self, name: str, namespace: str = NAMESPACE) -> Iterator[dict[str, str]]:
         """Read the Events about one processor as reason, type and note."""

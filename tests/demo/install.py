@@ -18,6 +18,7 @@ from psycopg import sql
 from tests.demo.database import Database
 from tests.demo.place import (
     CHART,
+    CLUSTER_ID,
     EXAMPLES,
     EXCHANGE,
     MANIFESTS,
@@ -158,6 +159,7 @@ class Installation:
         self._cluster.run(
             *("helm", "upgrade", "--install", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE),
             *("--set", f"image.registry={self._place.registry}", "--set", f"image.tag={self._place.tag}"),
+            *("--set", f"clusterId={CLUSTER_ID}"),
             *("--wait", "--timeout", "90s"),
         )
 

@@ -16,6 +16,7 @@ CHART: Final = CHECKOUT / "charts" / "outbox-operator"
 NAMESPACE: Final = "outbox-demo"
 OTHER_NAMESPACE: Final = "outbox-demo-other"
 OPERATOR_NAMESPACE: Final = "outbox-system"
+CLUSTER_ID: Final = "demo-cluster"
 RELEASE: Final = "outbox-operator"
 
 PROJECTION: Final = "orders-projection"

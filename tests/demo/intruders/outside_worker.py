@@ -7,14 +7,13 @@ cluster's worker becomes owner again by itself.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tests.demo.intruders.frozen_replica import refusals
 from tests.demo.place import CHECKOUT, NAMESPACE, PROJECTION
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from tests.demo.scene import Demo
 
 CLUSTER: Final = "another-cluster"
-OUTSIDE_NAMESPACE: Final = "elsewhere"
-HOLDER: Final = f"{CLUSTER}/{OUTSIDE_NAMESPACE}/{PROJECTION}"
+HOLDER: Final = f"{CLUSTER}/{NAMESPACE}/{PROJECTION}"
 TABLE: Final = "projection.handled_orders"
 CLAIM_HELD: Final = 10
 STARTS_WITHIN: Final = 20.0
@@ -37,45 +35,26 @@ OWNER_AGAIN_WITHIN: Final = 120.0
 
 
 class Outsider:
-    """A worker of another cluster: the same processor's configuration, another resource's name."""
+    """A worker of another cluster: the same processor's configuration, another cluster's name."""
 
     def __init__(self, scene: Scene) -> None:
         """Write its configuration and connection files from those of the cluster's own worker."""
         self.name = f"outsider-{uuid.uuid4().hex[:6]}"
         self._directory = scene.demo.place.work / self.name
-        self._port = 18080
         connection = self._directory / "connections" / "source"
         scene.demo.application.write_secret_files(connection)
-        (self._directory / "processor.json").write_text(json.dumps(self._configuration(scene)))
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{PROJECTION}-processor"
+        found = scene.demo.cluster.get(path) or {"data": {}}
+        (self._directory / "processor.json").write_text(found["data"].get("processor.json", ""))
         self._process: subprocess.Popen[bytes] | None = None
-
-    def _configuration(self, scene: Scene) -> dict[str, Any]:
-        found = scene.demo.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/{PROJECTION}-processor")
-        if found is None:
-            raise DemoError(f"{scene.title}: {PROJECTION} has no ConfigMap with processor.json")
-        configuration: dict[str, Any] = json.loads(found["data"]["processor.json"])
-        configuration["resource"] = {
-            "cluster": CLUSTER,
-            "namespace": OUTSIDE_NAMESPACE,
-            "name": PROJECTION,
-            "uid": str(uuid.uuid4()),
-        }
-        return configuration
 
     def _command(self, *arguments: str) -> list[str]:
         config, connections = self._directory / "processor.json", self._directory / "connections"
         files = ["--config", str(config), "--connections", str(connections)]
-        return [sys.executable, "-m", "outbox_worker", *files, *arguments]
+        return [sys.executable, "-m", "outbox_worker", "--cluster-id", CLUSTER, "--port", "0", *files, *arguments]
 
     def _environment(self) -> dict[str, str]:
-        own = {
-            "POD_NAME": self.name,
-            "POD_UID": str(uuid.uuid4()),
-            "POD_NAMESPACE": OUTSIDE_NAMESPACE,
-            "OUTBOX_STATUS_PORT": str(self._port),
-            "OUTBOX_TERMINATION_LOG": str(self._directory / "termination-log"),
-        }
-        return {**{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}, **own}
+        return {**{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}, "POD_NAME": self.name}
 
     def ask(self) -> tuple[int, str]:
         """Ask for the claim once; return the exit code and what was said."""
@@ -133,7 +112,7 @@ def run(demo: Demo) -> None:
 
 def refused(scene: Scene, outsider: Outsider) -> None:
     """Ask as a second cluster would."""
-    scene.did(f"python -m outbox_worker --try-claim on this machine, as {HOLDER}")
+    scene.did(f"python -m outbox_worker --cluster-id {CLUSTER} --try-claim, on this machine")
     status, words = outsider.ask()
     scene.told(f"exit status {status}: {words.splitlines()[-1] if words else ''}")
     scene.require("refused by the claim, which names the owner", status == CLAIM_HELD and PROJECTION in words)
@@ -167,7 +146,7 @@ def taken_over(scene: Scene, outsider: Outsider) -> None:
 def holds_claim(scene: Scene) -> bool:
     """Whether the claim is the outsider's."""
     claim = scene.demo.database.claim(PROJECTION)
-    return claim is not None and claim[:3] == (CLUSTER, OUTSIDE_NAMESPACE, PROJECTION)
+    return claim is not None and claim[:3] == (CLUSTER, NAMESPACE, PROJECTION)
 
 
 def comes_back(scene: Scene) -> None:
