@@ -37,22 +37,24 @@ def _calls(group: str, resources: str, verbs: str, *, name: str = "", remark: st
     return {Call(group, resource, verb, name, remark) for resource, verb in product(resources.split(), verbs.split())}
 
 
-OBSERVED = "get list watch"
+WATCHED = "list watch"
 APPLIED = "get list watch create patch delete"
-"""Server-side apply of an object that is not there yet needs create beside patch."""
+"""Looked at before it is applied; server-side apply of what is not there yet needs create beside patch."""
 
 
 def served_calls(driver_role: str) -> set[Call]:
     """Calls in every namespace that is served."""
     return (
-        _calls(OWN, "outboxprocessors", OBSERVED, remark="the informer")
+        _calls(OWN, "outboxprocessors", WATCHED, remark="the informer")
+        | _calls(OWN, "outboxprocessors", "get", remark="whether a claim's holder is gone for certain")
         | _calls(OWN, "outboxprocessors", "patch", remark="takes a decided accept or rewind annotation off")
         | _calls(OWN, "outboxprocessors/status", "patch", remark="the one status write")
-        | _calls("", "pods", OBSERVED, remark="addresses, exit codes, termination messages")
+        | _calls("", "pods", WATCHED, remark="addresses, exit codes, termination messages")
         | _calls("", "services configmaps serviceaccounts", APPLIED, remark="configuration; Spark's driver")
         | _calls("", "events", "create patch", remark="what happened, for people")
+        | _calls("", "events", "list", remark="why a pod does not start")
         | _calls(APPS, "deployments statefulsets", APPLIED, remark="workers and Spark drivers")
-        | _calls(BATCH, "jobs", APPLIED, remark="tries a claim, releases one")
+        | _calls(BATCH, "jobs", "list watch create delete", remark="tries a claim, releases one")
         | _calls(RBAC, "rolebindings", APPLIED, remark="a driver's service account to the driver role")
         | _calls(RBAC, "clusterroles", "bind", name=driver_role, remark="and to no other role")
     )
@@ -69,7 +71,8 @@ CLUSTER_ID = Call("", "namespaces", "get", "kube-system", "its uid is the defaul
 
 FORBIDDEN = frozenset(
     _calls("", "secrets", "get list watch create update patch delete deletecollection", remark="mounted, never read")
-    | _calls("", "pods", "create update patch delete deletecollection", remark="only controllers make pods")
+    | _calls("", "events", "delete deletecollection", remark="others' words")
+    | _calls("", "pods", "get create update patch delete deletecollection", remark="only controllers make pods")
     | _calls("", "pods/exec pods/attach pods/portforward pods/ephemeralcontainers", "create", remark="a way into pods")
     | _calls("", "pods/log pods/proxy", "get", remark="payloads may be in there")
     | _calls("", "pods/eviction serviceaccounts/token", "create", remark="a token of any account")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_operator import kube
+from outbox_operator import handlers, kube, resources, store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
 from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, leader_calls, served_calls
 
@@ -102,6 +102,19 @@ def test_the_table_is_about_the_kinds_that_the_operator_talks_to():
         ("outbox-operator.dev", "outboxprocessors/status"),
     }
     assert kinds == ours - named_elsewhere
+
+
+def _resources_with(*verbs: str) -> set[str]:
+    calls = served_calls(DRIVER_ROLE)
+    resources = {(call.group, call.resource) for call in calls}
+    return {name for group, name in resources if all(Call(group, name, verb) in calls for verb in verbs)}
+
+
+def test_what_is_watched_and_what_is_applied_is_the_operators_own_list():
+    plurals = {kind: plural for kind, (_, plural) in kube._PATHS.items()}
+    assert _resources_with("list", "watch") == {plurals[kind] for kind in store.WATCHED_KINDS}
+    assert {*handlers.SOURCES, resources.KIND} == {*store.WATCHED_KINDS}
+    assert _resources_with("get", "create", "patch", "delete") == {plurals[kind] for kind in store.OWNED_KINDS}
 
 
 def test_a_driver_may_do_what_executors_need():
