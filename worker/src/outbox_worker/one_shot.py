@@ -1,4 +1,4 @@
-"""`--try-claim` and `--release-claim`: one question to the database, one report, one exit code."""
+"""`--try-claim`, `--release-claim` and `--hand-over`: one question to the database, one report, one exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 
 from outbox_core.errors import OutboxError
 from outbox_core.processor import ProcessorState, initial_state
-from outbox_core.report import ExitCode, Reason, WorkerState
+from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import conflicts, ownership, schema
 from outbox_worker.postgres.errors import translate
@@ -37,6 +37,8 @@ def run_once(settings: Settings, config: ProcessorConfig, session: Session) -> i
     try:
         if settings.act is Act.TRY_CLAIM:
             state, code = _try_claim(config, key, session, board, state)
+        elif settings.hand_over is not None:
+            state, code = _hand_over(config, key, session, board, state, settings.hand_over)
         else:
             state, code = _release(config, key, session, state)
     except (OutboxError, psycopg.Error) as err:
@@ -66,6 +68,29 @@ def _try_claim(
     holder = answer.holder or "another resource"
     return replace(
         state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=f"{holder} owns this processorId"
+    ), ExitCode.CLAIM_HELD
+
+
+def _hand_over(  # noqa: PLR0913 - the same as its neighbours, and the place
+    config: ProcessorConfig,
+    key: ProcessorKey,
+    session: Session,
+    board: StatusBoard,
+    state: ProcessorState,
+    place: tuple[str, str, str],
+) -> tuple[ProcessorState, int]:
+    """Give the claim away; done before, it is done: the job may be run twice."""
+    connection = session.connection()
+    cluster, namespace, name = place
+    successor = ResourceRef(cluster=cluster, namespace=namespace, name=name, uid="")
+    given = ownership.hand_over_claim(connection, key, config.resource.uid, successor)
+    holder = ownership.fetch_claim(connection, key).holder
+    board.set_claim_holder(holder)
+    if given or (holder is not None and str(holder) == str(successor)):
+        return replace(state, message=f"the claim is {successor}'s"), ExitCode.DONE
+    message = f"{holder} holds the claim" if holder is not None else "this resource never claimed the processorId"
+    return replace(
+        state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=message
     ), ExitCode.CLAIM_HELD
 
 

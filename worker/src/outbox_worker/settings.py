@@ -30,6 +30,7 @@ class Act(StrEnum):
     RUN = "run"
     TRY_CLAIM = "try-claim"
     RELEASE_CLAIM = "release-claim"
+    HAND_OVER = "hand-over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Settings:
     handler: Path
     termination_log: Path
     cluster_id: str | None
+    hand_over: tuple[str, str, str] | None
     port: int
     pod: str
     pod_uid: str
@@ -54,6 +56,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     """Read command line and environment; argparse ends the process for a wrong line."""
     given = _parser().parse_args(arguments)
     act = Act.TRY_CLAIM if given.try_claim else Act.RELEASE_CLAIM if given.release_claim else Act.RUN
+    act = Act.HAND_OVER if given.hand_over else act
     grace = environment.get("OUTBOX_GRACE_SECONDS", "")
     return Settings(
         act=act,
@@ -63,6 +66,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         handler=given.handler,
         termination_log=given.termination_log,
         cluster_id=given.cluster_id,
+        hand_over=given.hand_over,
         port=given.port,
         pod=environment.get("POD_NAME") or socket.gethostname(),
         pod_uid=environment.get("POD_UID") or str(uuid.uuid4()),
@@ -79,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     acts.add_argument("--try-claim", action="store_true", help="ask for the claim once: exit 0 if ours, 10 if held")
     acts.add_argument("--release-claim", action="store_true", help="give the resource's claim up and exit")
     acts.add_argument(
+        "--hand-over",
+        type=_place,
+        metavar="CLUSTER/NAMESPACE/NAME",
+        help="give the resource's claim to that resource and exit: 0 if it has it, 10 if the claim is another's",
+    )
+    acts.add_argument(
         "--take-over", action="store_true", help="run, and first take claim and lease by force from whoever has them"
     )
     parser.add_argument("--config", type=Path, default=CONFIG_PATH, help="the processor's JSON file (%(default)s)")
@@ -94,6 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--termination-log", type=Path, default=Path(TERMINATION_LOG), help="written if it exists")
     return parser
+
+
+def _place(text: str) -> tuple[str, str, str]:
+    # A cluster's name may hold slashes (an ARN); namespaces and names cannot.
+    parts = text.rsplit("/", 2)
+    if len(parts) != 3 or not all(parts):
+        raise argparse.ArgumentTypeError("write it as CLUSTER/NAMESPACE/NAME")
+    return parts[0], parts[1], parts[2]
 
 
 def read_config(settings: Settings) -> ProcessorConfig:
