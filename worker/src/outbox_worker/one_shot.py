@@ -71,7 +71,7 @@ def _try_claim(
     ), ExitCode.CLAIM_HELD
 
 
-def _hand_over(  # noqa: PLR0913 - the same as its neighbours, and the place
+def _hand_over(
     config: ProcessorConfig,
     key: ProcessorKey,
     session: Session,
