@@ -133,7 +133,7 @@ class Kube:
             raise KubeError(0, "Closed", "the session is not open")
         headers = {"Content-Type": content, "Accept": "application/json"}
         # Asked for each call: the hook behind it reads a rotated token again.
-        token = self._configuration.get_api_key_with_prefix("authorization")
+        token = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token
         data = None if body is None else json.dumps(body)
