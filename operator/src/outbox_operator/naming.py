@@ -57,12 +57,12 @@ def labels_of(name: str, role: Role | None = None) -> dict[str, str]:
         "app.kubernetes.io/managed-by": MANAGED_BY,
         PROCESSOR_LABEL: name,
     }
-    return labels if role is None else {**labels, ROLE_LABEL: role}
+    return labels if role is None else {**labels, ROLE_LABEL: role.value}
 
 
 def selector_of(name: str, role: Role) -> dict[str, str]:
     """Select the pods of a workload."""
-    return {PROCESSOR_LABEL: name, ROLE_LABEL: role}
+    return {PROCESSOR_LABEL: name, ROLE_LABEL: role.value}
 
 
 def owner_reference(processor: Processor) -> dict[str, Any]:
