@@ -31,7 +31,7 @@ from outbox_worker.steps import Steps
 from outbox_worker.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
     from outbox_core.config import ProcessorConfig
@@ -57,8 +57,16 @@ class WorkerParts:
     transactional_target: bool
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker; return the exit code."""
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What tells one engine from another: where messages go, and how the steps are done."""
+
+    build_target: Callable[[ProcessorConfig, Settings], tuple[Target, bool]]
+    make_steps: Callable[..., Steps]
+
+
+def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -> int:
+    """Run a worker; return the exit code. Another engine brings its own target and steps."""
     settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
     set_up_logging(settings.log_level)
     # A ConfigMap's file can be replaced within the same second: a cached .pyc would hide it.
@@ -69,13 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = f"outbox {config.processor_id} {settings.pod}"
         if settings.act is not Act.RUN:
             return run_once(settings, config, Session(files, name))
-        return _run(settings, config, files, name)
+        return _run(settings, config, files, name, engine or Engine(build_target, Steps))
     except ConfigurationError as err:
         _log.error("configuration", extra={"error": str(err)})
         return ExitCode.INVALID_CONFIGURATION
 
 
-def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, name: str) -> int:
+def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, name: str, engine: Engine) -> int:
     token = uuid.uuid4()
     wakeup, progress = Wakeup(), Progress()
     shutdown = Shutdown(wakeup, settings.grace_seconds)
@@ -86,7 +94,7 @@ def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, na
     lease = config.delivery.lease_duration
     ownership = Ownership(lease.total_seconds())
     observer = Observer(key, board, lease=lease.total_seconds())
-    target, transactional = build_target(config, settings)
+    target, transactional = engine.build_target(config, settings)
     session = Session(files, name)
     parts = WorkerParts(
         config, key, settings.pod, token, session, ownership, observer, board, shutdown, target, transactional
@@ -115,7 +123,7 @@ def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, na
         "started", extra={"processor": config.processor_id, "resource": str(config.resource), "port": health.port}
     )
     try:
-        steps = Steps(parts, take_over=settings.take_over)
+        steps = engine.make_steps(parts, take_over=settings.take_over)
         Loop(parts, steps, wakeup=wakeup, progress=progress, telemetry=telemetry).run(state)
     finally:
         heartbeat.stop()

@@ -55,6 +55,7 @@ class StatusBoard:
         self._observed = Observed()
         self._claim_holder: ResourceRef | None = None
         self._lease_pod: str | None = None
+        self._executors: int | None = None
         self._last_error: str | None = None
         self._intent: Intent | None = None
         self.handled = 0
@@ -92,6 +93,11 @@ class StatusBoard:
         """Take who holds the lease."""
         with self._lock:
             self._lease_pod = pod
+
+    def set_executors(self, count: int | None) -> None:
+        """Take how many executors are alive (engine Spark)."""
+        with self._lock:
+            self._executors = count
 
     def set_observed(self, **seen: object) -> None:
         """Take what the heartbeat saw; what is not named stays."""
@@ -145,6 +151,7 @@ class StatusBoard:
                 start_from_used=state.start_from_used,
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
+                executors=self._executors,
             )
 
     def _lease_view(self) -> LeaseView | None:
