@@ -1,0 +1,135 @@
+"""The user's PySpark code: finding it, and saying what is wrong with it.
+
+A module has one of two functions. `transform(messages) -> rows` is given the streaming DataFrame of messages; its result
+goes to the processor's target. `handle(messages, effects)` is given one micro-batch and says itself what is written, with
+`effects.sql` and `effects.parquet` (effects.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from outbox_core.config import ProcessorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class UserApplication:
+    """What the user's module offers; both None when the processor has only a target."""
+
+    transform: Callable[..., Any] | None = None
+    handle: Callable[..., Any] | None = None
+
+
+def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplication:
+    """Import the user's module, afresh each time, so that a mended one is seen.
+
+    Code from the ConfigMap travels to the executors inside the tasks; code in the image is imported there.
+
+    Args:
+        config: the processor's.
+        handler_path: directory of the mounted ConfigMap; may be absent.
+
+    Raises:
+        ConfigurationError: there is no such module or function, its import fails, or it does not go with the target.
+
+    """
+    application = config.spark.application if config.spark else None
+    if application is None:
+        if config.target is None:
+            raise ConfigurationError("nothing to do: give spec.target, or spec.spark.application")
+        return UserApplication()
+    module = _import(application.module, handler_path)
+    found = UserApplication(_function(module, "transform"), _function(module, "handle"))
+    _check(found, application.module, has_target=config.target is not None)
+    return found
+
+
+def fingerprint(handler_path: Path) -> str:
+    """Tell one state of the mounted files from another."""
+    try:
+        files = sorted(handler_path.glob("*.py"))
+        return ";".join(f"{file.name}:{(at := file.stat()).st_mtime_ns}:{at.st_size}" for file in files)
+    except OSError:
+        return ""
+
+
+def _import(name: str, handler_path: Path) -> ModuleType:
+    if handler_path.is_dir() and str(handler_path) not in sys.path:
+        sys.path.insert(0, str(handler_path))
+    _forget(handler_path)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigurationError(
+                f"there is no module {name!r} in this image, nor in the ConfigMap of spec.spark.application.configMapRef: "
+                f"build an image with it and name it in spec.spark.image, or put a key {name}.py into the ConfigMap",
+                reason=Reason.APPLICATION_MISSING,
+            ) from error
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+    for loaded in _modules_of(handler_path):
+        cloudpickle.register_pickle_by_value(loaded)
+    return module
+
+
+def _broken(name: str, error: Exception) -> ConfigurationError:
+    lines = "".join(traceback.format_exception(error)[-3:]).strip()
+    return ConfigurationError(f"module {name!r} cannot be imported: {lines}", reason=Reason.HANDLER_INVALID)
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., Any] | None:
+    found = getattr(module, name, None)
+    return found if callable(found) else None
+
+
+def _check(found: UserApplication, name: str, *, has_target: bool) -> None:
+    if found.transform is None and found.handle is None:
+        raise ConfigurationError(
+            f"module {name!r} has neither transform(messages) nor handle(messages, effects): define one of them",
+            reason=Reason.APPLICATION_MISSING,
+        )
+    if found.transform is not None and found.handle is not None:
+        raise ConfigurationError(
+            f"module {name!r} has both transform and handle: keep one", reason=Reason.HANDLER_INVALID
+        )
+    if found.transform is not None and not has_target:
+        raise ConfigurationError(
+            f"module {name!r} has transform, and nobody takes its result: give spec.target, or define handle",
+            reason=Reason.HANDLER_INVALID,
+        )
+    if found.handle is not None and has_target:
+        raise ConfigurationError(
+            f"module {name!r} has handle, which says itself what is written: leave out spec.target, or define transform",
+            reason=Reason.HANDLER_INVALID,
+        )
+
+
+def _modules_of(handler_path: Path) -> list[ModuleType]:
+    """Return the loaded modules that came from the ConfigMap."""
+    return [
+        module
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None)) and Path(file).is_relative_to(handler_path)
+    ]
+
+
+def _forget(handler_path: Path) -> None:
+    for module in _modules_of(handler_path):
+        del sys.modules[module.__name__]

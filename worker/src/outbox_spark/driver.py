@@ -1,0 +1,187 @@
+"""The driver of a Spark processor: the worker's loop, with batches that Spark prepares.
+
+Claim, lease, heartbeat, conflicts, retries, status, signals are `outbox_worker`'s own code. What differs is one step: FETCH
+waits for Spark. The database is the authority, so HANDLE stores the checkpoint under the epoch in the transaction of the
+effects, as for any worker, and only then Spark is let go on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from outbox_core import happening as h
+from outbox_core.checkpoint import StoreAnswer
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.message import Batch
+from outbox_core.report import Reason
+from outbox_core.spec import Guarantee
+from outbox_spark.pipeline import AheadError, SessionStarter, SparkPipeline
+from outbox_spark.session import build_configuration, start_session
+from outbox_worker.main import Engine
+from outbox_worker.main import main as run_worker
+from outbox_worker.postgres import conflicts
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.steps import Steps
+from outbox_worker.transaction import StoreRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.ports import Target
+    from outbox_core.processor import ProcessorState
+    from outbox_spark.handover import PreparedBatch
+    from outbox_worker.settings import Settings
+    from outbox_worker.steps import Parts
+
+_LOOK_SECONDS: Final = 0.2
+"""How often a wait for Spark looks whether it is still wanted."""
+_FETCH_SECONDS: Final = 1.0
+"""How long one FETCH waits; between two, ownership and signals are looked at."""
+_EXECUTORS_SECONDS: Final = 2.0
+
+
+class SparkSteps(Steps):
+    """The worker's steps, with Spark's batches."""
+
+    def __init__(self, parts: Parts, *, take_over: bool) -> None:
+        """Keep the parts; the target is a pipeline.
+
+        Raises:
+            ConfigurationError: it is another target.
+
+        """
+        super().__init__(parts, take_over=take_over)
+        if not isinstance(parts.target, SparkPipeline):
+            raise ConfigurationError("engine Spark needs the Spark pipeline as target")
+        self._pipeline = parts.target
+        self._counted = 0.0
+
+    @override
+    def _fetch(self, state: ProcessorState) -> h.Happening:
+        """Wait for a batch of Spark's; begin the query if this lease has none."""
+        if state.lease is None or state.stored is None:
+            raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
+        if self._pipeline.epoch != state.lease.epoch:
+            try:
+                self._pipeline.open(self._connection(), state.lease.epoch, state.stored)
+            except AheadError as error:
+                return h.Refused(StoreAnswer.OLDER, error.committed, max(error.planned, error.committed), state.stored)
+        self._count_executors()
+        prepared = self._wait_for_batch(state)
+        if prepared is None:
+            return h.Fetched(Batch(state.stored, state.stored, (), 0, full=True, matched_count=0))
+        if prepared.effects is None:
+            return self._answer_replay(state.lease, prepared)
+        if prepared.whole.start != state.stored:
+            self._pipeline.stop()
+            raise TransientError(
+                f"Spark prepared {prepared.whole}, the stored checkpoint is {state.stored}",
+                reason=Reason.INTERNAL_ERROR,
+            )
+        # Always a match: a range without messages is stored at once too, or Spark would be ahead of the checkpoint.
+        batch = Batch(
+            state.stored, prepared.whole.end, (), prepared.count, full=True, matched_count=max(prepared.count, 1)
+        )
+        if not self._parts.shutdown.requested:
+            return h.Fetched(batch)
+        return self._finish_before_stop(state, batch)
+
+    @override
+    def _handle(self, state: ProcessorState) -> h.Happening:
+        happened = super()._handle(state)
+        if isinstance(happened, h.Stored):
+            self._pipeline.accept(happened.pair)
+        return happened
+
+    def _wait_for_batch(self, state: ProcessorState) -> PreparedBatch | None:
+        """Wait a while; once asked to stop, for the batch in hand as long as the grace period lasts."""
+        try:
+            with self._parts.shutdown.limit(2 * self._timeout):
+                until = time.monotonic() + _FETCH_SECONDS
+                while True:
+                    prepared = self._pipeline.next_batch(wait=_LOOK_SECONDS, timeout=self._timeout)
+                    stopping = self._parts.shutdown.requested
+                    if prepared is not None or (stopping and not self._pipeline.stop_admitting()):
+                        return prepared
+                    if not stopping and (time.monotonic() > until or self._parts.ownership.lease_lost):
+                        return None
+        except Interrupted as error:
+            self._pipeline.stop()
+            raise error.as_error(f"the batch after {state.stored}") from error
+
+    def _finish_before_stop(self, state: ProcessorState, batch: Batch) -> h.Happening:
+        """Commit the batch in hand although the worker is to stop: after FETCH the loop would end."""
+        happened = self._handle(replace(state, batch=batch))
+        if isinstance(happened, h.Stored):
+            self._parts.board.add_batch(happened.count)
+        return happened
+
+    def _answer_replay(self, lease: h.HeldLease, prepared: PreparedBatch) -> h.Happening:
+        """Ask the contract about a range that Spark runs again although it is stored; it answers 0, and is on record."""
+        stored = self._stored()
+        connection = self._connection()
+        answer = self._runner.ask(
+            connection, StoreRequest(lease, prepared.whole.start, max(prepared.whole.end, stored))
+        )
+        if answer is StoreAnswer.IGNORED:
+            refusal = conflicts.Refusal(
+                code=answer,
+                expected=prepared.whole.start,
+                stored=stored,
+                new=prepared.whole.end,
+                epoch=lease.epoch,
+                pod=self._parts.pod,
+                claim_uid=self._parts.config.resource.uid,
+                needs_person=False,
+            )
+            conflicts.record_refusal(connection, self._parts.key, refusal)
+            self._pipeline.accept(prepared.whole.end)
+        return h.Refused(answer, prepared.whole.start, stored, stored)
+
+    def _stored(self) -> Checkpoint:
+        stored = self._parts.board.state.stored
+        if stored is None:
+            raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
+        return stored
+
+    def _count_executors(self) -> None:
+        now = time.monotonic()
+        if now - self._counted > _EXECUTORS_SECONDS:
+            self._counted = now
+            self._parts.board.set_executors(self._pipeline.executors())
+
+
+def build_pipeline(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
+    """Build the pipeline that the resource names.
+
+    Raises:
+        ConfigurationError: a guarantee that Spark's effects do not have.
+
+    """
+    if config.guarantee is not Guarantee.TRANSACTIONAL:
+        raise ConfigurationError("engine Spark is Transactional: leave delivery.guarantee out")
+    configuration = build_configuration(config, os.environ, uuid.uuid4().hex[:6])
+    pipeline = SparkPipeline(
+        config,
+        ProcessorKey(config.source.schema_name, config.processor_id),
+        source=settings.connections / "source",
+        handler=settings.handler,
+        sessions=SessionStarter(lambda: start_session(configuration)),
+    )
+    return pipeline, True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a Spark processor's driver; return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return run_worker(given, Engine(build_pipeline, SparkSteps))

@@ -1,0 +1,205 @@
+"""Parquet files that appear with their checkpoint: hidden while written, listed in its transaction, renamed after it.
+
+`<path>/_outbox/<processor>/<epoch>-<attempt>/part-….parquet` is what Spark writes for one effect of one batch; directories
+whose name begins with `_` are passed over by whoever reads `<path>`. The files that Spark's own commit protocol leaves there
+are those of the tasks it counts as done. Each is listed in `spark_files` in the transaction that stores the checkpoint, and
+moved into `<path>` after it, under a name that no other file ever had: nothing is overwritten, and a reader meets each row at
+most once. After a crash the list says what is still to be moved; it is rolled forward before anything else is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
+from psycopg import sql
+
+from outbox_core.errors import PermanentError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.postgres.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import psycopg
+    from pyspark.sql import DataFrame
+
+    from outbox_spark.offsets import OffsetRange
+    from outbox_worker.postgres.connection import ConnectionFiles
+
+_HIDDEN: Final = "_outbox"
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_APPLICATION_NAME: Final = "outbox-spark-files"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFile:
+    """One file on its way: where it lies hidden, and its name for readers."""
+
+    hidden: Path
+    final: Path
+    rows: int
+
+
+def hidden_directory(path: Path, processor_id: str, epoch: int) -> Path:
+    """Name a new place for one effect's files, unlike every other."""
+    return path / _HIDDEN / safe_name(processor_id) / f"{epoch}-{uuid.uuid4().hex}"
+
+
+def safe_name(processor_id: str) -> str:
+    """Make a processor's id a file name; ids that differ never share one."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", processor_id)[:100]
+    unchanged = plain == processor_id and not plain.startswith((".", "_"))
+    return plain if unchanged else f"p-{plain}-{hashlib.sha256(processor_id.encode()).hexdigest()[:12]}"
+
+
+class FileArea:
+    """The files of one owner; used by the driver."""
+
+    def __init__(self, files: ConnectionFiles, schema: str, processor_id: str, epoch: int) -> None:
+        """Remember whose files they are; touch nothing."""
+        self._files = files
+        self._manifest = sql.Identifier(schema, "spark_files")
+        self._processor_id = processor_id
+        self._epoch = epoch
+        self._swept: set[Path] = set()
+
+    def write(self, rows: DataFrame, path: Path, whole: OffsetRange) -> list[PendingFile]:
+        """Have executors write the rows under a hidden name; return the files with rows in them, safely on the disk.
+
+        Raises:
+            TransientError: the driver does not see what the executors wrote.
+
+        """
+        if path not in self._swept:
+            sweep_hidden(path, self._processor_id, self._epoch)
+            self._swept.add(path)
+        hidden = hidden_directory(path, self._processor_id, self._epoch)
+        rows.write.mode("errorifexists").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
+            hidden.as_uri()
+        )
+        return self._collect(hidden, path, whole)
+
+    def _collect(self, hidden: Path, path: Path, whole: OffsetRange) -> list[PendingFile]:
+        if not hidden.is_dir():
+            raise TransientError(
+                f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in driver and "
+                "executors (spark.volumes)",
+                reason=Reason.TARGET_UNAVAILABLE,
+            )
+        stem = f"{safe_name(self._processor_id)}-{whole.end.transaction_id}-{whole.end.position}-{hidden.name}"
+        counted = [(file, pq.read_metadata(file).num_rows) for file in sorted(hidden.glob("part-*.parquet"))]
+        filled = [(file, count) for file, count in counted if count]
+        for file, _ in filled:
+            _flush(file)
+        _flush(hidden)
+        return [
+            PendingFile(file, path / f"{stem}-{number:05d}.parquet", count)
+            for number, (file, count) in enumerate(filled)
+        ]
+
+    def list_in(self, connection: psycopg.Connection[Any], files: Iterable[PendingFile]) -> None:
+        """Write the manifest, in the transaction that is open on `connection` and stores the checkpoint."""
+        statement = sql.SQL(
+            "INSERT INTO {} (processor_id, epoch, hidden_path, final_path, row_count) VALUES (%s, %s, %s, %s, %s)"
+        ).format(self._manifest)
+        rows = [(self._processor_id, self._epoch, str(file.hidden), str(file.final), file.rows) for file in files]
+        with connection.cursor() as cursor:
+            cursor.executemany(statement, rows)
+
+    def roll_forward(self) -> int:
+        """Move every file whose checkpoint is stored, of this epoch or an earlier one; return how many there were.
+
+        Raises:
+            PermanentError: the volume lost one.
+            TransientError: database or volume cannot be reached.
+
+        """
+        find = sql.SQL("SELECT hidden_path, final_path, row_count FROM {} WHERE processor_id = %s ORDER BY id")
+        forget = sql.SQL("DELETE FROM {} WHERE processor_id = %s AND final_path = ANY(%s)")
+        with self._files.connect(_APPLICATION_NAME, autocommit=True) as connection, translated():
+            rows = connection.execute(find.format(self._manifest), (self._processor_id,)).fetchall()
+            files = [PendingFile(Path(hidden), Path(final), int(count)) for hidden, final, count in rows]
+            if files:
+                reveal(files)
+                names = [str(file.final) for file in files]
+                connection.execute(forget.format(self._manifest), (self._processor_id, names))
+        return len(files)
+
+
+def reveal(files: Iterable[PendingFile]) -> None:
+    """Move committed files to their names for readers; one that is there already stays as it is.
+
+    Raises:
+        PermanentError: a committed file is neither hidden nor there: the volume lost it.
+
+    """
+    revealed = list(files)
+    for file in revealed:
+        if not file.final.exists():
+            _move(file)
+    for directory in {file.final.parent for file in revealed}:
+        _flush(directory)
+    for directory in {file.hidden.parent for file in revealed}:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep_hidden(path: Path, processor_id: str, epoch: int) -> int:
+    """Delete what earlier epochs wrote and never committed; roll forward first. Returns how many directories went."""
+    own = path / _HIDDEN / safe_name(processor_id)
+    stale = [entry for entry in own.glob("*-*") if entry.is_dir() and _epoch_of(entry) < epoch]
+    for entry in stale:
+        shutil.rmtree(entry, ignore_errors=True)
+    return len(stale)
+
+
+def _epoch_of(directory: Path) -> int:
+    number = directory.name.partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def _move(file: PendingFile) -> None:
+    try:
+        _give_name(file)
+    except FileNotFoundError as error:
+        if not file.final.exists():
+            raise PermanentError(
+                f"{file.hidden} is gone although the checkpoint counts its {file.rows} rows as written: restore the volume, "
+                "or rewind the checkpoint and delete its row of spark_files",
+                reason=Reason.TARGET_UNAVAILABLE,
+            ) from error
+    except OSError as error:
+        raise TransientError(
+            f"cannot write to {file.final.parent}: {error}", reason=Reason.TARGET_UNAVAILABLE
+        ) from error
+
+
+def _give_name(file: PendingFile) -> None:
+    """Link and unlink: unlike rename, a link never replaces a file that is there."""
+    try:
+        os.link(file.hidden, file.final)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        file.hidden.rename(file.final)  # a volume without hard links; the name is ours alone
+    else:
+        file.hidden.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's contents, or a directory's entries, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,321 @@
+"""A processor's Spark side as the worker's loop sees it: a target whose batches come from Spark.
+
+`open` starts a query under an epoch, `next_batch` waits for what it prepared, `handle` runs the prepared effects in the loop's
+transaction, `accept` lets Spark go on. Everything about ownership, codes, retries and status is the loop's.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.errors import HandlerError, OutboxError, PermanentError, TransientError
+from outbox_core.report import Reason
+from outbox_core.spec import SqlTarget
+from outbox_spark.application import UserApplication, fingerprint, load_application
+from outbox_spark.directory import QueryDirectories, QueryDirectory
+from outbox_spark.failure import explain_failure
+from outbox_spark.files import FileArea
+from outbox_spark.lineage import fetch_history, store_begin
+from outbox_spark.options import parse_options
+from outbox_spark.query import QueryParts, QueryRun
+from outbox_spark.reader import RangeReader
+from outbox_spark.resume import Resume, decide_resume
+from outbox_spark.session import count_executors
+from outbox_spark.staging import StagingArea
+from outbox_spark.stream import StreamBuilder, find_stateful
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.sinks.sql import SqlSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import psycopg
+    from pyspark.sql import DataFrame, SparkSession
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch
+    from outbox_spark.effects import Effects
+    from outbox_spark.handover import PreparedBatch
+    from outbox_spark.resume import ResumeDecision
+    from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.transaction import Transaction
+
+_log = get_logger("outbox.spark")
+
+
+class AheadError(PermanentError):
+    """The query checkpoint directory has seen more committed than the database knows: the answer is 3."""
+
+    reason = Reason.CHECKPOINT_OLDER
+
+    def __init__(self, message: str, *, committed: Checkpoint, planned: Checkpoint) -> None:
+        """Keep both ends that the directory names."""
+        super().__init__(message)
+        self.committed = committed
+        self.planned = planned
+
+
+class SessionStarter:
+    """Starts the Spark session once, in a thread of its own, so that waiting for it can be interrupted."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        """Keep how; start nothing."""
+        self._start = start
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def session(self) -> SparkSession | None:
+        """The session, once there is one."""
+        return self._session
+
+    def wait(self) -> SparkSession:
+        """Return the session; start it, or start it again if it could not be.
+
+        Raises:
+            TransientError: it could not be started.
+
+        """
+        if self._thread is None:
+            self._done.clear()
+            self._error = None
+            self._thread = threading.Thread(target=self._run, name="spark-session", daemon=True)
+            self._thread.start()
+        self._done.wait()
+        if self._session is None:
+            self._thread = None
+            raise TransientError(
+                f"the Spark session cannot be started: {str(self._error)[:400]}",
+                reason=Reason.TARGET_UNAVAILABLE,
+                detail=str(self._error)[:4000],
+            ) from self._error
+        return self._session
+
+    def _run(self) -> None:
+        try:
+            self._session = self._start()
+        except BaseException as error:  # noqa: BLE001 - told to the waiting thread
+            self._error = error
+        finally:
+            self._done.set()
+
+
+class SparkPipeline:
+    """The target of a Spark processor."""
+
+    needs_payload = False
+
+    def __init__(
+        self, config: ProcessorConfig, key: ProcessorKey, *, source: Path, handler: Path, sessions: SessionStarter
+    ) -> None:
+        """Keep the parts; nothing is started.
+
+        Args:
+            config: the processor's.
+            key: its checkpoint.
+            source: connection files, at the same path on driver and executors.
+            handler: directory of the mounted ConfigMap.
+            sessions: starts Spark when it is first needed.
+
+        """
+        self._config = config
+        self._key = key
+        self._source = source
+        self._files = ConnectionFiles(source)
+        self._handler = handler
+        self._sessions = sessions
+        self._application = UserApplication()
+        self._seen = ""
+        self._run: QueryRun | None = None
+        self._prepared: PreparedBatch | None = None
+        self.epoch: int | None = None
+
+    def check(self) -> None:
+        """Import the application and have a session; a query of an earlier lease is ended.
+
+        Raises:
+            OutboxError: the application cannot be used, or Spark cannot be started.
+
+        """
+        self.stop()
+        self._load_application()
+        self._sessions.wait()
+
+    def changed(self) -> bool:
+        """Say whether the ConfigMap changed."""
+        return fingerprint(self._handler) != self._seen
+
+    def keep_alive(self) -> None:
+        """Spark keeps itself alive."""
+
+    def close(self) -> None:
+        """End query, session and executors."""
+        self.stop()
+        session = self._sessions.session
+        if session is not None:
+            try:
+                session.stop()
+            except Exception as error:  # noqa: BLE001 - the process ends
+                _log.warning("the session did not stop cleanly", extra={"error": str(error)[:400]})
+
+    def stop(self) -> None:
+        """End the query; what is not committed is rolled back."""
+        run, self._run, self._prepared, self.epoch = self._run, None, None, None
+        if run is not None:
+            run.stop()
+
+    def stop_admitting(self) -> bool:
+        """Let no further batch begin; say whether one is in hand."""
+        if self._run is None:
+            return False
+        self._run.stop_admitting()
+        return self._run.busy() or self._prepared is not None
+
+    def open(self, connection: psycopg.Connection[Any], epoch: int, stored: Checkpoint) -> None:
+        """Start the query under a lease, from the stored checkpoint.
+
+        First what earlier owners left: committed files are moved into place, staging tables dropped.
+
+        Raises:
+            AheadError: the answer is 3.
+            OutboxError: it cannot be started; the message says what to do.
+
+        """
+        self.stop()
+        self._load_application()
+        session = self._sessions.wait()
+        files = FileArea(self._files, self._key.schema, self._key.processor_id, epoch)
+        staging = StagingArea(self._files, self._source, self._key.schema, self._key.processor_id, epoch)
+        moved, dropped = files.roll_forward(), staging.sweep()
+        builder = StreamBuilder(session, self._config, self._source, self._application)
+        try:
+            stateful = find_stateful(builder.build(stored, stored))
+            directory = self._directory(connection, stored, stateful=bool(stateful))
+            floor = BEGINNING if stateful else stored
+            parts = QueryParts(
+                directory, stored, bool(stateful), staging, files, self._apply, self._count, self._code()
+            )
+            self._run = QueryRun(
+                parts,
+                builder.build(directory.start, floor),
+                output_mode=builder.output_mode(stateful),
+                trigger_seconds=self._trigger_seconds(),
+            )
+        except OutboxError:
+            raise
+        except Exception as error:
+            raise explain_failure(error, self._code()) from error
+        self.epoch = epoch
+        _log.info(
+            "query started",
+            extra={
+                "epoch": epoch, "checkpoint": str(stored), "directory": str(directory.path), "stateful": sorted(stateful),
+                "filesRolledForward": moved, "stagingTablesDropped": dropped,
+            },
+        )  # fmt: skip
+
+    def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
+        """Wait for a prepared batch; the query is ended when it failed.
+
+        Raises:
+            OutboxError: preparing failed; open again.
+
+        """
+        if self._run is None:
+            return None
+        try:
+            self._prepared = self._run.next_batch(wait=wait, timeout=timeout)
+        except OutboxError:
+            self.stop()
+            raise
+        return self._prepared
+
+    def handle(self, transaction: Transaction, batch: Batch) -> int:
+        """Run the prepared effects in the checkpoint's transaction.
+
+        Raises:
+            OutboxError: a statement failed, or the batch is not the one prepared.
+
+        """
+        prepared = self._prepared
+        if prepared is None or prepared.effects is None or prepared.whole.end != batch.examined:
+            raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)
+        for effect in prepared.effects.statements:
+            relation = effect.staged.relation()
+            sink = SqlSink(SqlTarget(statement=effect.statement), lambda _after, _examined, r=relation: r)
+            sink.handle(transaction, batch)
+        if prepared.effects.pending:
+            prepared.effects.list_files(transaction.connection)
+        return prepared.count
+
+    def accept(self, stored: Checkpoint) -> None:
+        """Everything up to `stored` is committed, or was answered 0: Spark goes on."""
+        self._prepared = None
+        if self._run is not None:
+            self._run.accept(stored)
+
+    def executors(self) -> int | None:
+        """Count live executors; None before there is a session, or where they are threads of the driver."""
+        session = self._sessions.session
+        return None if session is None else count_executors(session)
+
+    def _load_application(self) -> None:
+        self._seen = fingerprint(self._handler)
+        self._application = load_application(self._config, self._handler)
+
+    def _directory(self, connection: psycopg.Connection[Any], stored: Checkpoint, *, stateful: bool) -> QueryDirectory:
+        """Find or begin the query checkpoint directory that goes with the stored checkpoint."""
+        directories = QueryDirectories(self._query_path(), self._key.processor_id)
+        current = directories.current()
+        view = current.view() if current is not None else None
+        history = fetch_history(connection, self._config.source, self._key, stored)
+        decision = decide_resume(view, stored, now=history.now, stateful=stateful, untouched=history.untouched)
+        _log.info("query checkpoint directory", extra={"decision": decision.action.value, "why": decision.message})
+        if decision.action is Resume.CONTINUE and current is not None:
+            return current
+        if decision.action is Resume.BEGIN:
+            store_begin(connection, self._key, history.now, stored)
+            return directories.begin(history.now, stored)
+        raise _refusal(decision, view.committed if view else stored, view.planned if view else stored)
+
+    def _apply(self, rows: DataFrame, effects: Effects) -> None:
+        """Collect a batch's effects: the user's `handle`, or the target."""
+        target = self._config.target
+        if self._application.handle is not None:
+            self._application.handle(rows, effects)
+        elif target is not None and target.sql is not None:
+            effects.sql(rows, target.sql.statement)
+        elif target is not None and target.parquet is not None:
+            effects.parquet(rows, target.parquet.path)
+        else:
+            raise HandlerError("engine Spark knows target.sql, target.parquet, or an application with handle()")
+
+    def _count(self, whole: Any) -> int:
+        options = {"connection": str(self._source), "source": self._config.source.model_dump_json(by_alias=True)}
+        return RangeReader(parse_options(options)).fetch_count(whole)
+
+    def _code(self) -> str:
+        application = self._config.spark.application if self._config.spark else None
+        if application is None:
+            return "the batch"
+        return f"{application.module}.{'handle' if self._application.handle else 'transform'}"
+
+    def _query_path(self) -> Path:
+        from pathlib import Path
+
+        return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
+
+    def _trigger_seconds(self) -> float:
+        return self._config.spark.trigger.processing_time.total_seconds() if self._config.spark else 2.0
+
+
+def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:
+    if decision.action is Resume.REFUSE_AHEAD:
+        return AheadError(decision.message, committed=committed, planned=planned)
+    return PermanentError(decision.message, reason=Reason.QUERY_STATE_MISMATCH)

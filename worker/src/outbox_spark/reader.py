@@ -1,0 +1,132 @@
+"""Reading ranges of the outbox from PostgreSQL as Arrow batches: on the driver to plan, on executors to read.
+
+A range that was planned lies below `pg_snapshot_xmin` of its planning, so every transaction in it was over: reading it again,
+at any time, by any task, gives the same rows. No statement here takes a transaction id, and none holds a snapshot for longer
+than a page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyarrow as pa
+from psycopg import sql
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.spec import StartFrom, StartType
+from outbox_spark.columns import message_arrow_schema
+from outbox_spark.offsets import OffsetRange
+from outbox_worker.postgres import checkpoints
+from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.messages import MessageReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from outbox_spark.options import ReadOptions
+
+_APPLICATION_NAME: Final = "outbox-spark-reader"
+
+_PAGE: Final = sql.SQL(
+    """SELECT r.position, r.transaction_id::text AS t, r.message_id, r.message_type, r.publication_id, r.partition_key,
+              r.data::text AS d, r.metadata::text AS m, (extract(epoch FROM r.scheduled) * 1000000)::bigint AS s
+       FROM ({relation}) AS r
+       ORDER BY r.transaction_id, r.position
+       LIMIT {limit}"""
+)  # aliases: ORDER BY would sort the text of a column that keeps its name
+
+_BOUNDARIES: Final = sql.SQL(
+    """SELECT n.t::text, n.p
+       FROM (SELECT r.transaction_id AS t, r.position AS p, count(*) OVER () AS total,
+                    row_number() OVER (ORDER BY r.transaction_id, r.position) AS number
+             FROM ({relation}) AS r) AS n
+       WHERE n.number < n.total AND n.number % greatest(ceil(n.total / {pieces}::numeric)::bigint, 1) = 0
+       ORDER BY n.t, n.p"""
+)
+
+_COUNT: Final = sql.SQL("SELECT count(*) FROM ({relation}) AS r")
+
+
+class RangeReader:
+    """Plans and reads ranges; every call has a connection of its own, so it can be sent to another process."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """Remember what to read; open nothing."""
+        self._options = options
+
+    def fetch_start(self) -> Checkpoint:
+        """Return the pair that `start` names."""
+        start = self._options.start
+        if isinstance(start, Checkpoint):
+            return start
+        with self._connect() as connection:
+            return fetch_start_pair(connection, self._options, start)
+
+    def fetch_end(self, after: Checkpoint, limit: int) -> Checkpoint:
+        """Return the last settled pair after `after`, at most `limit` rows on; `after` itself when nothing is there."""
+        with self._connect() as connection:
+            return MessageReader(self._options.source).bound_of(connection, after, limit).examined
+
+    def fetch_settled(self) -> Checkpoint:
+        """Return a pair at or after the last settled row, and before everything that is not settled."""
+        with self._connect() as connection:
+            return fetch_start_pair(connection, self._options, StartFrom(type=StartType.END))
+
+    def fetch_boundaries(self, whole: OffsetRange, pieces: int) -> list[Checkpoint]:
+        """Return the pairs at which to cut a range into pieces with about as many rows each."""
+        if pieces < 2 or whole.empty:
+            return []
+        query = _BOUNDARIES.format(relation=self._relation(whole), pieces=sql.Literal(pieces))
+        with self._connect() as connection:
+            return [Checkpoint(int(t), int(p)) for t, p in _rows(connection, query)]
+
+    def fetch_count(self, whole: OffsetRange) -> int:
+        """Count the messages of a range that the filters let through."""
+        if whole.empty:
+            return 0
+        with self._connect() as connection:
+            return int(_rows(connection, _COUNT.format(relation=self._relation(whole)))[0][0])
+
+    def read(self, piece: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Yield a range's messages in order, as Arrow batches of `fetchSize` rows."""
+        schema, limit = message_arrow_schema(), self._options.fetch_size
+        with self._connect() as connection:
+            while not piece.empty:
+                query = _PAGE.format(relation=self._relation(piece), limit=sql.Literal(limit))
+                rows = _rows(connection, query)
+                if rows:
+                    yield _to_arrow(rows, schema)
+                if len(rows) < limit:
+                    return
+                piece = OffsetRange(Checkpoint(int(rows[-1][1]), rows[-1][0]), piece.end)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return ConnectionFiles(self._options.connection).connect(_APPLICATION_NAME, autocommit=True)
+
+    def _relation(self, whole: OffsetRange) -> sql.Composed:
+        return MessageReader(self._options.source).batch_relation(whole.start, whole.end)
+
+
+def fetch_start_pair(connection: psycopg.Connection[Any], options: ReadOptions, start: StartFrom) -> Checkpoint:
+    """Return the pair before the first message that `start` asks for."""
+    return checkpoints.start_pair(connection, options.source, start)
+
+
+def _rows(connection: psycopg.Connection[Any], query: sql.Composed) -> list[tuple[Any, ...]]:
+    with translated():
+        return connection.execute(query).fetchall()
+
+
+def _to_arrow(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True))
+    columns[1] = cast("Any", pa.array([int(t) for t in columns[1]], pa.uint64()))
+    arrays = [
+        (pa.array(column, pa.int64()) if field.name == "scheduled" else pa.array(column)).cast(field.type)
+        if field.name in ("transaction_id", "scheduled")
+        else pa.array(column, field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

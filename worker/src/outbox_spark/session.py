@@ -1,0 +1,104 @@
+"""The Spark session of a processor's driver: which configuration, from which environment.
+
+The driver runs in client mode inside its own pod; nothing is submitted. What Spark must know of Kubernetes the operator writes
+into `spark.config` (`spark.master`, namespace, image, `spark.kubernetes.executor.podTemplateFile`, instances, cores, memory,
+ports). The pod adds what it learns at its start: `POD_NAME` (executors are owned by it and go with it) and `POD_IP` (where they
+reach the driver). Without `spark.master` executors are threads of the driver, `local[n]`: n from `OUTBOX_SPARK_LOCAL_CORES`, 2.
+`OUTBOX_SPARK_DRIVER_MEMORY` is the heap of the driver's JVM, 512m; the pod needs about 500 MB beside it.
+
+Ports: 7078 (driver) and 7079 (block managers) are reached from executors; 8080 is the status.
+The service account needs, in its namespace: pods get, list, watch, create, patch, delete, deletecollection; configmaps get,
+list, create, delete, deletecollection. Executors need no service account rights. Executors' template mounts the same
+connection files, ConfigMap and volumes at the same paths as the driver's pod.
+
+PURE but for `start_session`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+
+from outbox_spark.source import OutboxDataSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outbox_core.config import ProcessorConfig
+
+_TASK_ATTEMPTS: Final = 4
+_PREFIX_ROOM: Final = 40
+_PREFIX: Final = "spark.kubernetes.executor.podNamePrefix"
+
+
+def build_configuration(config: ProcessorConfig, environment: Mapping[str, str], nonce: str) -> dict[str, str]:
+    """Choose Spark's configuration: our defaults, the user's `spark.config` over them, and over both what must be so.
+
+    Args:
+        config: the processor's.
+        environment: see the table above.
+        nonce: a few random letters and digits: executors of an earlier life of this pod may still be going.
+
+    """
+    plan = config.spark
+    chosen = {
+        "spark.app.name": f"outbox-{config.processor_id}",
+        "spark.driver.memory": environment.get("OUTBOX_SPARK_DRIVER_MEMORY", "512m"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": str(plan.partitions if plan else 2),
+    }
+    chosen |= plan.config if plan else {}
+    return chosen | _REQUIRED | _place(chosen, environment, nonce)
+
+
+_REQUIRED: Final = {
+    # A batch without messages would have effects that no checkpoint stands for.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # What is staged is compared by nobody's local time.
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def _place(chosen: Mapping[str, str], environment: Mapping[str, str], nonce: str) -> dict[str, str]:
+    """Say where driver and executors are."""
+    master = chosen.get("spark.master", "")
+    if not master:
+        cores = environment.get("OUTBOX_SPARK_LOCAL_CORES", "2")
+        return {"spark.master": f"local[{cores},{_TASK_ATTEMPTS}]", "spark.driver.host": "127.0.0.1"}
+    if not master.startswith("k8s://"):
+        return {}
+    learned = {
+        "spark.kubernetes.driver.pod.name": environment.get("POD_NAME", ""),
+        # Not bindAddress: the driver binds to all of its pod's addresses.
+        "spark.driver.host": environment.get("POD_IP", ""),
+        _PREFIX: f"{chosen.get(_PREFIX, 'outbox')[:_PREFIX_ROOM].rstrip('-')}-{nonce}",
+    }
+    return {key: value for key, value in learned.items() if value}
+
+
+def start_session(configuration: Mapping[str, str]) -> SparkSession:
+    """Start the driver's JVM and session, with the data source `outbox` known to it.
+
+    Executors use the Python that `PYSPARK_PYTHON` names; without it this one, which is right where they are threads here.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    for key, value in configuration.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    session.dataSource.register(OutboxDataSource)
+    return session
+
+
+def count_executors(session: SparkSession) -> int | None:
+    """Count live executors; None where they are threads of the driver."""
+    context = session.sparkContext
+    if context.master.startswith("local["):
+        return None
+    known = context._jsc.sc().getExecutorMemoryStatus().size()  # noqa: SLF001 - PySpark offers no other way
+    return max(int(known) - 1, 0)  # the driver counts itself

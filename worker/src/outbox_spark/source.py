@@ -1,0 +1,144 @@
+"""The data source `outbox`: `spark.readStream.format("outbox")` and `spark.read.format("outbox")`.
+
+Thin: options.py reads the options, offsets.py splits ranges, reader.py reads them. Offsets are checkpoints. Register it with
+`spark.dataSource.register(OutboxDataSource)`; it needs nothing of the operator.
+
+Spark makes these objects several times over, in planning processes and in every task, so they hold no connection.
+`commit` is left alone: Spark calls it one batch late, and for the last batch of an idle or bounded query never. Whoever wants
+effects and checkpoint in one transaction runs the query by the driver (`python -m outbox_spark`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from typing_extensions import override
+
+from outbox_spark.columns import MESSAGE_SCHEMA
+from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, split_range
+from outbox_spark.options import parse_options
+from outbox_spark.reader import RangeReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_spark.options import ReadOptions
+
+FORMAT: Final = "outbox"
+
+
+class OutboxPartition(InputPartition):
+    """One piece of a range, read by one task."""
+
+    def __init__(self, piece: OffsetRange) -> None:
+        """Keep the piece; it is pickled to the executor."""
+        super().__init__(str(piece))
+        self.piece = piece
+
+
+class OutboxDataSource(DataSource):
+    """Messages of an outbox, as a stream or up to an end."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return FORMAT
+
+    @override
+    def schema(self) -> StructType:
+        return MESSAGE_SCHEMA
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return OutboxStreamReader(parse_options(self.options))
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return OutboxBatchReader(parse_options(self.options))
+
+
+class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches below the reading bound, and reads their pieces."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """Remember the options; connect to nothing."""
+        self._options = options
+        self._last: Checkpoint | None = None
+
+    @override
+    def initialOffset(self) -> dict[str, Any]:
+        return format_offset(RangeReader(self._options).fetch_start())
+
+    @override
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.batch_size)
+
+    @override
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        start_pair = parse_offset(start)
+        after = max(start_pair, self._options.floor)
+        reader = RangeReader(self._options)
+        end = reader.fetch_end(after, limit.max_rows) if isinstance(limit, ReadMaxRows) else reader.fetch_settled()
+        if self._last is not None:
+            end = min(end, self._last)
+        elif isinstance(limit, ReadMinRows) and reader.fetch_count(OffsetRange(after, end)) < limit.min_rows:
+            end = start_pair
+        return format_offset(max(end, after, start_pair))
+
+    @override
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None  # lag is measured against the stored checkpoint, by the driver
+
+    @override
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = RangeReader(self._options).fetch_settled()
+
+    @override
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        whole = OffsetRange(parse_offset(start), parse_offset(end)).after(self._options.floor)
+        return _plan(self._options, whole)
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+
+class OutboxBatchReader(DataSourceReader):
+    """Reads from `start` to `end`, or to what is settled when it is planned: a bounded backfill."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """Remember the options; connect to nothing."""
+        self._options = options
+
+    @override
+    def partitions(self) -> Sequence[InputPartition]:
+        reader = RangeReader(self._options)
+        start = reader.fetch_start()
+        settled = reader.fetch_settled()
+        end = settled if self._options.end is None else min(self._options.end, settled)
+        return _plan(self._options, OffsetRange(start, end))
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+
+def _plan(options: ReadOptions, whole: OffsetRange) -> list[InputPartition]:
+    boundaries = RangeReader(options).fetch_boundaries(whole, options.partitions)
+    return [OutboxPartition(piece) for piece in split_range(whole, boundaries)]
+
+
+def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, OutboxPartition):
+        yield from RangeReader(options).read(partition.piece)

@@ -1,0 +1,85 @@
+"""The streaming DataFrame of a processor: its source, the user's transform, and which of its operators keep state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_spark.source import FORMAT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.config import ProcessorConfig
+    from outbox_spark.application import UserApplication
+
+_STATEFUL: Final = frozenset(
+    {
+        "Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "FlatMapGroupsWithState",
+        "FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPySpark",
+        "TransformWithStateInPandas",
+    }
+)  # fmt: skip
+_JOIN: Final = "Join"
+
+
+class StreamBuilder:
+    """Makes the stream, from a start and above a floor."""
+
+    def __init__(
+        self, session: SparkSession, config: ProcessorConfig, directory: Path, application: UserApplication
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            session: where `outbox` is registered.
+            config: the processor's.
+            directory: connection files, at the same path on driver and executors.
+            application: the user's.
+
+        """
+        self._session = session
+        self._config = config
+        self._directory = directory
+        self._application = application
+
+    def build(self, start: Checkpoint, floor: Checkpoint) -> DataFrame:
+        """Make the streaming DataFrame whose rows go to the target or to `handle`."""
+        options = {
+            "connection": str(self._directory),
+            "source": self._config.source.model_dump_json(by_alias=True),
+            "batchSize": str(self._config.delivery.batch_size),
+            "partitions": str(self._config.spark.partitions if self._config.spark else 2),
+            "start": str(start),
+            "floor": str(floor),
+        }
+        messages = self._session.readStream.format(FORMAT).options(**options).load()
+        transform = self._application.transform
+        return messages if transform is None else transform(messages)
+
+    def output_mode(self, stateful: frozenset[str]) -> str:
+        """Choose what of an operator's state is given out: changed rows for a SQL target, final ones for files."""
+        to_sql = self._config.target is not None and self._config.target.sql is not None
+        return "update" if to_sql and stateful and _JOIN not in stateful else "append"
+
+
+def find_stateful(rows: DataFrame) -> frozenset[str]:
+    """Name the operators of a streaming query that keep state between micro-batches."""
+    plan = rows._jdf.queryExecution().analyzed()  # type: ignore[operator]  # noqa: SLF001 - PySpark shows no plan otherwise
+    return frozenset(_walk(plan))
+
+
+def _walk(node: Any) -> set[str]:
+    found: set[str] = set()
+    children = node.children()
+    parts = [children.apply(index) for index in range(children.size())]
+    name = str(node.nodeName()).partition(" ")[0]
+    if node.isStreaming() and name in _STATEFUL:
+        found.add(name)
+    if name == _JOIN and len(parts) > 1 and all(part.isStreaming() for part in parts):
+        found.add(name)
+    for part in parts:
+        found |= _walk(part)
+    return found
