@@ -1,0 +1,248 @@
+"""A worker as a real process: its files as they would be mounted, its HTTP contract, signals, and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.config import ProcessorConfig
+from outbox_core.report import Report
+from tests.support.postgres import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.postgres import Database
+
+FAST: dict[str, Any] = {
+    "pollInterval": "100ms",
+    "leaseDuration": "2s",
+    "retry": {"initialBackoff": "50ms", "maxBackoff": "200ms"},
+}
+"""Delivery for tests: the same behaviour in less time."""
+
+
+def build_config(database: Database, target: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The operator's file for one processor; `delivery` is laid over FAST."""
+    resource = {"cluster": "test", "namespace": "shop", "name": "orders", "uid": "uid-orders"} | fields.pop(
+        "resource", {}
+    )
+    return {
+        "resource": resource,
+        "generation": 1,
+        "processorId": fields.pop("processor_id", "orders"),
+        "source": {"connection": {"secretRef": {"name": "db"}}} | fields.pop("source", {}),
+        "delivery": FAST | fields.pop("delivery", {}),
+        "target": target,
+        **fields,
+    }
+
+
+@dataclass
+class Worker:
+    """One process, from start to exit."""
+
+    directory: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, err.read().decode()
+
+    def post_intent(self, intent: str) -> None:
+        body = json.dumps({"intent": intent}).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/intent", data=body, method="POST")
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            assert answer.status == 200
+
+    def report(self) -> Report:
+        return Report.model_validate_json(self.get("/status")[1])
+
+    def wait_for(self, what: str, condition: Callable[[Report], bool], seconds: float = 20.0) -> Report:
+        """Poll /status until the condition holds; fail with the last report and the log."""
+        last: list[Report] = []
+
+        def holds() -> bool:
+            assert self.process.poll() is None, f"the worker ended with {self.process.returncode}:\n{self.log()}"
+            with contextlib.suppress(OSError):
+                last[:] = [self.report()]
+                return condition(last[0])
+            return False
+
+        try:
+            wait_until(holds, what, seconds)
+        except AssertionError as err:
+            shown = last[0].model_dump_json(indent=1) if last else "no report"
+            raise AssertionError(f"{err}\n{shown}\n{self.log()[-6000:]}") from err
+        return last[0]
+
+    def wait_state(self, state: str, reason: str | None = None, seconds: float = 20.0) -> Report:
+        return self.wait_for(
+            f"state {state}/{reason}",
+            lambda report: report.state == state and (reason is None or report.reason == reason),
+            seconds,
+        )
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the target `log` printed."""
+        return [json.loads(line) for line in (self.directory / "out").read_text().splitlines()]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self, seconds: float = 20.0) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self.process.wait(seconds)
+
+    def termination(self) -> Report:
+        return Report.model_validate_json((self.directory / "termination-log").read_text())
+
+
+@dataclass
+class Workers:
+    """Starts workers below one directory and ends them after the test."""
+
+    directory: Path
+    started: list[Worker] = field(default_factory=list)
+
+    def prepare(
+        self, config: dict[str, Any], uri: str, *, handler: str | None = None, target: str | None = None
+    ) -> Path:
+        """Write the files that a pod would have mounted; return their directory."""
+        ProcessorConfig.model_validate(config)
+        home = self.directory / f"pod-{len(list(self.directory.glob('pod-*')))}"
+        for name in ("connections/source", "connections/target", "handler"):
+            (home / name).mkdir(parents=True)
+        (home / "processor.json").write_text(json.dumps(config))
+        (home / "connections/source/uri").write_text(uri)
+        if target is not None:
+            (home / "connections/target/uri").write_text(target)
+        if handler is not None:
+            (home / "handler/orders.py").write_text(handler)
+        (home / "termination-log").touch()
+        return home
+
+    def launch(
+        self, home: Path, *arguments: str, pod: str | None = None, environment: dict[str, str] | None = None
+    ) -> Worker:
+        """Start a process over prepared files."""
+        port = free_port()
+        command = [
+            sys.executable, "-m", "outbox_worker", "--config", str(home / "processor.json"), "--connections",
+            str(home / "connections"), "--handler", str(home / "handler"), "--termination-log",
+            str(home / "termination-log"), "--port", str(port), *arguments,
+        ]  # fmt: skip
+        variables = os.environ | {"POD_NAME": pod or home.name, "POD_UID": f"uid-{home.name}"} | (environment or {})
+        with (home / "log").open("ab") as log, (home / "out").open("ab") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=log, env=variables, cwd=home)
+        worker = Worker(home, port, process)
+        self.started.append(worker)
+        return worker
+
+    def start(
+        self,
+        config: dict[str, Any],
+        uri: str,
+        *arguments: str,
+        handler: str | None = None,
+        target: str | None = None,
+        pod: str | None = None,
+    ) -> Worker:
+        """Prepare and launch."""
+        return self.launch(self.prepare(config, uri, handler=handler, target=target), *arguments, pod=pod)
+
+    def stop(self) -> None:
+        for worker in self.started:
+            if worker.process.poll() is None:
+                worker.send(signal.SIGCONT)
+                worker.kill()
+
+
+class Outbox:
+    """A producer and a look at what became of its messages."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.connection = database.direct()
+        self.connection.execute(
+            "CREATE TABLE handled (n serial PRIMARY KEY, message_id text, total int, pod text DEFAULT '')"
+        )
+
+    def produce(self, count: int, *, start: int = 0, message_type: str = "OrderPlaced") -> list[str]:
+        """Store messages in one transaction; return their ids."""
+        rows = self.connection.execute(
+            "INSERT INTO outbox.messages (publication_id, partition_key, message_id, message_type, data) "
+            "SELECT 'shop', 'order-' || n %% 7, 'message-' || n, %s, jsonb_build_object('n', n, 'total', n * 10) "
+            "FROM generate_series(%s::int, %s::int) AS n RETURNING message_id",
+            (message_type, start + 1, start + count),
+        ).fetchall()
+        return [row[0] for row in rows]
+
+    def handled(self) -> list[str]:
+        return [row[0] for row in self.connection.execute("SELECT message_id FROM handled ORDER BY n").fetchall()]
+
+    def stored(self, processor_id: str = "orders") -> str | None:
+        row = self.connection.execute(
+            "SELECT last_processed_transaction_id::text || ':' || last_processed_position "
+            "FROM outbox.processor_checkpoints WHERE processor_id = %s",
+            (processor_id,),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def last(self) -> str:
+        """The pair of the last message."""
+        row = self.connection.execute(
+            "SELECT transaction_id::text || ':' || position FROM outbox.messages "
+            "ORDER BY transaction_id DESC, position DESC LIMIT 1"
+        ).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def wait_handled(self, expected: list[str], seconds: float = 20.0) -> None:
+        """Wait for exactly these, once each and in order."""
+        wait_until(lambda: len(self.handled()) >= len(expected), f"{len(expected)} messages handled", seconds)
+        assert self.handled() == expected
+
+
+SQL_TARGET = {
+    "sql": {
+        "statement": "INSERT INTO handled (message_id, total) "
+        "SELECT message_id, (data->>'total')::int FROM batch ORDER BY transaction_id, position"
+    }
+}
+"""A projection into `handled`."""
+
+PYTHON_TARGET = {"python": {"module": "orders", "function": "handle", "configMapRef": {"name": "handlers"}}}
+
+PYTHON_HANDLER = """
+import os
+def handle(batch, connection):
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO handled (message_id, total, pod) VALUES (%s, %s, %s)",
+            [(m.message_id, m.json()["total"], os.environ["POD_NAME"]) for m in batch],
+        )
+"""
+"""The same by Python."""

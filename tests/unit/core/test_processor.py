@@ -1,0 +1,241 @@
+"""The state machine as a table: in this state, when that happens, this is next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from uuid import UUID
+
+import pytest
+
+from outbox_core import happening as h
+from outbox_core import processor as p
+from outbox_core.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.errors import ConfigurationError, HandlerError, TransientError
+from outbox_core.message import Batch
+from outbox_core.processor import Policy, ProcessorState, Step, decide_next
+from outbox_core.report import Reason, ResourceRef, WorkerState
+from outbox_core.spec import Delivery, Guarantee, Retry
+
+NOW = 1000.0
+LEASE = h.HeldLease(0, 7, UUID(int=7))
+A, B, C = Checkpoint(100, 1), Checkpoint(100, 9), Checkpoint(200, 3)
+POLICY = Policy(
+    Delivery(retry=Retry(max_attempts=3, initial_backoff="1s", max_backoff="8s", jitter=0)), Guarantee.TRANSACTIONAL
+)
+DOWN = TransientError("the database is down", reason=Reason.DATABASE_UNAVAILABLE)
+
+
+def batch(*, matched: int = 5, full: bool = True, after: Checkpoint = A, examined: Checkpoint = B, count: int = 9) -> Batch:
+    return Batch(after, examined, (), count, full=full, matched_count=matched)
+
+
+def owner(**fields: object) -> ProcessorState:
+    state = ProcessorState(
+        step=Step.FETCH, due=NOW, state=WorkerState.ACTIVE, reason=Reason.RUNNING, lease=LEASE, stored=A, cursor=A
+    )
+    return replace(state, **fields)  # type: ignore[arg-type]
+
+
+def decide(state: ProcessorState, happened: h.Happening, now: float = NOW, chance: float = 0.5) -> ProcessorState:
+    return decide_next(state, happened, now, POLICY, chance)
+
+
+def test_a_normal_life_reaches_the_first_batch_without_waiting():
+    state = p.initial_state(NOW)
+    steps = []
+    for happened in (
+        h.Prepared(), h.ClaimAnswered(granted=True, holder=None), h.Reviewed(None), h.TargetReady(),
+        h.LeaseAnswered(LEASE), h.Loaded(A, start_from_used=True), h.Fetched(batch()), h.Stored(B, 5),
+    ):  # fmt: skip
+        state = decide(state, happened)
+        steps.append(state.step)
+        assert state.due == NOW
+    assert steps == [
+        Step.CLAIM, Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.LOAD, Step.FETCH, Step.HANDLE, Step.FETCH,
+    ]  # fmt: skip
+    assert (state.stored, state.cursor, state.state, state.start_from_used) == (B, B, WorkerState.ACTIVE, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "happened", "step", "worker_state", "reason", "wait"),
+    [
+        pytest.param(
+            owner(lease=None, step=Step.CLAIM),
+            h.ClaimAnswered(granted=False, holder=ResourceRef(cluster="c", namespace="n", name="x", uid="u")),
+            Step.CLAIM, WorkerState.CLAIM_REFUSED, Reason.CLAIM_HELD, 0.9, id="a claim held by another is asked for again",
+        ),
+        pytest.param(
+            owner(lease=None, step=Step.ACQUIRE), h.LeaseAnswered(None, "pod-1"),
+            Step.REVIEW, WorkerState.STANDBY, Reason.LEASE_HELD, 1.0, id="a lease held by another pod makes a standby",
+        ),
+        pytest.param(
+            owner(lease=None, step=Step.REVIEW), h.Reviewed(h.OpenConflict(4, 2, A, C)),
+            Step.REVIEW, WorkerState.BLOCKED, Reason.CHECKPOINT_AHEAD, 2.0, id="an open conflict blocks, ahead",
+        ),
+        pytest.param(
+            owner(lease=None, step=Step.REVIEW), h.Reviewed(h.OpenConflict(4, 3, B, None)),
+            Step.REVIEW, WorkerState.BLOCKED, Reason.CHECKPOINT_OLDER, 2.0, id="an open conflict blocks, gone",
+        ),
+        pytest.param(
+            owner(step=Step.HANDLE, batch=batch()), h.Failed(HandlerError("no")),
+            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 1.0, id="a rejected batch is tried again after a backoff",
+        ),
+        pytest.param(
+            owner(step=Step.HANDLE, attempt=1), h.Failed(HandlerError("no")),
+            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 2.0, id="the backoff doubles",
+        ),
+        pytest.param(
+            owner(step=Step.HANDLE, attempt=2), h.Failed(HandlerError("no")),
+            Step.HOLD, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED, inf, id="when attempts run out it stops",
+        ),
+        pytest.param(
+            owner(step=Step.FETCH), h.Failed(DOWN),
+            Step.PREPARE, WorkerState.UNAVAILABLE, Reason.DATABASE_UNAVAILABLE, 1.0, id="a database that is down is waited for",
+        ),
+        pytest.param(
+            owner(step=Step.HANDLE, failures=50), h.Failed(TransientError("x", reason=Reason.TARGET_UNAVAILABLE)),
+            Step.PREPARE, WorkerState.RETRYING, Reason.TARGET_UNAVAILABLE, 8.0, id="a broker that is down is waited for, for ever",
+        ),
+        pytest.param(
+            owner(step=Step.HANDLE), h.Failed(TransientError("x", reason=Reason.MESSAGE_UNROUTABLE)),
+            Step.PREPARE, WorkerState.RETRYING, Reason.MESSAGE_UNROUTABLE, 1.0, id="an unroutable message uses no attempt",
+        ),
+        pytest.param(
+            owner(lease=None, step=Step.CHECK_TARGET), h.Failed(ConfigurationError("x", reason=Reason.HANDLER_INVALID)),
+            Step.PREPARE, WorkerState.UNAVAILABLE, Reason.HANDLER_INVALID, 1.0, id="an invalid handler is looked at again",
+        ),
+        pytest.param(
+            owner(), h.OwnershipLost("frozen"),
+            Step.PREPARE, WorkerState.STARTING, Reason.LEASE_LOST, 0.0, id="a lost lease is asked for again at once",
+        ),
+        pytest.param(
+            owner(), h.StopRequested(),
+            Step.END, WorkerState.DRAINING, Reason.DRAINING, 0.0, id="SIGTERM between batches ends",
+        ),
+        pytest.param(
+            owner(step=Step.STORE, delivered=True, batch=batch()), h.StopRequested(),
+            Step.STORE, WorkerState.DRAINING, Reason.DRAINING, 0.0, id="SIGTERM after delivery stores first",
+        ),
+        pytest.param(
+            owner(step=Step.STORE, delivered=True, batch=batch(), failures=1), h.StopRequested(),
+            Step.END, WorkerState.DRAINING, Reason.DRAINING, 0.0, id="SIGTERM does not wait for a store that failed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_happens_leads_to(state, happened, step, worker_state, reason, wait):
+    after = decide(state, happened)
+    assert (after.step, after.state, after.reason) == (step, worker_state, reason)
+    assert after.due - NOW == pytest.approx(wait)
+
+
+@pytest.mark.parametrize(
+    ("answer", "step"),
+    [(StoreAnswer.IGNORED, Step.FETCH), (StoreAnswer.AHEAD, Step.RECORD), (StoreAnswer.OLDER, Step.RECORD),
+     (StoreAnswer.NOT_OWNER, Step.RECORD)],
+)  # fmt: skip
+def test_each_refusal_has_its_way(answer, step):
+    after = decide(owner(step=Step.HANDLE, batch=batch(), attempt=1), h.Refused(answer, A, B, C))
+    assert after.step is step
+    if answer is StoreAnswer.IGNORED:
+        assert (after.stored, after.cursor, after.attempt, after.refusal) == (B, B, 0, None)
+    else:
+        assert after.refusal is not None
+        assert after.stored == A
+
+
+def test_after_2_or_3_only_a_person_goes_on():
+    refused = h.Refused(StoreAnswer.AHEAD, A, B, C)
+    after = decide(owner(step=Step.RECORD, refusal=refused), h.Recorded(12))
+    assert (after.step, after.state, after.lease) == (Step.REVIEW, WorkerState.BLOCKED, None)
+    assert 'accept-checkpoint: "12=200:3"' in after.message
+    assert "expected 100:1" in after.message
+
+
+def test_after_4_ownership_is_asked_for_again():
+    refused = h.Refused(StoreAnswer.NOT_OWNER, A, B, C)
+    after = decide(owner(step=Step.RECORD, refusal=refused), h.Recorded(12))
+    assert (after.step, after.lease, after.stored, after.reason) == (Step.CLAIM, None, None, Reason.NOT_OWNER)
+    assert after.due > NOW
+
+
+@pytest.mark.parametrize("committing", [True, False], ids=["in COMMIT", "before COMMIT"])
+def test_a_lost_transaction_is_asked_about_before_anything_else(committing):
+    lost = decide(owner(step=Step.HANDLE, batch=batch()), h.Unsure(A, B, committing, DOWN))
+    assert lost.step is Step.PREPARE
+    asked = decide(lost, h.Prepared())
+    assert asked.step is Step.CONFIRM
+    assert decide(asked, h.NotStored()).step is Step.FETCH
+    assert decide(asked, h.Stored(B, 5)).stored == B
+    refused = decide(asked, h.Refused(StoreAnswer.NOT_OWNER, A, B, C))
+    # A commit that may have arrived is no conflict; a batch that was certainly rolled back is reported.
+    assert refused.step is (Step.CLAIM if committing else Step.RECORD)
+
+
+def test_a_session_that_breaks_every_time_is_not_a_busy_loop():
+    state = owner()
+    waits = []
+    for _ in range(5):
+        state = decide(state, h.Unsure(A, B, committing=False, error=DOWN))
+        state = decide(decide(state, h.Prepared()), h.NotStored())
+        waits.append(state.due - NOW)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 8.0]
+
+
+def test_what_was_delivered_is_stored_later_without_delivering_again():
+    delivered = decide(owner(step=Step.HANDLE, batch=batch()), h.Delivered(5))
+    failed = decide(delivered, h.Failed(DOWN))
+    assert failed.step is Step.PREPARE
+    assert decide(failed, h.Prepared()).step is Step.STORE
+    unsure = decide(delivered, h.Unsure(A, B, committing=True, error=DOWN))
+    assert decide(decide(unsure, h.Prepared()), h.NotStored()).step is Step.STORE
+
+
+def test_filtered_rows_move_the_cursor_and_are_stored_by_count_or_time():
+    nothing = batch(matched=0, count=6000)
+    first = decide(owner(), h.Fetched(nothing))
+    assert (first.step, first.cursor, first.stored) == (Step.FETCH, B, A)
+    second = decide(first, h.Fetched(batch(matched=0, count=6000, after=B, examined=C)))
+    assert (second.step, second.cursor) == (Step.STORE, C)
+    idle = batch(matched=0, after=B, examined=B, count=0, full=False)
+    late = decide(first, h.Fetched(idle), now=NOW + p.UNSTORED_SECONDS)
+    assert late.step is Step.STORE
+    assert decide(late, h.Stored(B)).unstored_rows == 0
+
+
+def test_polling_adapts():
+    idle = batch(matched=0, after=A, examined=A, count=0, full=False)
+    state, waits = owner(), []
+    for _ in range(8):
+        state = decide(state, h.Fetched(idle))
+        waits.append(round(state.due - NOW, 3))
+    assert waits == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5]
+    busy = decide(owner(step=Step.HANDLE, batch=batch(full=True)), h.Stored(B, 5))
+    trickle = decide(owner(step=Step.HANDLE, batch=batch(full=False)), h.Stored(B, 5))
+    assert busy.due == NOW
+    assert 0 < trickle.due - NOW <= 0.01
+
+
+def test_a_changed_handler_restarts_what_was_given_up():
+    stopped = decide(owner(step=Step.HANDLE, attempt=2), h.Failed(HandlerError("no")))
+    again = decide(stopped, h.TargetChanged())
+    assert (again.step, again.attempt, again.exhausted, again.due) == (Step.FETCH, 0, False, NOW)
+
+
+def test_a_stopped_processor_stays_stopped_under_a_new_lease():
+    stopped = decide(owner(step=Step.HANDLE, attempt=2), h.Failed(HandlerError("no")))
+    lost = decide(stopped, h.OwnershipLost("database restarted"))
+    back = decide(replace(lost, lease=LEASE), h.Loaded(A, start_from_used=False))
+    assert (back.step, back.state) == (Step.HOLD, WorkerState.STOPPED)
+
+
+def test_a_refusal_that_could_not_be_recorded_is_recorded_later():
+    refused = decide(owner(step=Step.HANDLE, batch=batch()), h.Refused(StoreAnswer.OLDER, A, B, None))
+    down = decide(refused, h.Failed(DOWN))
+    assert decide(down, h.Prepared()).step is Step.RECORD
+
+
+def test_every_step_is_resumed_somewhere_and_only_end_is_terminal():
+    assert [step for step in Step if step.is_terminal] == [Step.END]
+    assert not Step.RECORD.needs_lease
+    assert Step.ACQUIRE.needs_claim
