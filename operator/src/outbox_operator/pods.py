@@ -161,6 +161,7 @@ def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
         WORKER_CONTAINER, worker.image or images.worker, mounts, _resources(worker.resources, Role.WORKER)
     )
     container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
+    container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
     template = _pod(processor, container, volumes, Role.WORKER)
     template["spec"]["terminationGracePeriodSeconds"] = worker.termination_grace_period_seconds
     return _overlaid(template, worker.pod_template, processor, Role.WORKER)

@@ -253,6 +253,10 @@ ROOT_RULES: Final = (
         "metadata.name must not be longer than 52 characters: names of pods and jobs are made from it",
     ),
     rule(
+        "self.metadata.name.matches('^[a-z][-a-z0-9]*$')",
+        "metadata.name must be lower-case letters, digits and dashes, starting with a letter: a Service has it too",
+    ),
+    rule(
         f"{_ID.format('self')} == {_ID.format('oldSelf')}",
         "processorId cannot be changed (absent, it is the name): create another resource and hand over to it",
     ),

@@ -1,0 +1,127 @@
+"""The operator as a pod, installed by the chart, and rooms for scenarios: a namespace and a database each."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chart.chart import CHART, tool
+from tests.support.cluster import (
+    REGISTRY,
+    ROOT,
+    Cluster,
+    DatabaseServer,
+    Room,
+    ensure_cluster,
+    kubeconfig,
+    namespaces,
+    wait,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOMS = 6
+RELEASE = "op"
+CLUSTER_ID = "acceptance"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    ensure_cluster()
+    found = Cluster()
+    install_crd(found)
+    return found
+
+
+def install_crd(cluster: Cluster) -> None:
+    """Install the CRD as the checkout has it."""
+    crds = ROOT / "crds"
+    command = [str(tool("kubectl")), "--kubeconfig", str(kubeconfig()), "apply", "--server-side", "--force-conflicts"]
+    subprocess.run([*command, "--field-manager=tests", "-f", str(crds)], check=True, capture_output=True)
+    wait(
+        "the CRD",
+        lambda: any(
+            c["type"] == "Established" and c["status"] == "True"
+            for crd in cluster.items("CustomResourceDefinition")
+            for c in crd.get("status", {}).get("conditions") or ()
+        ),
+        within=30,
+    )
+
+
+@pytest.fixture(scope="session")
+def server(cluster: Cluster) -> Iterator[DatabaseServer]:
+    with namespaces(cluster, "db") as (namespace,):
+        yield DatabaseServer(cluster, namespace)
+
+
+@dataclass
+class Rooms:
+    """Namespaces that the installed operator serves, lent to one scenario at a time and emptied after it."""
+
+    cluster: Cluster
+    server: DatabaseServer
+    operator_namespace: str
+    free: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+
+    @contextmanager
+    def room(self) -> Iterator[Room]:
+        """Lend a namespace with a fresh database, its Secret `db` and the table `handled`."""
+        namespace = self.free.get(timeout=300)
+        made = Room(self.cluster, self.server, namespace, self.server.make())
+        made.secret()
+        made.prepare()
+        try:
+            yield made
+        finally:
+            self._empty(namespace)
+            self.free.put(namespace)
+
+    def _empty(self, namespace: str) -> None:
+        for kind in ("OutboxProcessor", "Job", "ConfigMap", "Secret"):
+            for body in self.cluster.items(kind, namespace):
+                if body["metadata"]["name"] != "kube-root-ca.crt":
+                    self.cluster.delete(kind, namespace, body["metadata"]["name"])
+        wait("no pods are left", lambda: not self.cluster.items("Pod", namespace), within=90)
+
+
+@pytest.fixture(scope="session")
+def rooms(cluster: Cluster, server: DatabaseServer) -> Iterator[Rooms]:
+    names = [f"room{number}" for number in range(ROOMS)]
+    with namespaces(cluster, "system", *names) as (system, *served):
+        install_operator(system, served)
+        found = Rooms(cluster, server, system)
+        for namespace in served:
+            found.free.put(namespace)
+        try:
+            yield found
+        finally:
+            run_helm("uninstall", RELEASE, "--namespace", system, "--wait", "--timeout", "60s")
+
+
+def install_operator(namespace: str, served: list[str]) -> None:
+    """Install the chart, serving the rooms only: others use the cluster too."""
+    listed = ",".join(served)
+    values = ",".join(
+        (
+            f"image.registry={REGISTRY}",
+            "image.tag=dev",
+            f"clusterId={CLUSTER_ID}",
+            "crds.install=false",
+            f"watchNamespaces={{{listed}}}",
+        )
+    )
+    run_helm("install", RELEASE, str(CHART), "--namespace", namespace, "--set", values, "--wait", "--timeout", "90s")
+
+
+def run_helm(*arguments: str) -> None:
+    """Run Helm; it has to succeed."""
+    command = [str(tool("helm")), "--kubeconfig", str(kubeconfig()), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

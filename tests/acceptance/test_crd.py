@@ -1,0 +1,258 @@
+"""What the API server takes and refuses, and with which words: a table of manifests, on the real API server."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outbox_operator import crd
+from outbox_operator.resources import parse_processor
+from tests.support.cluster import ApiError, namespaces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+Body = dict[str, Any]
+SOURCE = {"connection": {"secretRef": {"name": "db"}}}
+SQL = {"sql": {"statement": "INSERT INTO seen SELECT position FROM batch"}}
+RABBITMQ = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}, "exchange": "orders"}}
+PARQUET = {"parquet": {"path": "/data/orders"}}
+VOLUMES = [{"name": "data", "claimName": "orders", "mountPath": "/data"}]
+LONG = "a" * 53
+
+
+def worker(**spec: Any) -> Body:
+    """A valid worker, with `spec` over it; a value of None removes the field."""
+    merged = {"source": SOURCE, "target": SQL, **spec}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def spark(**spec: Any) -> Body:
+    return worker(engine="Spark", **{"spark": {}, **spec})
+
+
+VALID = [
+    pytest.param(worker(), id="the least worker"),
+    pytest.param(worker(target={"python": {"module": "orders", "configMapRef": {"name": "code"}}}), id="python"),
+    pytest.param(worker(target=RABBITMQ), id="rabbitmq"),
+    pytest.param(worker(target={"log": {}}), id="log"),
+    pytest.param(worker(target=RABBITMQ, delivery={"guarantee": "AtLeastOnce"}), id="rabbitmq at least once"),
+    pytest.param(worker(delivery={"checkpoint": "BeforeHandling"}), id="checkpoint first"),
+    pytest.param(worker(delivery={"leaseDuration": "1m30s", "batchSize": 100_000}), id="bounds of delivery"),
+    pytest.param(worker(worker={"replicas": 0}), id="no replicas"),
+    pytest.param(worker(worker={"resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}), id="quantities of both kinds"),
+    pytest.param(
+        worker(worker={"podTemplate": {"spec": {"nodeSelector": {"disk": "ssd"}}}}), id="pod template overlay"
+    ),
+    pytest.param(worker(startFrom={"type": "Position", "position": 815}), id="start at a position"),
+    pytest.param(worker(startFrom={"type": "Timestamp", "timestamp": "2026-01-01T00:00:00Z"}), id="start at a time"),
+    pytest.param(worker(processorId="shop/orders:v2"), id="a processorId"),
+    pytest.param(worker(handOverTo={"namespace": "other", "name": "orders"}), id="hand over"),
+    pytest.param(
+        worker(source={**SOURCE, "table": {"schemaName": "app", "name": "outbox", "columns": {"messageId": "id"}}}),
+        id="a mapped table",
+    ),
+    pytest.param(worker(source={**SOURCE, "publications": ["a", "b"], "messageTypes": ["X"]}), id="filters"),
+    pytest.param(spark(), id="the least Spark"),
+    pytest.param(spark(target=PARQUET, spark={"volumes": VOLUMES}), id="Parquet on a volume"),
+    pytest.param(spark(target=None, spark={"application": {"module": "orders"}}), id="an application"),
+    pytest.param(spark(spark={"application": {"module": "orders"}}), id="an application that transforms"),
+    pytest.param(spark(spark={"executor": {"instances": 3, "memory": "2g"}, "config": {"a": "b"}}), id="executors"),
+]
+
+NAME = "metadata.name must be"
+INVALID = [
+    pytest.param(worker(target=None), "engine Worker needs a target", id="no target"),
+    pytest.param(worker(target={}), "set exactly one target", id="an empty target"),
+    pytest.param(worker(target={**SQL, "log": {}}), "set exactly one target", id="two targets"),
+    pytest.param(worker(source=None), "spec.source: Required value", id="no source"),
+    pytest.param(worker(source={"connection": {}}), "secretRef: Required value", id="no Secret"),
+    pytest.param(worker(target=PARQUET), "target.parquet needs engine: Spark", id="Parquet without Spark"),
+    pytest.param(worker(spark={}), "spark goes with engine Spark", id="Spark's block with a worker"),
+    pytest.param(worker(engine="Flink"), 'supported values: "Worker", "Spark"', id="an unknown engine"),
+    pytest.param(
+        worker(target=RABBITMQ, delivery={"guarantee": "Transactional"}),
+        "set delivery.guarantee: AtLeastOnce",
+        id="a transactional broker",
+    ),
+    pytest.param(
+        worker(target={"log": {}}, delivery={"guarantee": "Transactional"}),
+        "set delivery.guarantee: AtLeastOnce",
+        id="a transactional log",
+    ),
+    pytest.param(
+        worker(target=RABBITMQ, delivery={"checkpoint": "BeforeHandling"}),
+        "needs a target in the same transaction",
+        id="checkpoint before a broker",
+    ),
+    pytest.param(
+        worker(delivery={"checkpoint": "BeforeHandling", "guarantee": "AtLeastOnce"}),
+        "checkpoint BeforeHandling needs guarantee Transactional",
+        id="checkpoint first at least once",
+    ),
+    pytest.param(worker(delivery={"mode": "Competing"}), 'supported values: "Ordered"', id="a mode of later"),
+    pytest.param(
+        worker(delivery={"leaseDuration": "1s"}), "leaseDuration must be between 2s and 10m", id="a short lease"
+    ),
+    pytest.param(worker(delivery={"leaseDuration": "soon"}), "should match", id="no duration"),
+    pytest.param(worker(delivery={"pollInterval": "1ms"}), "pollInterval must be between", id="a busy loop"),
+    pytest.param(worker(delivery={"timeout": "2h"}), "timeout must be between 1s and 1h", id="a long timeout"),
+    pytest.param(worker(delivery={"batchSize": 0}), "greater than or equal to 1", id="an empty batch"),
+    pytest.param(
+        worker(delivery={"retry": {"initialBackoff": "2m"}}), "retry.initialBackoff must not be longer", id="backoffs"
+    ),
+    pytest.param(worker(delivery={"retry": {"jitter": 2}}), "less than or equal to 1", id="jitter"),
+    pytest.param(worker(delivery={"whenExhausted": "Skip"}), 'supported values: "Stop"', id="skip"),
+    pytest.param(worker(startFrom={"type": "Position"}), "position goes with type Position", id="no position"),
+    pytest.param(worker(startFrom={"position": 1}), "position goes with type Position", id="a position at random"),
+    pytest.param(worker(startFrom={"type": "Timestamp"}), "timestamp goes with type Timestamp", id="no timestamp"),
+    pytest.param(
+        worker(startFrom={"type": "Timestamp", "timestamp": "yesterday"}), "must be of type date-time", id="a bad time"
+    ),
+    pytest.param(worker(worker={"replicas": -1}), "greater than or equal to 0", id="negative replicas"),
+    pytest.param(worker(worker={"replicas": 101}), "less than or equal to 100", id="too many replicas"),
+    pytest.param(worker(worker={"resources": {"limits": {"cpu": "much"}}}), "should match", id="no quantity"),
+    pytest.param(worker(processorId="a b"), "should match", id="a processorId with a blank"),
+    pytest.param(worker(processorId="a" * 129), "may not be more than 128", id="a long processorId"),
+    pytest.param(worker(handOverTo={"name": "other"}), "namespace: Required value", id="hand over to nowhere"),
+    pytest.param(worker(surprise=True), 'unknown field "spec.surprise"', id="an unknown field"),
+    pytest.param(worker(target={"python": {"module": "orders.py; rm"}}), "should match", id="a module that is none"),
+    pytest.param(worker(source={**SOURCE, "publications": ["a", "a"]}), "Duplicate value", id="a publication twice"),
+    pytest.param(spark(spark=None), "engine Spark needs the block spark", id="Spark without its block"),
+    pytest.param(spark(target=None), "engine Spark needs something to do", id="Spark without work"),
+    pytest.param(spark(target=RABBITMQ), "engine Spark knows target.sql and target.parquet", id="Spark to a broker"),
+    pytest.param(spark(worker={"replicas": 2}), "worker goes with engine Worker", id="two drivers"),
+    pytest.param(spark(worker={"image": "mine"}), "worker goes with engine Worker", id="Spark with a worker image"),
+    pytest.param(spark(target=PARQUET), "must lie on one of spark.volumes", id="Parquet on no volume"),
+    pytest.param(
+        spark(target={"parquet": {"path": "data"}}, spark={"volumes": VOLUMES}), "should match", id="a relative path"
+    ),
+    pytest.param(
+        spark(spark={"volumes": [*VOLUMES, {"name": "b", "claimName": "b", "mountPath": "/data"}]}),
+        "two volumes have the same mountPath",
+        id="two volumes at one path",
+    ),
+    pytest.param(spark(spark={"executor": {"memory": "2GB"}}), "should match", id="memory that Spark cannot read"),
+    pytest.param(spark(spark={"executor": {"instances": 0}}), "greater than or equal to 1", id="no executor"),
+]
+
+BAD_NAMES = [
+    pytest.param(LONG, "metadata.name must not be longer than 52 characters", id="a long name"),
+    pytest.param("a.b", "letters, digits and dashes", id="a name with a dot"),
+    pytest.param("1a", "starting with a letter", id="a name with a digit in front"),
+]
+
+CHANGES = [
+    pytest.param({"processorId": "other"}, "processorId cannot be changed", id="processorId set later"),
+    pytest.param({"processorId": "orders"}, None, id="processorId said, unchanged"),
+    pytest.param(
+        {"engine": "Spark", "spark": {}}, "engine can be changed only while suspended", id="engine while running"
+    ),
+    pytest.param(
+        {"engine": "Spark", "spark": {}, "suspend": True},
+        "engine can be changed only while suspended",
+        id="engine and suspend at once",
+    ),
+    pytest.param({"suspend": True}, None, id="suspend"),
+    pytest.param({"source": {**SOURCE, "schemaName": "b"}}, "source.schemaName cannot be changed", id="schemaName"),
+    pytest.param({"source": {"connection": {"secretRef": {"name": "new"}}}}, None, id="another Secret"),
+    pytest.param({"target": {"sql": None, "log": {}}}, None, id="another target"),
+]
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Cluster) -> Iterator[str]:
+    with namespaces(cluster, "crd") as (name,):
+        yield name
+
+
+def manifest(namespace: str, spec: Body, name: str = "orders") -> Body:
+    meta = {"name": name, "namespace": namespace}
+    return {"apiVersion": "outbox-operator.dev/v1alpha1", "kind": "OutboxProcessor", "metadata": meta, "spec": spec}
+
+
+@pytest.mark.parametrize("spec", VALID)
+def test_a_valid_manifest_is_taken_with_defaults_that_the_operator_reads(cluster: Cluster, namespace: str, spec: Body):
+    stored = cluster.create(manifest(namespace, copy.deepcopy(spec)), dry_run=True)
+    stored["metadata"].setdefault("uid", "dry-run")
+    processor = parse_processor(stored, "here")
+    assert processor.processor_id == spec.get("processorId", "orders")
+    assert stored["spec"]["delivery"]["leaseDuration"], "defaults are written out"
+
+
+@pytest.mark.parametrize(("spec", "words"), INVALID)
+def test_an_invalid_manifest_is_refused_with_the_remedy(cluster: Cluster, namespace: str, spec: Body, words: str):
+    with pytest.raises(ApiError) as refusal:
+        cluster.create(manifest(namespace, copy.deepcopy(spec)), dry_run=True)
+    assert words in refusal.value.message
+
+
+@pytest.mark.parametrize(("name", "words"), BAD_NAMES)
+def test_a_name_that_its_pods_could_not_have_is_refused(cluster: Cluster, namespace: str, name: str, words: str):
+    with pytest.raises(ApiError) as refusal:
+        cluster.create(manifest(namespace, worker(), name), dry_run=True)
+    assert words in refusal.value.message
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_a_change_is_taken_or_refused_with_the_remedy(
+    cluster: Cluster, namespace: str, change: Body, words: str | None
+):
+    cluster.create(manifest(namespace, worker()))
+    try:
+        if words is None:
+            cluster.patch("OutboxProcessor", namespace, "orders", {"spec": change})
+            return
+        with pytest.raises(ApiError) as refusal:
+            cluster.patch("OutboxProcessor", namespace, "orders", {"spec": change})
+        assert words in refusal.value.message
+    finally:
+        cluster.delete("OutboxProcessor", namespace, "orders")
+
+
+def test_the_engine_changes_while_suspended(cluster: Cluster, namespace: str):
+    cluster.create(manifest(namespace, worker(suspend=True)))
+    changed = cluster.patch("OutboxProcessor", namespace, "orders", {"spec": {"engine": "Spark", "spark": {}}})
+    cluster.delete("OutboxProcessor", namespace, "orders")
+    assert changed["spec"]["engine"] == "Spark"
+
+
+def test_the_scale_subresource_scales_a_worker_and_refuses_a_second_driver(cluster: Cluster, namespace: str):
+    cluster.create(manifest(namespace, worker()))
+    cluster.create(manifest(namespace, spark(), "driver"))
+    scaled = cluster.patch("OutboxProcessor", namespace, "orders", {"spec": {"replicas": 3}}, subresource="scale")
+    with pytest.raises(ApiError) as refusal:
+        cluster.patch("OutboxProcessor", namespace, "driver", {"spec": {"replicas": 2}}, subresource="scale")
+    for name in ("orders", "driver"):
+        cluster.delete("OutboxProcessor", namespace, name)
+    assert scaled["spec"]["replicas"] == 3
+    assert "has one driver" in refusal.value.message
+
+
+def test_resources_are_found_by_processor_id_and_engine(cluster: Cluster, namespace: str):
+    cluster.create(manifest(namespace, worker(processorId="shop"), "one"))
+    cluster.create(manifest(namespace, spark(), "two"))
+    by_id = cluster.items("OutboxProcessor", namespace, fields="spec.processorId=shop")
+    by_engine = cluster.items("OutboxProcessor", namespace, fields="spec.engine=Spark")
+    for name in ("one", "two"):
+        cluster.delete("OutboxProcessor", namespace, name)
+    assert [body["metadata"]["name"] for body in by_id] == ["one"]
+    assert [body["metadata"]["name"] for body in by_engine] == ["two"]
+
+
+def test_every_field_of_the_spec_is_explained():
+    schema = crd.build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    silent = [path for path, node in _walk("spec", schema) if not node.get("description")]
+    assert silent == []
+
+
+def _walk(path: str, node: Body) -> Iterator[tuple[str, Body]]:
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from _walk(f"{path}.{name}", child)
