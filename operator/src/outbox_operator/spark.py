@@ -60,7 +60,8 @@ def build_plan(processor: Processor, spark: Spark, images: Images) -> SparkPlan:
         "spark.executor.memoryOverhead": "384m",
         "spark.kubernetes.executor.deleteOnTermination": "true",
         "spark.driver.extraJavaOptions": "-Djava.io.tmpdir=/tmp",
-        "spark.local.dir": "/tmp",  # noqa: S108
+        # Executors get a volume of Spark's own at this path, so it cannot be /tmp, which the template mounts.
+        "spark.local.dir": "/tmp/spark",  # noqa: S108
         "spark.sql.session.timeZone": "UTC",
         # Spark would otherwise list and delete Services and claims by label, which the driver role does not allow.
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
