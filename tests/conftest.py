@@ -36,6 +36,6 @@ def empty_database(servers: postgres.Servers) -> Iterator[postgres.Database]:
 
 @pytest.fixture(params=[*postgres.VERSIONS, postgres.POOLED])
 def each_database(servers: postgres.Servers, request: pytest.FixtureRequest) -> Iterator[postgres.Database]:
-    """A migrated database on every version, and behind PgBouncer in transaction mode."""
-    with servers.database(request.param) as fresh:
-        yield fresh
+    """An empty outbox on every version, and behind PgBouncer in transaction mode; many tests share the schema."""
+    with servers.shared(request.param) as emptied:
+        yield emptied

@@ -246,3 +246,29 @@ def handle(batch, connection):
         )
 """
 """The same by Python."""
+
+GATED_HANDLER = PYTHON_HANDLER + '''
+    import pathlib, time
+    hold = pathlib.Path("hold")
+    while hold.exists():
+        pathlib.Path("entered").touch()
+        time.sleep(0.01)
+'''
+"""The same, but it stays in the middle of the batch, between two statements, while the file `hold` is there."""
+
+
+@dataclass
+class Gate:
+    """Keeps the handler of one worker in the middle of a batch."""
+
+    directory: Path
+
+    def close(self) -> None:
+        (self.directory / "hold").touch()
+
+    def wait_entered(self) -> None:
+        wait_until((self.directory / "entered").exists, "the handler is in the middle of a batch")
+
+    def open(self) -> None:
+        (self.directory / "hold").unlink()
+        (self.directory / "entered").unlink(missing_ok=True)

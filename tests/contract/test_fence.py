@@ -1,0 +1,130 @@
+"""The fence: what a checkpoint that is being committed, a heartbeat and a takeover do to one another."""
+
+from __future__ import annotations
+
+import time
+from uuid import uuid4
+
+import pytest
+
+from tests.support.concurrency import background, wait_until_blocked
+from tests.support.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
+
+OLD, NEW = str(uuid4()), str(uuid4())
+RENEW = "SELECT outbox.renew_lease('orders', 0, %s, %s::uuid, '1 hour')"
+ACQUIRE = "SELECT acquired, epoch FROM outbox.acquire_lease('orders', 0, 'u1', 'pod-2', %s::uuid, '1 hour')"
+FORCE = "SELECT granted FROM outbox.claim_processor('orders', 'x', 'y', 'z', 'u9', true)"
+LAPSE = "UPDATE outbox.processor_leases SET expires_at = clock_timestamp() - interval '1 second'"
+
+
+@pytest.fixture
+def owner(each_database):
+    """A live owner with a row, and a transaction of it that has stored and not committed."""
+    epoch = own(each_database, OLD)
+    put(each_database.direct(), (10, 1))
+    batch = each_database.connect(autocommit=False)
+    assert store(batch, (20, 5), (10, 1), owner=(epoch, OLD)) == STORED
+    return batch
+
+
+def test_the_heartbeat_does_not_wait_for_the_batch(each_database, owner):
+    assert each_database.connect().execute(RENEW, (1, OLD)).fetchone() == (True,)
+    owner.commit()
+    assert stored(each_database.direct()) == (20, 5)
+
+
+def test_no_takeover_between_store_and_commit(each_database, owner):
+    each_database.connect().execute(RENEW, (1, OLD))
+    each_database.direct().execute(LAPSE)
+    outsider = each_database.connect()
+
+    with background(lambda: outsider.execute(FORCE).fetchone()) as forced:
+        assert each_database.connect().execute(ACQUIRE, (NEW,)).fetchone() == (False, 1)
+    assert forced.result() == (False,)
+
+    owner.commit()
+    assert each_database.connect().execute(ACQUIRE, (NEW,)).fetchone() == (True, 2)
+    assert stored(each_database.direct()) == (20, 5)
+
+
+def test_a_takeover_waits_briefly_for_a_commit(each_database, owner):
+    each_database.direct().execute(LAPSE)
+    standby = each_database.connect()
+
+    with background(lambda: standby.execute(ACQUIRE, (NEW,)).fetchone()) as answer:
+        wait_until_blocked(each_database, answer)
+        owner.rollback()
+
+    assert answer.result() == (True, 2)
+    assert stored(each_database.direct()) == (10, 1)
+
+
+def test_a_store_waits_for_a_takeover_and_is_told_4(each_database):
+    epoch = own(each_database, OLD)
+    put(each_database.direct(), (10, 1))
+    takeover = each_database.direct(autocommit=False)
+    # as claim_processor does it: the lock that fences, then the new holder
+    takeover.execute("SELECT 1 FROM outbox.processor_leases FOR UPDATE")
+    batch = each_database.connect(autocommit=False)
+
+    with background(lambda: store(batch, (20, 5), (10, 1), owner=(epoch, OLD))) as answer:
+        wait_until_blocked(each_database, answer)
+        takeover.execute("UPDATE outbox.processor_leases SET epoch = 2, token = %s", (NEW,))
+        takeover.commit()
+
+    assert answer.result() == NOT_OWNER
+
+
+def test_force_ends_the_lease_of_whoever_had_the_claim(each_database):
+    epoch = own(each_database, OLD)
+    batch = each_database.connect(autocommit=False)
+    batch.execute("SELECT 1")
+
+    assert each_database.connect().execute(FORCE).fetchone() == (True,)
+
+    assert store(batch, (20, 5), NOTHING, owner=(epoch, OLD)) == NOT_OWNER
+    acts = each_database.direct().execute("SELECT act, decided_by, reason FROM outbox.recorded_acts").fetchall()
+    assert acts == [("TakeOver", "x/y/z", "claim of c/n/a taken by force")]
+
+
+def test_a_refused_caller_leaves_no_lock_behind(each_database):
+    epoch = own(each_database, OLD, lease="0 seconds")
+    lapsed, script = each_database.connect(autocommit=False), each_database.connect(autocommit=False)
+    assert store(lapsed, (20, 5), NOTHING, owner=(epoch, OLD)) == NOT_OWNER
+    assert store(script, (20, 5)) == NOT_OWNER
+
+    started = time.monotonic()
+    assert each_database.connect().execute(ACQUIRE, (NEW,)).fetchone() == (True, 2)
+    assert each_database.connect().execute(FORCE).fetchone() == (True,)
+    assert time.monotonic() - started < 1.5
+
+
+def test_a_lease_that_lapses_after_the_store_does_not_undo_it(each_database, owner):
+    each_database.direct().execute(LAPSE)
+    owner.commit()
+
+    assert stored(each_database.direct()) == (20, 5)
+    assert store(each_database.connect(), (30, 1), (20, 5), owner=(1, OLD)) == NOT_OWNER
+
+
+def test_no_claim_is_made_while_a_caller_without_one_is_committing(each_database):
+    script = each_database.connect(autocommit=False)
+    assert store(script, (5, 5)) == STORED
+    claim = "SELECT granted FROM outbox.claim_processor('orders', 'c', 'n', 'a', 'u1')"
+
+    assert each_database.connect().execute(claim).fetchone() == (False,)
+    script.commit()
+
+    assert each_database.connect().execute(claim).fetchone() == (True,)
+    assert stored(each_database.direct()) == (5, 5)
+
+
+def test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start(each_database):
+    own(each_database, OLD, lease="100 milliseconds")
+    old_transaction = each_database.connect(autocommit=False)
+    old_transaction.execute("SELECT now()")
+    old_transaction.execute("SELECT pg_sleep(0.15)")
+
+    assert store(old_transaction, (20, 5), NOTHING, owner=(1, OLD)) == NOT_OWNER
+    assert old_transaction.execute(RENEW, (1, OLD)).fetchone() == (False,)
+    assert old_transaction.execute(ACQUIRE, (NEW,)).fetchone() == (True, 2)
