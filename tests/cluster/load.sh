@@ -25,15 +25,12 @@ load_binary() {
 
 # load_built NAME: an image of our store (build.sh). Layers that the runtime has are not sent again.
 load_built() {
-  local name=$1 key layout=$OUTBOX_CACHE/layout
-  key=$(buildah inspect --type image --format '{{.FromImageID}}' "localhost/$(tagged "$name")")
-  loaded "$name" "$key" && return 0
-  # Layers stay in the folder, uncompressed: buildah writes only those that are new.
-  mkdir -p "$layout"
-  buildah push --quiet --disable-compression --format oci "localhost/$(tagged "$name")" "oci:$layout/${name%%:*}:dev" >/dev/null
+  local name=$1 id
+  id=$(buildah inspect --type image --format '{{.FromImageID}}' "localhost/$(tagged "$name")")
+  loaded "$name" "$id" && return 0
   ctr content ls -q |
-    python3 "$CLUSTER_DIR/oci_archive.py" layout "localhost/$(tagged "$name")" "$layout/${name%%:*}" |
+    python3 "$CLUSTER_DIR/oci_archive.py" store "localhost/$(tagged "$name")" "$STORE" "$id" |
     ctr images import - >/dev/null
-  set_loaded "$name" "$key"
+  set_loaded "$name" "$id"
   say "$name loaded"
 }

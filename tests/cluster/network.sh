@@ -10,17 +10,15 @@ SERVICE_CIDR=10.96.0.0/16
 DNS_IP=10.96.0.10
 CNI_PLUGINS=/usr/lib/cni
 SYSCTLS=(net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1)
+# The kubelet sets these for the whole machine.
+KUBELET_SYSCTLS=(vm.overcommit_memory kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes)
 
 network_up() {
   modprobe -q br_netfilter 2>/dev/null || true
   mkdir -p "$OUTBOX_RUN"
-  local setting key
-  for setting in "${SYSCTLS[@]}"; do
-    key=${setting%%=*}
-    # What the machine had is remembered once, by the first start, for network_down.
-    grep -q "^$key=" "$OUTBOX_RUN/sysctls" 2>/dev/null || sysctl -e "$key" | tr -d ' ' >>"$OUTBOX_RUN/sysctls"
-    sysctl -qew "$setting"
-  done
+  # What the machine had is remembered for network_down.
+  sysctl -e "${SYSCTLS[@]%%=*}" "${KUBELET_SYSCTLS[@]}" | tr -d ' ' >"$OUTBOX_RUN/sysctls"
+  sysctl -qew "${SYSCTLS[@]}"
   if ! ip link show "$BRIDGE" >/dev/null 2>&1; then
     if ip -4 -o addr show | grep -q " ${NODE_IP%.*}\."; then
       fail "another network of this machine has addresses in ${NODE_IP%.*}.0/24, which the local cluster uses"
@@ -73,7 +71,7 @@ firewall_down() {
   grep -qE '^:(KUBE|OUTBOX)-' <<<"$rules" || return 0
   {
     echo "*$table"
-    grep -E '^-A ' <<<"$rules" | grep -vE '^-A (KUBE|OUTBOX)-' | grep -E -- '-j (KUBE|OUTBOX)-' | sed 's/^-A /-D /'
+    sed -nE '/^-A (KUBE|OUTBOX)-/d; /^-A .*-[jg] (KUBE|OUTBOX)-/s/^-A /-D /p' <<<"$rules"
     sed -nE 's/^:((KUBE|OUTBOX)-[^ ]+) .*/-F \1/p' <<<"$rules"
     sed -nE 's/^:((KUBE|OUTBOX)-[^ ]+) .*/-X \1/p' <<<"$rules"
     echo COMMIT

@@ -2,7 +2,8 @@
 # The node: container runtime, kubelet, and taking every trace of its pods away. Needs network.sh and process.sh.
 
 SOCKET=$OUTBOX_RUN/containerd.sock
-CGROUP=/outbox-operator
+# One group for each state folder: /outbox-operator for the usual one.
+CGROUP=/$(tr / - <<<"${OUTBOX_STATE#/var/lib/}")
 
 ctr() { command ctr -a "$SOCKET" -n k8s.io "$@"; }
 
@@ -80,7 +81,7 @@ hierarchies() {
   if [ -f /sys/fs/cgroup/cgroup.controllers ]; then
     echo /sys/fs/cgroup
   else
-    awk '$3 == "cgroup" && $2 ~ "^/sys/fs/cgroup/" {print $2}' /proc/mounts
+    awk '$3 ~ "^cgroup2?$" && $2 ~ "^/sys/fs/cgroup/" {print $2}' /proc/mounts
   fi
 }
 
