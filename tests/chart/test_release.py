@@ -166,6 +166,8 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
     assert kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release) is None
     assert _running_worker(kubectl, served) == worker, "a rollback moved a worker"
     assert "Succeeded" in release("test", "--timeout", "60s")
+    log = kubectl.must("logs", f"deployment/{FULL_NAME}", "--namespace", place.release, "--all-pods=true")
+    assert [line for line in log.splitlines() if "orbidden" in line] == []
 
     release("uninstall", "--wait", "--timeout", "60s")
     assert _deployment(kubectl, place) is None
