@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString
@@ -56,6 +57,7 @@ class Database:
     def __init__(self, host: str, port: int, password: str, *, user: str = "outbox", name: str = "shop") -> None:
         """Remember how to connect."""
         self.host, self.port, self.user, self.name, self._password = host, port, user, name, password
+        self._kept = threading.local()
 
     def connect(self, application_name: str = "demo") -> psycopg.Connection[Any]:
         """Open a connection in autocommit."""
@@ -67,7 +69,7 @@ class Database:
             password=self._password,
             application_name=application_name,
             autocommit=True,
-            connect_timeout=5,
+            connect_timeout=10,
         )
 
     def libpq_environment(self) -> dict[str, str]:
@@ -90,9 +92,11 @@ class Database:
             file.write_text(value)
 
     def rows(self, query: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        """Run one query on a connection of its own."""
-        with self.connect() as connection:
-            return connection.execute(query, values).fetchall()
+        """Run one query on this thread's own connection, which is kept: scenes look several times a second."""
+        connection: psycopg.Connection[Any] | None = getattr(self._kept, "connection", None)
+        if connection is None or connection.closed:
+            connection = self._kept.connection = self.connect("demo-look")
+        return connection.execute(query, values).fetchall()
 
     def one(self, query: LiteralString, *values: object) -> tuple[Any, ...] | None:
         """Return the first row."""

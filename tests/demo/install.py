@@ -32,8 +32,6 @@ from tests.demo.waiting import wait_for
 from tests.ledger.amqp import Broker, BrokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.demo.cluster import Cluster
     from tests.demo.place import Place
     from tests.demo.progress import Progress
@@ -72,9 +70,11 @@ class Installation:
                 self._apply_template(f"{name}.yaml")
         with self._progress.step("helm install of the operator from charts/, CRDs included"):
             self._helm_install()
-        with self._progress.step("PostgreSQL and RabbitMQ are ready, each on a volume"):
-            for name in ("postgres", "rabbitmq"):
-                self._cluster.kubectl("rollout", "status", f"statefulset/{name}", "-n", NAMESPACE, "--timeout=120s")
+        with self._progress.step("PostgreSQL is ready, on a volume"):
+            self._wait_rolled_out("postgres")
+
+    def _wait_rolled_out(self, name: str) -> None:
+        self._cluster.kubectl("rollout", "status", f"statefulset/{name}", "-n", NAMESPACE, "--timeout=120s")
 
     def prepare_database(self) -> tuple[Database, Database]:
         """Make role, database, the outbox's and the shop's tables, and the gate; return administrator and shop."""
@@ -107,7 +107,8 @@ class Installation:
             self._cluster.run(str(outbox), "migrate", "--connection", directory)
 
     def open_broker(self) -> Broker:
-        """Connect to RabbitMQ; the exchange and the queue are there afterwards."""
+        """Wait for RabbitMQ and connect; the exchange and the queue are there afterwards."""
+        self._wait_rolled_out("rabbitmq")
         host, port = self._reach("rabbitmq", 5672)
         user = self._secret("orders-broker")
 
@@ -159,8 +160,8 @@ class Installation:
         self._cluster.run(
             *("helm", "upgrade", "--install", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE),
             *("--set", f"image.registry={self._place.registry}", "--set", f"image.tag={self._place.tag}"),
-            *("--set", f"clusterId={CLUSTER_ID}"),
-            *("--wait", "--timeout", "90s"),
+            *("--set", f"clusterId={CLUSTER_ID}", "--set", f"watchNamespaces={{{NAMESPACE},{OTHER_NAMESPACE}}}"),
+            *("--take-ownership", "--wait", "--timeout", "90s"),
         )
 
     def _reach(self, service: str, port: int) -> tuple[str, int]:
@@ -191,10 +192,3 @@ def end_process(process: subprocess.Popen[str]) -> None:
     """End a helper process."""
     process.terminate()
     process.wait(10)
-
-
-def measure(progress: Progress, look: Callable[[], bool | None], what: str, *, within: float) -> float:
-    """Return how long something took, with a line about it."""
-    _, seconds = wait_for(what, look, within=within, poll=0.1)
-    progress.say(f"{what}: {seconds:.1f} s")
-    return seconds

@@ -10,7 +10,7 @@ from tests.demo.processes import find_processes, resident_bytes
 if TYPE_CHECKING:
     from tests.demo.scene import Demo
 
-PROGRAMS: Final = ("outbox_operator", "outbox_worker", "outbox_spark")
+PROGRAMS: Final = ("outbox_operator", "outbox_worker", "outbox_spark", "java")
 
 
 def measure_memory(demo: Demo) -> None:
@@ -27,7 +27,7 @@ def measure_memory(demo: Demo) -> None:
 
 
 def resident(pod: dict[str, Any]) -> int:
-    """Sum the pod's own Python processes; a Spark driver's Java process is not among them."""
+    """Sum the pod's processes: the Python one, and a Spark driver's Java."""
     return sum(resident_bytes(pid) for program in PROGRAMS for pid in find_processes(pod, program)[:1])
 
 

@@ -51,7 +51,7 @@ def run(demo: Demo) -> None:
     last = scene.resource().conflicts["last"]
     scene.told(f"{last['code']} (expected {last['expected']}, stored {last['stored']}, new {last['new']})")
     scene.require("the refused pod is the frozen one", (last["code"], last["pod"]) == (4, old.pod))
-    scene.expect_event(new.pod)
+    scene.expect_event("OwnershipMoved", old.pod, new.pod)
     report = scene.expect("the frozen worker is the standby now", lambda: standby(demo, old.pod), within=BACK_WITHIN)
     scene.note(f"says:  {old.pod}: {report['state']} {report['reason']}")
     scene.require("CheckpointHealthy stays true", not scene.resource().is_condition("CheckpointHealthy", "False"))

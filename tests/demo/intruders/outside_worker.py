@@ -7,6 +7,7 @@ cluster's worker becomes owner again by itself.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -57,7 +58,7 @@ class Outsider:
         return {**{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}, "POD_NAME": self.name}
 
     def ask(self) -> tuple[int, str]:
-        """Ask for the claim once; return the exit code and what was said."""
+        """Ask for the claim once; return the exit code and the message of its report."""
         done = subprocess.run(
             self._command("--try-claim"),
             cwd=CHECKOUT,
@@ -67,7 +68,10 @@ class Outsider:
             check=False,
             timeout=60,
         )
-        return done.returncode, (done.stdout + done.stderr).strip()
+        try:
+            return done.returncode, str(json.loads(done.stdout)["message"])
+        except (ValueError, KeyError):
+            return done.returncode, (done.stdout + done.stderr).strip()
 
     def take_over(self) -> None:
         """Start for good, and by force."""
@@ -114,7 +118,7 @@ def refused(scene: Scene, outsider: Outsider) -> None:
     """Ask as a second cluster would."""
     scene.did(f"python -m outbox_worker --cluster-id {CLUSTER} --try-claim, on this machine")
     status, words = outsider.ask()
-    scene.told(f"exit status {status}: {words.splitlines()[-1] if words else ''}")
+    scene.told(f"exit status {status}: {words}")
     scene.require("refused by the claim, which names the owner", status == CLAIM_HELD and PROJECTION in words)
 
 
