@@ -29,6 +29,8 @@ build() {
     fail "could not build $name (whole log: $log)"
   fi
   echo "$key" >"$BUILT/$name"
+  # The image that had the name before; layers that others stand on stay.
+  buildah rmi --prune >/dev/null 2>&1 || true
   say "$name built"
 }
 
@@ -77,6 +79,7 @@ build_project() {
   key=$(key_of outbox-python)-$(cd "$CHECKOUT" && hash_of "$dockerfile" "$lock" "$@")-$WHEEL_KEY
   built "$name" "$key" && return 0
   cached "$wheels" collect_wheels "$CHECKOUT/$lock"
+  keep_newest "$OUTBOX_CACHE/wheels" 6
   # Only what the Dockerfile copies: a context of the whole checkout would be read in full each time.
   rm -rf "$stage"
   mkdir -p "$stage"
@@ -102,6 +105,13 @@ build_wheel() {
   [ -z "${WHEEL_KEY:-}" ] || return 0
   WHEEL_KEY=$(cd "$CHECKOUT" && hash_of pyproject.toml operator/src worker/src sql)
   cached "dist/$WHEEL_KEY" make_wheel
+  keep_newest "$OUTBOX_CACHE/dist" 5
+}
+
+# keep_newest FOLDER N: of what every change of code or of a lock leaves behind.
+keep_newest() {
+  find "$1" -mindepth 1 -maxdepth 1 -not -name '.tmp-*' -printf '%T@ %p\n' | sort -rn | tail -n "+$(($2 + 1))" |
+    cut -d' ' -f2- | xargs -r rm -rf
 }
 
 make_wheel() {

@@ -28,7 +28,7 @@ controllers_up() {
   start_process controller-manager "$KUBERNETES/kube-controller-manager" \
     --kubeconfig="$PKI/controller-manager.kubeconfig" --root-ca-file="$PKI/ca.crt" \
     --service-account-private-key-file="$PKI/service-accounts.key" --use-service-account-credentials \
-    --leader-elect=false --bind-address=127.0.0.1
+    --leader-elect=false --bind-address=127.0.0.1 --flex-volume-plugin-dir="$OUTBOX_STATE/volume-plugins"
   start_process scheduler "$KUBERNETES/kube-scheduler" --kubeconfig="$PKI/scheduler.kubeconfig" \
     --leader-elect=false --bind-address=127.0.0.1
   start_process proxy "$KUBERNETES/kube-proxy" --kubeconfig="$PKI/proxy.kubeconfig" --proxy-mode=iptables \

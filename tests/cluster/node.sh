@@ -23,6 +23,10 @@ state = "$OUTBOX_RUN/containerd"
   restrict_oom_score_adj = true
   # Keeps pods' network namespaces where only ours are.
   netns_mounts_under_state_dir = true
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      Root = "$OUTBOX_RUN/runc"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "$CNI_PLUGINS"
     conf_dir = "$OUTBOX_STATE/cni"
@@ -142,6 +146,8 @@ forget_containers() {
   for id in $ids; do
     ctr tasks rm -f "$id" >/dev/null 2>&1 || true
     ctr containers rm "$id" >/dev/null 2>&1 || true
+    # What the network plugins remember of it, in a shared folder.
+    rm -f /var/lib/cni/results/*-"$id"-*
   done
   rm -rf "$OUTBOX_STATE"/containerd/io.containerd.grpc.v1.cri/{containers,sandboxes}/*
 }
