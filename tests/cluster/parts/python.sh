@@ -6,7 +6,7 @@ UV=$OUTBOX_CACHE/uv/$UV_VERSION/bin/uv
 setup_python() {
   command -v python3 >/dev/null || fail "Python 3.11 is needed"
   with_lock "$OUTBOX_CACHE/locks/uv" cached "uv/$UV_VERSION" install_uv
-  with_lock "$CHECKOUT/.venv.lock" sync_venv
+  with_lock "$OUTBOX_CACHE/locks/venv${CHECKOUT//\//-}" sync_venv
   say "python: $CHECKOUT/.venv is as requirements.lock says"
 }
 
@@ -21,16 +21,19 @@ install_uv() {
 }
 
 sync_venv() {
-  local python=$CHECKOUT/.venv/bin/python key
-  key=$(hash_of "$CHECKOUT/requirements.lock" "$CHECKOUT/pyproject.toml")
-  [ -x "$python" ] && [ "$(cat "$CHECKOUT/.venv/.synced" 2>/dev/null)" = "$key" ] && return 0
-  local quiet=(--quiet --no-progress)
-
-  [ -x "$python" ] || "$UV" venv "${quiet[@]}" --python "$(command -v python3)" "$CHECKOUT/.venv"
+  local python=$CHECKOUT/.venv/bin/python stamp=$CHECKOUT/.venv/.synced lock project quiet=(--quiet --no-progress)
+  lock=$(hash_of "$CHECKOUT/requirements.lock")
+  project=$(hash_of "$CHECKOUT/pyproject.toml")
+  if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$lock $project" ]; then return 0; fi
   (
     cd "$CHECKOUT" || exit 1
-    "$UV" pip sync "${quiet[@]}" --python "$python" --require-hashes requirements.lock
+    [ -x "$python" ] || "$UV" venv "${quiet[@]}" --python "$(command -v python3)" .venv
+    # A sync takes away what the lock does not name, the project too: only when the lock is another.
+    case $(cat "$stamp" 2>/dev/null) in
+      "$lock "*) ;;
+      *) "$UV" pip sync "${quiet[@]}" --python "$python" --require-hashes requirements.lock ;;
+    esac
     "$UV" pip install "${quiet[@]}" --python "$python" --no-deps --editable .
   )
-  echo "$key" >"$CHECKOUT/.venv/.synced"
+  echo "$lock $project" >"$stamp"
 }
