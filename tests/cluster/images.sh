@@ -5,7 +5,7 @@
 # OUTBOX_REGISTRY=registry.example.org/team.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-for part in lib process network pki node control_plane load build parts/python parts/images parts/cluster; do
+for part in lib process owner network pki node control_plane load build parts/python parts/images parts/cluster; do
   # shellcheck source=/dev/null
   source "$here/$part.sh"
 done
@@ -32,6 +32,7 @@ if [ -n "${KUBECONFIG:-}" ] && [ "$KUBECONFIG" != "$KUBECONFIG_FILE" ]; then
   registry=${OUTBOX_REGISTRY:-}
   [ -n "$registry" ] || fail "KUBECONFIG is a cluster of yours: name the registry it takes images from in OUTBOX_REGISTRY"
 else
+  refuse_if_owned
   recorded containerd >/dev/null || fail "the local cluster is not up (up.sh starts it)"
 fi
 need_root "it builds images"
