@@ -10,10 +10,14 @@ for part in lib process owner network pki node control_plane teardown load parts
   source "$here/$part.sh"
 done
 
+# A busy machine answers late: with every process there, the cluster gets a minute before it is taken for broken.
 healthy() {
-  local name
+  local name deadline=$((SECONDS + 60))
   for name in "${COMPONENTS[@]}"; do recorded "$name" >/dev/null || return 1; done
-  kubectl get --raw /readyz >/dev/null 2>&1 && node_ready && dns_ready
+  until kubectl get --raw /readyz >/dev/null 2>&1 && node_ready && dns_ready; do
+    [ "$SECONDS" -lt "$deadline" ] || return 1
+    sleep 1
+  done
 }
 
 node_ready() {
