@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Every test, on real servers and a real cluster; sets up what they need. Arguments go to pytest.
-# OUTBOX_KEEP_CLUSTER=1 leaves the cluster up afterwards.
+# Every test, on real servers and a cluster of their own; sets up what they need. Arguments go to pytest.
+# OUTBOX_KEEP_CLUSTER=1 uses the cluster that is up, and leaves it up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/cluster/setup.sh
+# A demo leaves its operator behind, which would serve the tests' resources too.
+[ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
 tests/cluster/up.sh --hold $$ "make test"
 tests/cluster/images.sh
 status=0
