@@ -85,7 +85,7 @@ def _import(name: str, handler_path: Path) -> ModuleType:
     except Exception as error:
         raise _broken(name, error) from error
     for loaded in _modules_of(handler_path):
-        cloudpickle.register_pickle_by_value(loaded)
+        cloudpickle.register_pickle_by_value(loaded)  # type: ignore[no-untyped-call]
     return module
 
 

@@ -7,6 +7,7 @@ transaction, `accept` lets Spark go on. Everything about ownership, codes, retri
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
@@ -22,7 +23,7 @@ from outbox_spark.options import parse_options
 from outbox_spark.query import QueryParts, QueryRun
 from outbox_spark.reader import RangeReader
 from outbox_spark.resume import Resume, decide_resume
-from outbox_spark.session import count_executors
+from outbox_spark.session import count_executors, is_alive
 from outbox_spark.staging import StagingArea
 from outbox_spark.stream import StreamBuilder, find_stateful
 from outbox_worker.logs import get_logger
@@ -31,9 +32,9 @@ from outbox_worker.sinks.sql import SqlSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import psycopg
+    from psycopg import sql
     from pyspark.sql import DataFrame, SparkSession
 
     from outbox_core.config import ProcessorConfig
@@ -198,18 +199,16 @@ class SparkPipeline:
             stateful = find_stateful(builder.build(stored, stored))
             directory = self._directory(connection, stored, stateful=bool(stateful))
             floor = BEGINNING if stateful else stored
-            parts = QueryParts(
-                directory, stored, bool(stateful), staging, files, self._apply, self._count, self._code()
-            )
+            apply, count, code = self._apply, self._count, self._code()
+            parts = QueryParts(directory, stored, bool(stateful), staging, files, apply, count, code)
             self._run = QueryRun(
                 parts,
                 builder.build(directory.start, floor),
                 output_mode=builder.output_mode(stateful),
                 trigger_seconds=self._trigger_seconds(),
             )
-        except OutboxError:
-            raise
         except Exception as error:
+            self._check_alive()
             raise explain_failure(error, self._code()) from error
         self.epoch = epoch
         _log.info(
@@ -231,9 +230,10 @@ class SparkPipeline:
             return None
         try:
             self._prepared = self._run.next_batch(wait=wait, timeout=timeout)
-        except OutboxError:
+        except Exception as error:
             self.stop()
-            raise
+            self._check_alive()
+            raise explain_failure(error, self._code()) from error
         return self._prepared
 
     def handle(self, transaction: Transaction, batch: Batch) -> int:
@@ -248,8 +248,7 @@ class SparkPipeline:
             raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)
         for effect in prepared.effects.statements:
             relation = effect.staged.relation()
-            sink = SqlSink(SqlTarget(statement=effect.statement), lambda _after, _examined, r=relation: r)
-            sink.handle(transaction, batch)
+            SqlSink(SqlTarget(statement=effect.statement), _fixed(relation)).handle(transaction, batch)
         if prepared.effects.pending:
             prepared.effects.list_files(transaction.connection)
         return prepared.count
@@ -264,6 +263,12 @@ class SparkPipeline:
         """Count live executors; None before there is a session, or where they are threads of the driver."""
         session = self._sessions.session
         return None if session is None else count_executors(session)
+
+    def _check_alive(self) -> None:
+        """End the process when its JVM is gone: it cannot get another, whoever restarts it can."""
+        session = self._sessions.session
+        if session is not None and not is_alive(session):
+            raise SystemExit("the driver's JVM is gone")
 
     def _load_application(self) -> None:
         self._seen = fingerprint(self._handler)
@@ -307,12 +312,15 @@ class SparkPipeline:
         return f"{application.module}.{'handle' if self._application.handle else 'transform'}"
 
     def _query_path(self) -> Path:
-        from pathlib import Path
-
         return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
 
     def _trigger_seconds(self) -> float:
         return self._config.spark.trigger.processing_time.total_seconds() if self._config.spark else 2.0
+
+
+def _fixed(relation: sql.Composed) -> Callable[[Checkpoint, Checkpoint], sql.Composed]:
+    """Give a relation that is the same for every range: the rows are staged."""
+    return lambda _after, _examined: relation
 
 
 def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:

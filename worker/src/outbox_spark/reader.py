@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from outbox_spark.options import ReadOptions
 
 _APPLICATION_NAME: Final = "outbox-spark-reader"
+_FIRST_PAGE: Final = 500
+_PAGE_BYTES: Final = 8_000_000
+"""About so much of a range is in an executor's memory at once."""
 
 _PAGE: Final = sql.SQL(
     """SELECT r.position, r.transaction_id::text AS t, r.message_id, r.message_type, r.publication_id, r.partition_key,
@@ -91,17 +94,19 @@ class RangeReader:
             return int(_rows(connection, _COUNT.format(relation=self._relation(whole)))[0][0])
 
     def read(self, piece: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """Yield a range's messages in order, as Arrow batches of `fetchSize` rows."""
-        schema, limit = message_arrow_schema(), self._options.fetch_size
+        """Yield a range's messages in order, as Arrow batches of `fetchSize` rows, or fewer when payloads are large."""
+        schema, limit = message_arrow_schema(), min(self._options.fetch_size, _FIRST_PAGE)
         with self._connect() as connection:
             while not piece.empty:
                 query = _PAGE.format(relation=self._relation(piece), limit=sql.Literal(limit))
                 rows = _rows(connection, query)
                 if rows:
-                    yield _to_arrow(rows, schema)
+                    page = _to_arrow(rows, schema)
+                    yield page
+                    piece = OffsetRange(Checkpoint(int(rows[-1][1]), rows[-1][0]), piece.end)
                 if len(rows) < limit:
                     return
-                piece = OffsetRange(Checkpoint(int(rows[-1][1]), rows[-1][0]), piece.end)
+                limit = min(self._options.fetch_size, max(1, _PAGE_BYTES * page.num_rows // max(page.nbytes, 1)))
 
     def _connect(self) -> psycopg.Connection[Any]:
         return ConnectionFiles(self._options.connection).connect(_APPLICATION_NAME, autocommit=True)

@@ -16,6 +16,7 @@ PURE but for `start_session`.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Final
@@ -49,6 +50,7 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
         "spark.driver.memory": environment.get("OUTBOX_SPARK_DRIVER_MEMORY", "512m"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.log.structuredLogging.enabled": "true",
         "spark.sql.shuffle.partitions": str(plan.partitions if plan else 2),
     }
     chosen |= plan.config if plan else {}
@@ -56,6 +58,8 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
 
 
 _REQUIRED: Final = {
+    # Rows can be large: what is between Spark and Python is bounded by bytes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
     # A batch without messages would have effects that no checkpoint stands for.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # What is staged is compared by nobody's local time.
@@ -86,6 +90,8 @@ def start_session(configuration: Mapping[str, str]) -> SparkSession:
     Executors use the Python that `PYSPARK_PYTHON` names; without it this one, which is right where they are threads here.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # What it says is said again by whoever called; a JVM that went away makes it say nothing else.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     builder = SparkSession.builder
     for key, value in configuration.items():
         builder = builder.config(key, value)
@@ -95,10 +101,18 @@ def start_session(configuration: Mapping[str, str]) -> SparkSession:
     return session
 
 
+def is_alive(session: SparkSession) -> bool:
+    """Is the driver's JVM still there? Without it a process cannot get another one."""
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()  # noqa: SLF001
+    except Exception:  # noqa: BLE001 - whatever it says, it does not answer
+        return False
+
+
 def count_executors(session: SparkSession) -> int | None:
     """Count live executors; None where they are threads of the driver."""
     context = session.sparkContext
-    if context.master.startswith("local["):
+    if (context.master or "").startswith("local["):
         return None
     known = context._jsc.sc().getExecutorMemoryStatus().size()  # noqa: SLF001 - PySpark offers no other way
     return max(int(known) - 1, 0)  # the driver counts itself

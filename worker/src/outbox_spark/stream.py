@@ -67,7 +67,7 @@ class StreamBuilder:
 
 def find_stateful(rows: DataFrame) -> frozenset[str]:
     """Name the operators of a streaming query that keep state between micro-batches."""
-    plan = rows._jdf.queryExecution().analyzed()  # type: ignore[operator]  # noqa: SLF001 - PySpark shows no plan otherwise
+    plan = rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows no plan otherwise
     return frozenset(_walk(plan))
 
 

@@ -1,0 +1,166 @@
+"""A local Spark session as a notebook has it, and drivers as real processes with executors in threads or processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.support.postgres import free_port, wait_until
+from tests.support.worker import Worker, Workers, build_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.postgres import Database
+
+ORDERS = "orders.py"
+PATIENCE = 120.0
+"""Seconds for what takes 10 on a free machine: a JVM, a session, the first Python workers."""
+
+AGGREGATE = """
+from pyspark.sql import functions as f
+
+PER_MINUTE = '''
+    INSERT INTO public.per_minute AS t (minute, orders, total)
+    SELECT minute, orders, total FROM batch
+    ON CONFLICT (minute) DO UPDATE SET orders = t.orders + excluded.orders, total = t.total + excluded.total
+'''
+
+def handle(messages, effects):
+    order = f.from_json("data", "n int, total int")
+    minutes = messages.groupBy(f.date_trunc("minute", "scheduled").alias("minute")).agg(
+        f.count("*").alias("orders"), f.sum(order.total).alias("total")
+    )
+    effects.sql(minutes, PER_MINUTE)
+    effects.parquet(messages, {path!r})
+"""
+"""The demo's kind of application: aggregates by upsert, and the messages as files."""
+
+
+def start_notebook_session() -> Any:
+    """A session as a person has it: nothing of the operator's."""
+    from pyspark.sql import SparkSession
+
+    from outbox_spark.source import OutboxDataSource
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.memory", "768m")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(OutboxDataSource)
+    return session
+
+
+class Orders:
+    """Producers' side of a test, and a look at what the aggregating application made of it."""
+
+    def __init__(self, database: Database, files: Path) -> None:
+        self.files = files
+        self.connection = database.direct()
+        self.connection.execute(
+            "CREATE TABLE public.per_minute (minute timestamptz PRIMARY KEY, orders int, total int)"
+        )
+        self.produced = 0
+
+    def produce(self, count: int, *, message_type: str = "OrderPlaced") -> None:
+        self.connection.execute(
+            "INSERT INTO outbox.messages (partition_key, message_type, data) "
+            "SELECT 'order-' || n %% 7, %s, jsonb_build_object('n', n, 'total', n * 10) "
+            "FROM generate_series(%s::int, %s::int) AS n",
+            (message_type, self.produced + 1, self.produced + count),
+        )
+        self.produced += count
+
+    def handled(self) -> int:
+        row = self.connection.execute("SELECT coalesce(sum(orders), 0) FROM public.per_minute").fetchone()
+        return int(row[0]) if row else 0
+
+    def total(self) -> int:
+        row = self.connection.execute("SELECT coalesce(sum(total), 0) FROM public.per_minute").fetchone()
+        return int(row[0]) if row else 0
+
+    def stored(self) -> str | None:
+        row = self.connection.execute(
+            "SELECT last_processed_transaction_id::text || ':' || last_processed_position FROM outbox.processor_checkpoints"
+        ).fetchone()
+        return str(row[0]) if row else None
+
+    def codes(self) -> list[int]:
+        rows = self.connection.execute("SELECT code FROM outbox.processor_conflicts ORDER BY id").fetchall()
+        return [int(row[0]) for row in rows]
+
+    def positions_in_files(self) -> list[int]:
+        """What a reader of the directory sees; hidden files are passed over, as by Spark."""
+        import pyarrow.dataset as ds
+
+        if not self.files.exists():
+            return []
+        return sorted(ds.dataset(self.files, format="parquet").to_table(columns=["position"]).column(0).to_pylist())
+
+    def check_exact(self) -> None:
+        """Every message counted once in the aggregates, and once in the files."""
+        rows = self.connection.execute("SELECT position FROM outbox.messages ORDER BY 1").fetchall()
+        assert self.handled() == self.produced
+        assert self.total() == 10 * self.produced * (self.produced + 1) // 2
+        assert self.positions_in_files() == [row[0] for row in rows]
+
+
+def spark_config(database: Database, home: Path, **fields: Any) -> dict[str, Any]:
+    """The operator's file for a Spark processor with the application `orders`."""
+    spark = {
+        "trigger": {"processingTime": "200ms"},
+        "queryCheckpointPath": str(home / "query"),
+        "application": {"module": "orders"},
+    } | fields.pop("spark", {})
+    target = fields.pop("target", None)
+    delivery = {"batchSize": 100, "leaseDuration": "5s", "timeout": "2m"} | fields.pop("delivery", {})
+    if target is not None:
+        spark.pop("application")
+    config = build_config(database, target or {}, engine="Spark", spark=spark, delivery=delivery, **fields)
+    return config if target is not None else {key: value for key, value in config.items() if key != "target"}
+
+
+@dataclass
+class Drivers(Workers):
+    """Starts Spark drivers over prepared files; a driver's JVM ends with it."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def launch(
+        self, home: Path, *arguments: str, pod: str | None = None, environment: dict[str, str] | None = None
+    ) -> Worker:
+        port = free_port()
+        command = [
+            sys.executable, "-m", "outbox_spark", "--config", str(home / "processor.json"), "--connections",
+            str(home / "connections"), "--handler", str(home / "handler"), "--termination-log",
+            str(home / "termination-log"), "--port", str(port), *arguments,
+        ]  # fmt: skip
+        variables = os.environ | {"POD_NAME": pod or home.name, "POD_UID": f"uid-{home.name}"} | self.environment
+        # A session of its own: what ends it is sent to the driver, not to its JVM and Python workers.
+        with (home / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=variables | (environment or {}), cwd=home, start_new_session=True
+            )
+        worker = Worker(home, port, process)
+        self.started.append(worker)
+        return worker
+
+
+def wait_handled(driver: Worker, orders: Orders, count: int) -> None:
+    """Wait until so many orders are in the aggregates; fail with the driver's log."""
+    try:
+        wait_until(lambda: orders.handled() >= count or driver.process.poll() is not None, f"{count} handled", PATIENCE)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {orders.handled()}\n{driver.log()[-8000:]}") from error
+    assert driver.process.poll() is None, driver.log()[-8000:]

@@ -1,0 +1,77 @@
+"""The stored checkpoint against Spark's query checkpoint directory: the table of `outbox_spark.resume`, row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_spark.resume import DirectoryView, Lineage, Resume, decide_resume
+
+NOW = Lineage("orders", "db-1", 0)
+DECIDED = Lineage("orders", "db-1", 7)
+OLD, MIDDLE, COMMITTED, PLANNED, NEW = (Checkpoint(n, 1) for n in (10, 15, 20, 30, 40))
+
+
+def directory(lineage: Lineage = NOW, *, has_state: bool = False, planned: Checkpoint = PLANNED) -> DirectoryView:
+    return DirectoryView(lineage, OLD, COMMITTED, planned, has_state)
+
+
+@pytest.mark.parametrize(
+    ("view", "stored", "action"),
+    [
+        pytest.param(None, MIDDLE, Resume.BEGIN, id="the directory is lost: go on from the row"),
+        pytest.param(directory(), COMMITTED, Resume.CONTINUE, id="the planned batch was not stored: run it"),
+        pytest.param(directory(), PLANNED, Resume.CONTINUE, id="the planned batch was stored: it is answered 0"),
+        pytest.param(directory(), NEW, Resume.CONTINUE, id="an older directory was restored: replay is answered 0"),
+        pytest.param(directory(), Checkpoint(25, 1), Resume.CONTINUE, id="the row lies inside the planned batch"),
+        pytest.param(directory(), MIDDLE, Resume.REFUSE_AHEAD, id="the directory is ahead of the row: 3"),
+        pytest.param(directory(planned=COMMITTED), MIDDLE, Resume.REFUSE_AHEAD, id="ahead, and nothing planned: 3"),
+        pytest.param(
+            directory(Lineage("orders", "db-0", 0)), MIDDLE, Resume.BEGIN, id="the directory is another database's"
+        ),
+        pytest.param(
+            directory(Lineage("other", "db-1", 0)), MIDDLE, Resume.BEGIN, id="the directory is another processor's"
+        ),
+        pytest.param(directory(DECIDED), MIDDLE, Resume.REFUSE_AHEAD, id="the database forgot a decision: it is older"),
+    ],
+)
+def test_a_query_without_state(view, stored, action):
+    assert decide_resume(view, stored, now=NOW, stateful=False, untouched=False).action is action
+
+
+def test_after_a_persons_decision_a_new_directory_goes_on_from_the_row():
+    decision = decide_resume(directory(), OLD, now=DECIDED, stateful=False, untouched=False)
+    assert decision.action is Resume.BEGIN
+    assert "a person decided" in decision.message
+
+
+@pytest.mark.parametrize(
+    ("view", "stored", "untouched", "action"),
+    [
+        pytest.param(directory(has_state=True), COMMITTED, False, Resume.CONTINUE, id="state and row agree"),
+        pytest.param(
+            directory(has_state=True), PLANNED, False, Resume.CONTINUE, id="state is one batch behind: rebuilt"
+        ),
+        pytest.param(directory(has_state=True), NEW, False, Resume.REFUSE_STATE, id="state of an older row: refused"),
+        pytest.param(
+            directory(has_state=True), Checkpoint(25, 1), False, Resume.REFUSE_STATE, id="the row is inside a batch"
+        ),
+        pytest.param(directory(has_state=True), MIDDLE, False, Resume.REFUSE_AHEAD, id="ahead is 3 with state too"),
+        pytest.param(None, MIDDLE, False, Resume.REFUSE_STATE, id="state is lost"),
+        pytest.param(None, MIDDLE, True, Resume.BEGIN, id="nothing was ever handled: there was no state"),
+    ],
+)
+def test_a_query_with_state(view, stored, untouched, action):
+    decision = decide_resume(view, stored, now=NOW, stateful=True, untouched=untouched)
+    assert decision.action is action
+    if action is Resume.REFUSE_STATE:
+        assert "state is never guessed" in decision.message
+
+
+def test_state_left_by_an_earlier_application_is_refused_too():
+    decision = decide_resume(directory(has_state=True), NEW, now=NOW, stateful=False, untouched=False)
+    assert decision.action is Resume.REFUSE_STATE
+
+
+def test_every_action_has_a_case():
+    assert set(Resume) == {Resume.CONTINUE, Resume.BEGIN, Resume.REFUSE_AHEAD, Resume.REFUSE_STATE}

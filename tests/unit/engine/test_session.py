@@ -1,0 +1,47 @@
+"""Spark's configuration from the operator's file and the pod's environment."""
+
+from __future__ import annotations
+
+from outbox_core.config import ProcessorConfig
+from outbox_spark.session import build_configuration
+
+
+def config(**spark_config: str) -> ProcessorConfig:
+    return ProcessorConfig.model_validate(
+        {
+            "resource": {"cluster": "c", "namespace": "n", "name": "orders", "uid": "u"},
+            "generation": 1,
+            "processorId": "orders",
+            "engine": "Spark",
+            "source": {"connection": {"secretRef": {"name": "db"}}},
+            "target": {"parquet": {"path": "/data"}},
+            "spark": {"partitions": 3, "config": spark_config},
+        }
+    )
+
+
+def test_without_a_cluster_executors_are_threads_that_try_again():
+    chosen = build_configuration(config(), {}, "x1")
+    assert chosen["spark.master"] == "local[2,4]"
+    assert chosen["spark.sql.shuffle.partitions"] == "3"
+
+
+def test_on_kubernetes_the_pod_adds_its_name_and_address():
+    asked = {
+        "spark.master": "k8s://https://kubernetes.default.svc",
+        "spark.kubernetes.executor.podNamePrefix": "orders-exec",
+    }
+    chosen = build_configuration(config(**asked), {"POD_NAME": "orders-driver-0", "POD_IP": "10.0.0.7"}, "x1")
+    assert chosen["spark.master"] == asked["spark.master"]
+    assert chosen["spark.kubernetes.driver.pod.name"] == "orders-driver-0"
+    assert chosen["spark.driver.host"] == "10.0.0.7"
+    assert "spark.driver.bindAddress" not in chosen
+    assert chosen["spark.kubernetes.executor.podNamePrefix"] == "orders-exec-x1", "earlier executors may still be going"
+
+
+def test_a_user_may_tune_and_may_not_break():
+    asked = {"spark.sql.shuffle.partitions": "9", "spark.sql.streaming.noDataMicroBatches.enabled": "true"}
+    chosen = build_configuration(config(**asked), {"OUTBOX_SPARK_DRIVER_MEMORY": "1g"}, "x1")
+    assert chosen["spark.sql.shuffle.partitions"] == "9"
+    assert chosen["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
+    assert chosen["spark.driver.memory"] == "1g"
