@@ -1,0 +1,120 @@
+"""Builders with defaults for the operator's values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from outbox_core.report import (
+    CheckpointView,
+    Conflict,
+    ConflictSummary,
+    LeaseView,
+    Reason,
+    Report,
+    ResourceRef,
+    WorkerState,
+)
+from outbox_operator.observed import Observed, PodView, Role, Sibling
+from outbox_operator.resources import Processor, ProcessorSpec
+from outbox_operator.status import ProcessorStatus
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+HASH = "current"
+UID = "uid-1"
+
+
+def build_processor(*, annotations: dict[str, str] | None = None, name: str = "orders", **spec: Any) -> Processor:
+    body = {
+        "source": {"connection": {"secretRef": {"name": "db"}}},
+        "target": {"sql": {"statement": "SELECT 1"}},
+        **spec,
+    }
+    body = {key: value for key, value in body.items() if value is not None}
+    return Processor(
+        namespace="shop",
+        name=name,
+        uid=UID,
+        generation=3,
+        cluster="here",
+        annotations=annotations or {},
+        spec=ProcessorSpec.model_validate(body),
+    )
+
+
+def resource(name: str = "orders", uid: str = UID, namespace: str = "shop", cluster: str = "here") -> ResourceRef:
+    return ResourceRef(cluster=cluster, namespace=namespace, name=name, uid=uid)
+
+
+OTHER = resource("orders", "uid-2", "elsewhere")
+
+
+def build_report(state: WorkerState = WorkerState.ACTIVE, reason: Reason = Reason.RUNNING, **fields: Any) -> Report:
+    active = state in (WorkerState.ACTIVE, WorkerState.RETRYING)
+    return Report(
+        processor_id="orders",
+        resource=resource(),
+        generation=3,
+        pod=fields.pop("pod", "orders-0"),
+        pod_uid="pod-uid",
+        instance="i",
+        time=fields.pop("time", NOW),
+        state=state,
+        reason=reason,
+        lease=fields.pop("lease", LeaseView(epoch=4, pod="orders-0", held=True) if active else None),
+        checkpoints=[CheckpointView(pair="815:42", stored_at=NOW)],
+        **fields,
+    )
+
+
+def build_pod(name: str = "orders-0", report: Report | None = None, **fields: Any) -> PodView:
+    running = PodView(
+        name=name,
+        uid=f"uid-of-{name}",
+        role=Role.WORKER,
+        ip="10.0.0.1",
+        phase="Running",
+        ready=True,
+        intent_hash=HASH,
+        report=report,
+        reachable=report is not None,
+    )
+    return replace(running, **fields)
+
+
+def build_observed(*pods: PodView, **fields: Any) -> Observed:
+    processor = fields.pop("processor", None) or build_processor()
+    previous = fields.pop("previous", ProcessorStatus())
+    return Observed(processor=processor, created=NOW, previous=previous, intent_hash=HASH, pods=tuple(pods), **fields)
+
+
+def build_conflict(code: int, number: int = 7, **fields: Any) -> Conflict:
+    person = code in (2, 3)
+    return Conflict(
+        id=number,
+        code=code,
+        expected="815:42",
+        stored="815:60",
+        new="815:50",
+        epoch=4,
+        pod="orders-0",
+        time=NOW,
+        needs_person=person,
+        **fields,
+    )
+
+
+def summary_of(conflict: Conflict, *, opened: bool = False, count: int = 1, strangers: int = 0) -> ConflictSummary:
+    return ConflictSummary(
+        count=count,
+        by_code={str(conflict.code): count},
+        last=conflict,
+        open=conflict if opened else None,
+        strangers=strangers,
+    )
+
+
+def build_sibling(*, granted: bool = True, older: bool = True, **fields: Any) -> Sibling:
+    age = timedelta(hours=1 if older else -1)
+    return Sibling(namespace="elsewhere", name="orders", uid="uid-2", created=NOW - age, granted=granted, **fields)
