@@ -23,13 +23,17 @@ scenarios = Scenarios()
 
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
-    wanted = [item.callspec.params["name"] for item in request.session.items if _is_here(item)]
+    wanted = [name for item in request.session.items if (name := _scenario_of(item))]
     scenarios.start(wanted, rooms)
     return scenarios
 
 
-def _is_here(item: Any) -> bool:
-    return hasattr(item, "callspec") and item.originalname == "test_scenario" and item.module.__name__ == __name__
+def _scenario_of(item: Any) -> str:
+    """Name the scenario of a selected test of this module."""
+    if getattr(item, "originalname", "") != "test_scenario" or item.module.__name__ != __name__:
+        return ""
+    name: str = item.callspec.params["name"]
+    return name
 
 
 def until_handled(room: Room, resource: Resource, count: int, within: float = 60) -> None:
@@ -113,9 +117,9 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
         orders.until_ready()
         cluster, namespace = rooms.cluster, room.namespace
         deployment, config = "orders-worker", "orders-processor"
-        image = cluster.get("Deployment", namespace, deployment)["spec"]["template"]["spec"]["containers"][0]["image"]
+        image = cluster.need("Deployment", namespace, deployment)["spec"]["template"]["spec"]["containers"][0]["image"]
 
-        def container() -> dict[str, Any]:
+        def container() -> Any:
             found = cluster.get("Deployment", namespace, deployment) or {}
             listed = found.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [{}])
             return listed[0]
@@ -131,13 +135,13 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
         restored(
             "an edited ConfigMap",
             lambda: (
-                (data := cluster.get("ConfigMap", namespace, config)["data"])["processor.json"] != "{}"
+                (data := cluster.need("ConfigMap", namespace, config)["data"])["processor.json"] != "{}"
                 and "more" not in data
             ),
         )
         cluster.patch("Deployment", namespace, deployment, {"spec": {"replicas": 3}})
         restored(
-            "a scaled Deployment", lambda: cluster.get("Deployment", namespace, deployment)["spec"]["replicas"] == 1
+            "a scaled Deployment", lambda: cluster.need("Deployment", namespace, deployment)["spec"]["replicas"] == 1
         )
         edited = {"name": "worker", "image": "example.com/other:1", "env": [{"name": "EXTRA", "value": "1"}]}
         template = {"template": {"spec": {"containers": [edited], "nodeSelector": {"disk": "ssd"}}}}
@@ -148,7 +152,7 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
             lambda: (
                 container().get("image") == image
                 and not any(one["name"] == "EXTRA" for one in container().get("env", []))
-                and "nodeSelector" not in cluster.get("Deployment", namespace, deployment)["spec"]["template"]["spec"]
+                and "nodeSelector" not in cluster.need("Deployment", namespace, deployment)["spec"]["template"]["spec"]
             ),
         )
         cluster.delete("Deployment", namespace, deployment)
@@ -182,7 +186,7 @@ def a_duplicate_runs_nothing_names_the_owner_and_takes_over(rooms: Rooms) -> Non
             explain=lambda: rooms.cluster.explain(two.namespace),
         )
         assert duplicate.pods() == []
-        assert rooms.cluster.get("Deployment", two.namespace, "copy-worker")["spec"]["replicas"] == 0
+        assert rooms.cluster.need("Deployment", two.namespace, "copy-worker")["spec"]["replicas"] == 0
         assert owner.condition("Ready")["status"] == "True"
         started = time.monotonic()
         owner.delete()
@@ -485,7 +489,7 @@ def an_object_of_another_owner_is_not_taken_over(rooms: Rooms) -> None:
         orders = room.processor("orders")
         said = orders.until_condition("Ready", "False", "NameTaken")
         assert "orders-processor" in said["message"]
-        assert rooms.cluster.get("ConfigMap", room.namespace, "orders-processor")["data"] == {"mine": "yes"}
+        assert rooms.cluster.need("ConfigMap", room.namespace, "orders-processor")["data"] == {"mine": "yes"}
         rooms.cluster.delete("ConfigMap", room.namespace, "orders-processor")
         recovers(room, orders)
 

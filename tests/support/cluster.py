@@ -114,6 +114,12 @@ class Cluster:
                 return None
             raise
 
+    def need(self, kind: str, namespace: str, name: str) -> Body:
+        """Fetch an object that has to be there."""
+        found = self.get(kind, namespace, name)
+        assert found is not None, f"there is no {kind} {namespace}/{name}"
+        return found
+
     def items(self, kind: str, namespace: str = "", labels: str = "", fields: str = "") -> list[Body]:
         query = "&".join(
             f"{key}={value.replace('=', '%3D').replace(',', '%2C')}"

@@ -48,7 +48,7 @@ GRANTED = ProcessorStatus(ownership=OwnershipStatus(state="Granted"), checkpoint
 BLOCKED = GRANTED.model_copy(update={"conflicts": ConflictsStatus(count=1, last=OPEN, open=OPEN)})
 WAITING = ProcessorStatus(ownership=REFUSED)
 ACTIVE = build_pod(report=build_report())
-ELSEWHERE = {"handOverTo": {"namespace": "elsewhere", "name": "orders"}}
+ELSEWHERE: dict[str, Any] = {"handOverTo": {"namespace": "elsewhere", "name": "orders"}}
 
 
 def condition(decision: Decision, kind: str) -> tuple[str, str]:

@@ -1,0 +1,159 @@
+"""The operator killed at any moment ends in the same state; and what its absence costs, which is no message."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.cluster import Room, namespaces, wait
+from tests.support.operator import OperatorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.cluster import Cluster, DatabaseServer, Resource
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+FAIL_OVER_WITHIN = 20.0
+
+
+@pytest.fixture
+def room(cluster: Cluster, server: DatabaseServer) -> Iterator[Room]:
+    with namespaces(cluster, "killed") as (namespace,):
+        made = Room(cluster, server, namespace, server.make())
+        made.secret()
+        made.prepare()
+        yield made
+
+
+@contextmanager
+def running(room: Room, tmp_path: Path, **fields: Any) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess([room.namespace], room.namespace, tmp_path / "operator.log", **fields)
+    operator.start()
+    try:
+        yield operator
+    finally:
+        operator.stop()
+
+
+def step_of(resource: Resource) -> str:
+    found: str = (resource.status.get("handOver") or {}).get("step", "")
+    return found
+
+
+STEPS = {
+    "nothing is written yet": lambda _: True,
+    "the status says so": lambda giver: step_of(giver) in ("Draining", "Transferring", "Done"),
+    "the pods are going": lambda giver: (
+        all("deletionTimestamp" in pod["metadata"] for pod in giver.pods()) and step_of(giver)
+    ),
+    "the pods are gone": lambda giver: not giver.pods(),
+    "the job is there": lambda giver: _jobs(giver) or step_of(giver) == "Done",
+    "the claim is given": lambda giver: giver.status["ownership"]["state"] == "HandedOver",
+}
+
+
+def _jobs(resource: Resource) -> list[str]:
+    jobs = resource.cluster.items("Job", resource.namespace)
+    return [job["metadata"]["name"] for job in jobs if f"{resource.name}-give-" in job["metadata"]["name"]]
+
+
+def test_a_hand_over_completes_when_the_operator_is_killed_at_each_step(room: Room, tmp_path: Path):
+    with running(room, tmp_path) as operator:
+        giver, taker = room.processor("one", processorId="shared"), None
+        giver.until_ready()
+        produced = 0
+        for number, (step, reached) in enumerate(STEPS.items()):
+            taker = room.processor(f"heir{number}", processorId="shared")
+            taker.until_condition("OwnershipGranted", "False", "ClaimHeld")
+            room.shop.produce(3)
+            produced += 3
+            giver.spec(handOverTo={"namespace": room.namespace, "name": taker.name})
+            _await_quickly(giver, reached)
+            operator.kill()
+            operator.start()
+            giver.until_ready("HandedOver")
+            taker.until_ready()
+            claims = room.shop.query("SELECT name FROM outbox.processor_claims")
+            assert claims == [(taker.name,)], f"killed when {step}"
+            assert giver.pods() == []
+            giver.delete()
+            giver = taker
+        giver.until("everything is handled", lambda: len(room.handled()) >= produced)
+        assert len(set(room.handled())) == len(room.handled()) == produced
+
+
+def _await_quickly(giver: Resource, reached: Callable[[Resource], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached(giver) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, tmp_path: Path):
+    with running(room, tmp_path) as operator:
+        orders = room.processor("orders")
+        orders.until_ready()
+        operator.kill()
+        room.shop.produce(5)
+        wait("messages are handled", lambda: len(room.handled()) == 5, within=20)
+        orders.spec(suspend=True)
+        operator.start()
+        orders.until_ready("Suspended")
+        assert orders.pods() == []
+
+
+def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(room: Room, tmp_path: Path):
+    with running(room, tmp_path) as operator:
+        orders = room.processor("orders")
+        orders.until_ready()
+        operator.kill()
+        orders.delete()
+        wait("the resource is gone", lambda: not orders.read(), within=10)
+        orders.until_no_pods()
+        ((vacated,),) = room.shop.query("SELECT vacated_at IS NOT NULL FROM outbox.processor_claims")
+        assert vacated
+        operator.start()
+        # The same cluster knows that the holder is gone: its next resource need not wait for the grace.
+        heir = room.processor("heir", processorId="orders")
+        heir.until_ready(within=45)
+
+
+def test_another_replica_takes_over_in_time(room: Room, tmp_path: Path):
+    with running(room, tmp_path) as first:
+        orders = room.processor("orders")
+        orders.until_ready()
+        with running(replace(room), tmp_path, identity="operator-1"):
+            first.kill()
+            started = time.monotonic()
+            orders.spec(suspend=True)
+            orders.until_ready("Suspended", within=FAIL_OVER_WITHIN)
+            print(f"the other replica acted {time.monotonic() - started:.1f} s after SIGKILL")
+
+
+def test_it_is_small_and_serves_its_own_health(room: Room, tmp_path: Path):
+    with running(room, tmp_path) as operator:
+        for number in range(3):
+            room.processor(f"orders{number}").until_ready()
+        assert _get(operator, "livez")
+        assert _get(operator, "readyz")
+        metrics = dict(
+            line.rsplit(" ", 1) for line in _get(operator, "metrics").splitlines() if not line.startswith("#")
+        )
+        resident = float(metrics["process_resident_memory_bytes"]) / 1e6
+        print(f"operator resident: {resident:.0f} MB")
+        assert resident < 150
+        assert any(name.startswith("outbox_operator_reconcile_seconds_count") for name in metrics)
+        assert any(name.startswith("outbox_processor_ready{") and value == "1.0" for name, value in metrics.items())
+
+
+def _get(operator: OperatorProcess, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/{path}", timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text

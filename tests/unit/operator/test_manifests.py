@@ -1,0 +1,188 @@
+"""What is rendered: pods that meet `restricted`, no Secret's content, and a hash that moves only when pods must."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
+from outbox_operator.crd import destinations, render
+from outbox_operator.manifests import build_config, build_job, build_owned, build_release, build_workload, template_hash
+from outbox_operator.naming import child_name, workload_name
+from outbox_operator.observed import Role
+from outbox_operator.settings import Images
+from tests.support.cluster import ROOT
+from tests.unit.operator.building import build_processor
+
+IMAGES = Images(worker="registry/worker:1", spark="registry/spark:1", driver_role="driver-role")
+VOLUME = {"name": "data", "claimName": "orders-data", "mountPath": "/data"}
+BROKER = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}}}
+SPARK: dict[str, Any] = {
+    "engine": "Spark",
+    "target": {"parquet": {"path": "/data/orders"}},
+    "spark": {
+        "volumes": [VOLUME],
+        "application": {"module": "app", "configMapRef": {"name": "code"}},
+        "executor": {"instances": 3, "memory": "1g", "podTemplate": {"spec": {"nodeSelector": {"disk": "ssd"}}}},
+        "config": {"spark.sql.shuffle.partitions": "7", "spark.executor.instances": "99"},
+    },
+}
+PROCESSORS = [
+    pytest.param(build_processor(), id="worker"),
+    pytest.param(build_processor(target=BROKER), id="broker"),
+    pytest.param(build_processor(**SPARK), id="Spark"),
+]
+
+
+def pods_of(processor: Any) -> list[dict[str, Any]]:
+    workload = build_workload(processor, IMAGES, 1)
+    job = build_job(processor, IMAGES, "try", Role.CLAIM)
+    release, _ = build_release(processor, IMAGES)
+    pods = [manifest["spec"]["template"]["spec"] for manifest in (workload, job, release)]
+    if processor.spec.spark is not None:
+        (config_map,) = [m for m in build_owned(processor, IMAGES, 1, None, ()) if m["kind"] == "ConfigMap"]
+        pods.append(yaml.safe_load(config_map["data"]["executor.yaml"])["spec"])
+    return pods
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_every_pod_meets_the_restricted_standard(processor: Any):
+    for pod in pods_of(processor):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 65532
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["enableServiceLinks"] is False
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_only_a_spark_driver_gets_a_token(processor: Any):
+    tokens = [pod["automountServiceAccountToken"] for pod in pods_of(processor)]
+    assert tokens[0] is (processor.spec.spark is not None)
+    assert not any(tokens[1:])
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_the_file_that_a_worker_reads_round_trips(processor: Any):
+    resolution = Resolution(conflict_id=7, action=ResolutionAction.ACCEPT, pair="815:42")
+    (config_map,) = [m for m in build_owned(processor, IMAGES, 1, resolution, ("gone",)) if m["kind"] == "ConfigMap"]
+    read = ProcessorConfig.model_validate_json(config_map["data"]["processor.json"])
+    assert read == build_config(processor, IMAGES, resolution, ("gone",))
+    assert (read.processor_id, read.resource.uid, read.sweep_uids) == ("orders", "uid-1", ["gone"])
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_every_owned_object_goes_with_the_resource_and_blocks_nothing(processor: Any):
+    for manifest in build_owned(processor, IMAGES, 1, None, ()):
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == ("uid-1", True, False)
+        assert "finalizers" not in manifest["metadata"]
+
+
+def test_secrets_are_mounted_as_files_and_named_nowhere_else():
+    pod = build_workload(build_processor(target=BROKER), IMAGES, 1)["spec"]["template"]["spec"]
+    secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+    mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+    assert secrets == {"source-connection": "db", "target-connection": "broker"}
+    assert mounts["source-connection"] == "/etc/outbox/connections/source"
+    assert mounts["target-connection"] == "/etc/outbox/connections/target"
+    assert "secretKeyRef" not in json.dumps(pod)
+
+
+def test_a_worker_never_has_one_pod_too_many():
+    manifest = build_workload(build_processor(worker={"replicas": 2}), IMAGES, 2)
+    assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert build_workload(build_processor(**SPARK), IMAGES, 1)["kind"] == "StatefulSet"
+
+
+@pytest.mark.parametrize(
+    ("change", "replaces"),
+    [
+        pytest.param({"delivery": {"batchSize": 5}}, True, id="delivery"),
+        pytest.param({"target": {"log": {}}}, True, id="target"),
+        pytest.param({"worker": {"image": "other"}}, True, id="image"),
+        pytest.param({"worker": {"podTemplate": {"metadata": {"labels": {"team": "shop"}}}}}, True, id="overlay"),
+        pytest.param({"worker": {"replicas": 3}}, False, id="replicas"),
+        pytest.param({"suspend": True}, False, id="suspend"),
+        pytest.param({"handOverTo": {"namespace": "a", "name": "b"}}, False, id="hand-over"),
+        pytest.param({"processorId": "orders"}, False, id="the default, written out"),
+    ],
+)
+def test_pods_are_replaced_for_what_they_read(change: dict[str, Any], *, replaces: bool):
+    changed = template_hash(build_processor(**change), IMAGES) != template_hash(build_processor(), IMAGES)
+    assert changed is replaces
+
+
+def test_a_new_generation_or_decision_alone_replaces_no_pod():
+    processor = build_processor()
+    later = processor.model_copy(update={"generation": 99, "annotations": {"a": "b"}})
+    assert template_hash(later, IMAGES) == template_hash(processor, IMAGES)
+
+
+def test_the_users_settings_win_where_they_do_not_break_the_pods():
+    plan = build_config(build_processor(**SPARK), IMAGES).spark
+    assert plan is not None
+    assert plan.config["spark.sql.shuffle.partitions"] == "7"
+    assert plan.config["spark.executor.instances"] == "3"
+    assert plan.config["spark.master"].startswith("k8s://")
+
+
+def test_executors_mount_what_the_driver_mounts_and_take_their_overlay():
+    processor = build_processor(**SPARK)
+    executor = pods_of(processor)[-1]
+    driver = pods_of(processor)[0]
+    for name in ("data", "source-connection", "handler"):
+        assert next(v for v in executor["volumes"] if v["name"] == name) == next(
+            v for v in driver["volumes"] if v["name"] == name
+        )
+    assert executor["nodeSelector"] == {"disk": "ssd"}
+
+
+def test_spark_gets_a_service_account_bound_to_the_one_role():
+    owned = {m["kind"]: m for m in build_owned(build_processor(**SPARK), IMAGES, 1, None, ())}
+    assert list(owned) == ["ConfigMap", "ServiceAccount", "RoleBinding", "Service", "StatefulSet"]
+    assert owned["RoleBinding"]["roleRef"]["name"] == "driver-role"
+    assert owned["Service"]["spec"]["clusterIP"] == "None"
+
+
+def test_a_query_checkpoint_on_no_volume_lives_with_the_pod():
+    bare = {**SPARK, "target": {"sql": {"statement": "SELECT 1"}}, "spark": {}}
+    pod = build_workload(build_processor(**bare), IMAGES, 1)["spec"]["template"]["spec"]
+    assert {"name": "query-checkpoint", "emptyDir": {}} in pod["volumes"]
+
+
+@pytest.mark.parametrize("length", [1, 20, 44, 45, 46, 52])
+def test_names_fit_and_differ(length: int):
+    name = "a" * length
+    assert len(workload_name(build_processor(name=name, **SPARK))) <= 52
+    assert len(child_name(name, "worker")) <= 63
+    assert child_name(name, "driver", 52) != child_name(name[:-1] + "b", "driver", 52)
+
+
+def test_the_release_job_ends_by_itself_and_carries_no_work():
+    job, config_map = build_release(build_processor(**SPARK), IMAGES)
+    assert job["spec"]["activeDeadlineSeconds"] == 30
+    assert job["spec"]["ttlSecondsAfterFinished"] == 10
+    assert "ownerReferences" not in job["metadata"]
+    assert json.loads(config_map["data"]["processor.json"]).get("spark") is None
+
+
+def test_a_job_runs_where_the_workers_run():
+    overlay = {"spec": {"tolerations": [{"key": "x"}], "containers": [{"name": "worker", "image": "evil"}]}}
+    processor = build_processor(worker={"podTemplate": overlay})
+    pod = build_job(processor, IMAGES, "try", Role.CLAIM)["spec"]["template"]["spec"]
+    assert pod["tolerations"] == [{"key": "x"}]
+    assert pod["containers"][0]["image"] == IMAGES.worker
+
+
+def test_the_generated_crd_is_the_one_in_the_checkout():
+    for path in destinations(ROOT):
+        assert path.read_text() == render(), f"{path}: run `make crds`"

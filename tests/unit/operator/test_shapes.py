@@ -1,0 +1,274 @@
+"""Overlays, drift, pod states, names in the store, the queue: small pure parts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from outbox_operator.drift import build_removal
+from outbox_operator.observed import Role
+from outbox_operator.overlay import merge, placement_of
+from outbox_operator.podstate import find_problem, parse_report, view_job, view_pod
+from outbox_operator.store import Store
+from outbox_operator.workqueue import KeyedQueue
+from tests.unit.operator.building import build_report
+
+# --- overlay ----------------------------------------------------------------------------------------------------------
+
+BASE: dict[str, Any] = {
+    "containers": [{"name": "worker", "image": "a", "env": [{"name": "A", "value": "1"}], "args": ["x"]}],
+    "volumes": [{"name": "tmp", "emptyDir": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "expected"),
+    [
+        pytest.param({}, BASE, id="nothing"),
+        pytest.param({"nodeSelector": {"a": "b"}}, {**BASE, "nodeSelector": {"a": "b"}}, id="a new field"),
+        pytest.param(
+            {"containers": [{"name": "worker", "env": [{"name": "B", "value": "2"}]}]},
+            {
+                **BASE,
+                "containers": [
+                    {**BASE["containers"][0], "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}
+                ],
+            },
+            id="a variable",
+        ),
+        pytest.param(
+            {"containers": [{"name": "side", "image": "s"}]},
+            {**BASE, "containers": [*BASE["containers"], {"name": "side", "image": "s"}]},
+            id="a sidecar",
+        ),
+        pytest.param(
+            {"containers": [{"name": "worker", "args": ["y"]}]},
+            {**BASE, "containers": [{**BASE["containers"][0], "args": ["y"]}]},
+            id="a plain list is replaced",
+        ),
+        pytest.param(
+            {"volumes": [{"name": "tmp", "hostPath": {"path": "/x"}}]},
+            {**BASE, "volumes": [{"name": "tmp", "hostPath": {"path": "/x"}}]},
+            id="a volume changes its kind",
+        ),
+        pytest.param({"volumes": None}, {"containers": BASE["containers"]}, id="null removes"),
+    ],
+)
+def test_an_overlay_is_laid_over_by_name(overlay: dict[str, Any], expected: dict[str, Any]):
+    assert merge(BASE, overlay) == expected
+
+
+def test_jobs_take_of_an_overlay_only_where_they_run():
+    overlay = {"spec": {"tolerations": [1], "containers": [2]}, "metadata": {"labels": {"a": "b"}}}
+    assert placement_of(overlay) == {"metadata": {"labels": {"a": "b"}}, "spec": {"tolerations": [1]}}
+    assert placement_of(None) == {}
+
+
+# --- drift ------------------------------------------------------------------------------------------------------------
+
+K_WORKER = 'k:{"name":"worker"}'
+K_EXTRA = 'k:{"name":"EXTRA"}'
+
+
+def live_deployment(*foreign: dict[str, Any], manager: str = "kubectl-edit") -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "f:spec": {"f:template": {"f:spec": {"f:containers": {K_WORKER: {".": {}, "f:image": {}, "f:name": {}}}}}}
+    }
+    entries = [{"manager": "outbox-operator", "operation": "Apply", "fieldsV1": own}]
+    entries += [{"manager": manager, "operation": "Update", "fieldsV1": fields} for fields in foreign]
+    container = {"name": "worker", "image": "a", "env": [{"name": "A"}, {"name": "EXTRA", "value": "1"}]}
+    return {
+        "kind": "Deployment",
+        "metadata": {"resourceVersion": "7", "managedFields": entries},
+        "spec": {
+            "replicas": 1,
+            "template": {
+                "metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}},
+                "spec": {"containers": [container], "nodeSelector": {"disk": "ssd"}},
+            },
+        },
+    }
+
+
+def in_pod(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"f:spec": {"f:template": {"f:spec": fields}}}
+
+
+ADDED = in_pod({"f:containers": {K_WORKER: {"f:env": {K_EXTRA: {".": {}, "f:name": {}, "f:value": {}}}}}})
+
+
+def test_what_somebody_added_is_taken_out_and_nothing_else():
+    patch = build_removal(live_deployment(ADDED, in_pod({"f:nodeSelector": {}})))
+    assert patch[0] == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    assert {one["path"] for one in patch[1:]} == {
+        "/spec/template/spec/containers/0/env/1",
+        "/spec/template/spec/nodeSelector",
+    }
+
+
+def test_what_we_own_too_stays():
+    assert build_removal(live_deployment(in_pod({"f:containers": {K_WORKER: {"f:image": {}}}}))) == []
+
+
+def test_the_clusters_own_components_and_a_rollout_restart_may_write():
+    restart: dict[str, Any] = {
+        "f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}}
+    }
+    assert build_removal(live_deployment(restart)) == []
+    assert build_removal(live_deployment(ADDED, manager="kube-controller-manager")) == []
+
+
+def test_the_patch_removes_from_the_end_of_a_list():
+    two = in_pod({"f:containers": {K_WORKER: {"f:env": {K_EXTRA: {".": {}}, 'k:{"name":"A"}': {".": {}}}}}})
+    assert [one["path"][-1] for one in build_removal(live_deployment(two))[1:]] == ["1", "0"]
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+def pod(phase: str = "Pending", waiting: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    containers = [{"image": "i", "state": {"waiting": waiting}}] if waiting else []
+    return {
+        "metadata": {"name": "p", "uid": "u", "labels": {}},
+        "spec": {"nodeName": "n"},
+        "status": {"phase": phase, "containerStatuses": containers, **status},
+    }
+
+
+MOUNT = 'MountVolume.SetUp failed for volume "source-connection" : secret "db" not found'
+CRASHED = {"terminated": {"exitCode": 1, "message": "out of luck"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "notes", "reason", "words"),
+    [
+        pytest.param(pod("Running"), [], None, "", id="it runs"),
+        pytest.param(pod(waiting={"reason": "ContainerCreating"}), [], None, "", id="it needs a moment"),
+        pytest.param(
+            pod(waiting={"reason": "ContainerCreating"}), [MOUNT], "ConnectionSecretInvalid", "'db'", id="no Secret"
+        ),
+        pytest.param(
+            pod(waiting={"reason": "ContainerCreating"}),
+            [MOUNT.replace("secret", "configmap")],
+            "ConfigMapMissing",
+            "'db'",
+            id="no ConfigMap",
+        ),
+        pytest.param(
+            pod(waiting={"reason": "ContainerCreating"}), ["volume busy"], "PodNotStarted", "volume busy", id="a volume"
+        ),
+        pytest.param(
+            pod(waiting={"reason": "ImagePullBackOff", "message": "denied"}),
+            [],
+            "ImageUnavailable",
+            "denied",
+            id="image",
+        ),
+        pytest.param(
+            pod(conditions=[{"type": "PodScheduled", "reason": "Unschedulable", "message": "0/1 nodes"}]),
+            [],
+            "Unschedulable",
+            "0/1 nodes",
+            id="no node",
+        ),
+        pytest.param(
+            {
+                **pod("Running"),
+                "status": {
+                    "phase": "Running",
+                    "containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": CRASHED}],
+                },
+            },
+            [],
+            "Crashing",
+            "out of luck",
+            id="it crashes",
+        ),
+    ],
+)
+def test_a_pods_problem_in_its_own_words(body: dict[str, Any], notes: list[str], reason: str | None, words: str):
+    problem = find_problem(body, notes)
+    assert (problem.reason if problem else None) == reason
+    assert words in (problem.message if problem else "")
+
+
+def test_the_termination_message_is_read_as_a_report():
+    text = build_report().model_dump_json(by_alias=True)
+    body = pod("Failed")
+    ended = {"state": {"terminated": {"exitCode": 10, "message": text}}}
+    body["status"]["containerStatuses"] = [ended]
+    view = view_pod(body, Role.CLAIM, report=None, reachable=False, notes=[])
+    assert (view.exit_code, view.last_words and view.last_words.pod) == (10, "orders-0")
+    assert parse_report("Segmentation fault") is None
+    assert parse_report('{"half":') is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("Complete", (True, True)), ("Failed", (True, False)), ("", (False, False))]
+)
+def test_a_job_has_ended_when_its_condition_says_so(kind: str, expected: tuple[bool, bool]):
+    conditions = [{"type": kind, "status": "True"}] if kind else []
+    view = view_job({"metadata": {"name": "j"}, "status": {"conditions": conditions}}, Role.CLAIM)
+    assert (view.finished, view.succeeded) == expected
+
+
+# --- store and queue --------------------------------------------------------------------------------------------------
+
+
+def body(version: int, uid: str = "u", processor_id: str = "orders") -> dict[str, Any]:
+    meta = {"namespace": "shop", "name": "orders", "uid": uid, "resourceVersion": str(version)}
+    return {"kind": "OutboxProcessor", "metadata": meta, "spec": {"processorId": processor_id}}
+
+
+def test_the_store_takes_only_what_is_newer():
+    store = Store()
+    assert store.put(body(2))
+    assert not store.put(body(1))
+    assert store.put(body(1, uid="created again"))
+    store.remove(body(9))
+    assert store.resource(("shop", "orders")) is not None
+
+
+def test_the_store_finds_resources_by_processor_id():
+    store = Store()
+    store.put(body(1))
+    store.put(body(2, processor_id="other"))
+    assert store.with_processor_id("orders") == []
+    assert len(store.with_processor_id("other")) == 1
+    store.remove(body(3))
+    assert store.with_processor_id("other") == []
+
+
+async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
+    running: set[tuple[str, str]] = set()
+    calls: list[tuple[float, tuple[str, str]]] = []
+    done = asyncio.Event()
+
+    async def work(key: tuple[str, str]) -> float | None:
+        assert key not in running
+        running.add(key)
+        await asyncio.sleep(0.02)
+        running.discard(key)
+        calls.append((time.monotonic(), key))
+        if key == ("a", "fails") and sum(seen == key for _, seen in calls) < 2:
+            raise OSError("once")
+        if sum(seen == ("a", "fails") for _, seen in calls) >= 2:
+            done.set()
+        return None
+
+    queue = KeyedQueue(work, workers=4)
+    for _ in range(5):
+        queue.add(("a", "b"))
+        queue.add(("a", "fails"))
+    async with asyncio.timeout(10):
+        task = asyncio.create_task(queue.run())
+        await asyncio.sleep(0.005)
+        queue.add(("a", "b"))
+        await done.wait()
+        task.cancel()
+    failing = [when for when, key in calls if key == ("a", "fails")]
+    assert failing[1] - failing[0] >= 0.5
+    assert sum(key == ("a", "b") for _, key in calls) == 2
