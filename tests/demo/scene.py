@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.demo.place import Place
     from tests.demo.progress import Progress
 
+GRACE_PERIOD: Final = 30.0
 SHOWN_WITHIN: Final = 10.0
 """Seconds in which conditions and Events must tell what happened."""
 Found = TypeVar("Found")
@@ -107,11 +108,15 @@ class Scene:
         return event
 
     def expect_no_pods(self, within: float = SHOWN_WITHIN) -> None:
-        """Wait until the resource's workers are scaled to zero."""
+        """Wait until the resource's workers are scaled to zero, and until the last pod has gone in its grace period."""
         cluster = self.demo.cluster
-        self.expect(
-            "its workers are scaled to zero", lambda: not cluster.pods(self.name, self.namespace), within=within
-        )
+        path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{self.name}-worker"
+
+        def replicas() -> int:
+            return int(((cluster.get(path) or {}).get("spec") or {}).get("replicas", 0))
+
+        self.expect("its workers are scaled to zero", lambda: replicas() == 0, within=within)
+        self.expect("no pod is left", lambda: not cluster.pods(self.name, self.namespace), within=GRACE_PERIOD)
 
     def require(self, what: str, true: object) -> None:
         """State a fact that must hold now.
