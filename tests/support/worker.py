@@ -247,13 +247,16 @@ def handle(batch, connection):
 """
 """The same by Python."""
 
-GATED_HANDLER = PYTHON_HANDLER + '''
+GATED_HANDLER = (
+    PYTHON_HANDLER
+    + """
     import pathlib, time
     hold = pathlib.Path("hold")
     while hold.exists():
         pathlib.Path("entered").touch()
         time.sleep(0.01)
-'''
+"""
+)
 """The same, but it stays in the middle of the batch, between two statements, while the file `hold` is there."""
 
 

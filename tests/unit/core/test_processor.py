@@ -26,7 +26,9 @@ POLICY = Policy(
 DOWN = TransientError("the database is down", reason=Reason.DATABASE_UNAVAILABLE)
 
 
-def batch(*, matched: int = 5, full: bool = True, after: Checkpoint = A, examined: Checkpoint = B, count: int = 9) -> Batch:
+def batch(
+    *, matched: int = 5, full: bool = True, after: Checkpoint = A, examined: Checkpoint = B, count: int = 9
+) -> Batch:
     return Batch(after, examined, (), count, full=full, matched_count=matched)
 
 

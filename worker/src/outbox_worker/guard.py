@@ -8,6 +8,7 @@ noticed afterwards, because a setting that lives as long as the transaction is g
 from __future__ import annotations
 
 import re
+import traceback
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import psycopg
@@ -32,6 +33,8 @@ class HandlerEndedTransactionError(HandlerError):
     """The handler ended, or tried to end, the transaction that holds its effects and the checkpoint."""
 
     reason = Reason.HANDLER_ENDED_TRANSACTION
+    frames: list[traceback.FrameSummary] | None = None
+    """Where it was tried, outermost first; None when it was only noticed afterwards."""
 
 
 class GuardedConnection(psycopg.Connection[Any]):
@@ -53,11 +56,14 @@ class GuardedConnection(psycopg.Connection[Any]):
             HandlerEndedTransactionError: always.
 
         """
-        self._violation = HandlerEndedTransactionError(
+        violation = HandlerEndedTransactionError(
             f"the handler called {what}, but the transaction is the worker's: it commits effects and checkpoint "
             "together. Remove it; return to commit, raise to roll back"
         )
-        raise self._violation
+        # The handler may catch it: then its traceback would end where it was caught.
+        violation.frames = list(traceback.extract_stack())
+        self._violation = violation
+        raise violation
 
     def check_after(self) -> None:
         """Look, after the handler returned, whether its transaction is as it must be.

@@ -131,16 +131,17 @@ def _invalid(message: str, detail: str | None = None) -> ConfigurationError:
 def summary(error: BaseException, directory: Path) -> str:
     """Say an exception in one line, with the user's own innermost line: `ValueError: no total (orders.py:12)`."""
     frames = _user_frames(error, directory)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    own = [each for each in frames if each.filename.startswith(str(directory))] or frames
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({Path(error.filename).name}:{error.lineno})"
         return f"SyntaxError: {error.msg}{place}"
     return f"{_say(error)[:400]}{place}"
 
 
-def describe(error: BaseException, directory: Path) -> str:
+def describe(error: BaseException, directory: Path, frames: list[traceback.FrameSummary] | None = None) -> str:
     """Return the handler's own traceback, from its first frame on, cut to its last lines."""
-    frames = _user_frames(error, directory)[-_FRAMES:]
+    frames = _user_frames(error, directory, frames)[-_FRAMES:]
     lines = traceback.format_list(frames) if frames else []
     text = "".join(lines) + _say(error)
     return text[-_DETAIL:]
@@ -152,12 +153,15 @@ def _say(error: BaseException) -> str:
     return f"{type(error).__qualname__}: {said or str(error).strip() or '(no message)'}"
 
 
-def _user_frames(error: BaseException, directory: Path) -> list[traceback.FrameSummary]:
-    """Return the frames from the first that is neither ours nor the import machinery's."""
-    frames = traceback.extract_tb(error.__traceback__)
+def _user_frames(
+    error: BaseException, directory: Path, frames: list[traceback.FrameSummary] | None = None
+) -> list[traceback.FrameSummary]:
+    """Return the frames from the first that is the user's, without the worker's own."""
+    found = frames if frames is not None else list(traceback.extract_tb(error.__traceback__))
     ours = str(Path(__file__).parent)
-    for index, each in enumerate(frames):
-        inside = each.filename.startswith(str(directory))
-        if inside or not (each.filename.startswith((ours, "<frozen")) or "/importlib/" in each.filename):
-            return list(frames)[index:]
-    return []
+    theirs = [each for each in found if not (each.filename.startswith(ours) or each.filename.startswith("<frozen"))]
+    inside = [index for index, each in enumerate(theirs) if each.filename.startswith(str(directory))]
+    if inside:
+        return theirs[inside[0] :]
+    # A handler of the image: whatever is not the worker's, the interpreter's start or the import machinery's.
+    return [each for each in theirs if "/importlib/" not in each.filename and "runpy" not in each.filename]

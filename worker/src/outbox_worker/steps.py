@@ -93,7 +93,7 @@ class Steps:
     def _prepare(self, _state: ProcessorState) -> h.Happening:
         connection = self._connection()
         schema.ensure_schema(connection, self._parts.config.source)
-        schema.check_identity(connection, self._parts.config.source, self._parts.key)
+        schema.check_identity(connection, self._parts.config.source)
         self._parts.observer.start(self._reader)
         return h.Prepared()
 
@@ -123,6 +123,9 @@ class Steps:
             note = _NOTES.get(answer, "")
             summary = conflicts.summary(connection, parts.key)
         parts.board.set_observed(conflicts=summary)
+        if summary.open is None:
+            # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
+            schema.check_identity(connection, parts.config.source, parts.key)
         return h.Reviewed(_open_conflict(summary.open) if summary.open else None, note)
 
     def _check_target(self, _state: ProcessorState) -> h.Happening:

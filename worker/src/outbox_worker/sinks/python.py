@@ -59,7 +59,7 @@ class PythonSink:
         except Interrupted as err:
             raise err.as_error(self._module.name, detail=describe(err, self._directory)) from err
         except HandlerEndedTransactionError as err:
-            err.detail = describe(err, self._directory)
+            err.detail = describe(err, self._directory, err.frames)
             raise
         except (Exception, SystemExit) as err:  # sys.exit() in a handler ends a batch, not the worker
             raise self._explain(err, guarded) from err
@@ -69,7 +69,7 @@ class PythonSink:
         try:
             guarded.check_violation()
         except HandlerEndedTransactionError as violation:
-            violation.detail = describe(violation, self._directory)
+            violation.detail = describe(violation, self._directory, violation.frames)
             return violation
         if isinstance(err, OutboxError):
             return err
