@@ -61,7 +61,7 @@ def seeded(servers, request):
 
 @pytest.fixture(params=[True, False], ids=["analyzed", "never analyzed"])
 def analyzed(seeded, request):
-    """Without statistics, as after a restore, a publication may be read by a bitmap: slower, never a scan of the table."""
+    """Without statistics, as after a restore, a publication may be read by a bitmap: slower, but no scan."""
     connection = seeded.direct()
     if request.param:
         connection.execute("VACUUM ANALYZE outbox.messages")

@@ -1,42 +1,39 @@
-"""A TCP proxy before PostgreSQL that cuts a connection at its COMMIT: the client never learns the outcome."""
+"""A small TCP proxy that cuts a connection at a COMMIT, before or after the server has heard of it."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from enum import Enum
 
 
 class Cut(Enum):
-    """What happens to the COMMIT of a transaction that stored a checkpoint."""
+    """Where the connection breaks."""
 
-    NEVER = "passed on"
-    BEFORE = "not passed on: the transaction is rolled back"
-    AFTER = "passed on, its answer is not: the transaction is committed"
+    BEFORE = "the COMMIT never reaches the server, which sees the connection end"
+    AFTER = "the server commits, its answer is lost"
+    UNNOTICED = "the COMMIT never reaches the server, which does not see the connection end"
 
 
 class CommitCutter:
-    """Forwards to one port; `armed` is used up by the first COMMIT that it meets."""
+    """Forwards one port to another; `arm` cuts every connection at its next COMMIT."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self._target = ("127.0.0.1", port)
+        self._cut: Cut | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.armed = Cut.NEVER
-        self.cuts = 0
-        self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._sockets: list[socket.socket] = []
+        self.port: int = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
-    def uri(self, uri: str) -> str:
-        """The same database through this proxy, without TLS: it must read what is said."""
-        return uri.replace(f":{self._target}/", f":{self.port}/") + "?sslmode=disable"
+    def arm(self, cut: Cut) -> None:
+        self._cut = cut
 
     def close(self) -> None:
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        self._listener.close()
+        for open_socket in self._sockets:
+            open_socket.close()
 
     def _accept(self) -> None:
         while True:
@@ -44,33 +41,47 @@ class CommitCutter:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = socket.create_connection(self._target)
             self._sockets += [client, server]
-            muted = threading.Event()
-            threading.Thread(target=self._requests, args=(client, server, muted), daemon=True).start()
-            threading.Thread(target=self._answers, args=(server, client, muted), daemon=True).start()
+            threading.Thread(target=self._to_server, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._to_client, args=(server, client), daemon=True).start()
 
-    def _requests(self, client: socket.socket, server: socket.socket, muted: threading.Event) -> None:
-        storing = False
-        with contextlib.suppress(OSError):
-            while data := client.recv(65536):
-                storing = storing or b"store_processor_checkpoint" in data
-                if storing and b"COMMIT" in data and self.armed is not Cut.NEVER:
-                    cut, self.armed = self.armed, Cut.NEVER
-                    self.cuts += 1
-                    muted.set()
-                    if cut is Cut.AFTER:
-                        server.sendall(data)
-                        server.recv(1)  # the server has committed when it answers
-                    break
-                server.sendall(data)
-        for each in (client, server):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+    def _to_server(self, client: socket.socket, server: socket.socket) -> None:
+        while data := _receive(client):
+            if self._cut is not None and b"COMMIT" in data:
+                if self._cut is Cut.AFTER:
+                    self._answered = threading.Event()
+                    server.sendall(data)
+                    self._answered.wait(10)
+                elif self._cut is Cut.BEFORE:
+                    _shut(server)
+                _shut(client)
+                return
+            server.sendall(data)
+        if self._cut is not Cut.UNNOTICED:
+            _shut(server)
 
-    def _answers(self, server: socket.socket, client: socket.socket, muted: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := server.recv(65536):
-                if muted.is_set():
-                    return
+    def _to_client(self, server: socket.socket, client: socket.socket) -> None:
+        while data := _receive(server):
+            if self._cut is Cut.AFTER and b"COMMIT\x00" in data:
+                self._answered.set()
+                return
+            try:
                 client.sendall(data)
+            except OSError:
+                return
+        _shut(client)
+
+
+def _receive(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
+
+
+def _shut(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        end.close()
