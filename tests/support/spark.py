@@ -68,6 +68,7 @@ class Orders:
     def __init__(self, database: Database, files: Path) -> None:
         self.files = files
         self.connection = database.direct()
+        self.database = database
         self.connection.execute(
             "CREATE TABLE public.per_minute (minute timestamptz PRIMARY KEY, orders int, total int)"
         )
@@ -92,9 +93,16 @@ class Orders:
 
     def stored(self) -> str | None:
         row = self.connection.execute(
-            "SELECT last_processed_transaction_id::text || ':' || last_processed_position FROM outbox.processor_checkpoints"
+            "SELECT last_processed_transaction_id::text || ':' || last_processed_position "
+            "FROM outbox.processor_checkpoints"
         ).fetchone()
         return str(row[0]) if row else None
+
+    def has_live_lease(self) -> bool:
+        row = self.connection.execute(
+            "SELECT count(*) FROM outbox.processor_leases WHERE expires_at > clock_timestamp()"
+        ).fetchone()
+        return bool(row and row[0])
 
     def codes(self) -> list[int]:
         rows = self.connection.execute("SELECT code FROM outbox.processor_conflicts ORDER BY id").fetchall()

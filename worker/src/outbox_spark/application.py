@@ -1,8 +1,8 @@
 """The user's PySpark code: finding it, and saying what is wrong with it.
 
-A module has one of two functions. `transform(messages) -> rows` is given the streaming DataFrame of messages; its result
-goes to the processor's target. `handle(messages, effects)` is given one micro-batch and says itself what is written, with
-`effects.sql` and `effects.parquet` (effects.py).
+A module has one of two functions. `transform(messages) -> rows` is given the streaming DataFrame of messages; its
+result goes to the processor's target. `handle(messages, effects)` is given one micro-batch and says itself what is
+written, with `effects.sql` and `effects.parquet` (effects.py).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _import(name: str, handler_path: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigurationError(
-                f"there is no module {name!r} in this image, nor in the ConfigMap of spec.spark.application.configMapRef: "
-                f"build an image with it and name it in spec.spark.image, or put a key {name}.py into the ConfigMap",
+                f"there is no module {name!r} in this image, nor in the ConfigMap of spark.application.configMapRef: "
+                f"build an image with it and name it in spark.image, or put a key {name}.py into the ConfigMap",
                 reason=Reason.APPLICATION_MISSING,
             ) from error
         raise _broken(name, error) from error
@@ -116,7 +116,7 @@ def _check(found: UserApplication, name: str, *, has_target: bool) -> None:
         )
     if found.handle is not None and has_target:
         raise ConfigurationError(
-            f"module {name!r} has handle, which says itself what is written: leave out spec.target, or define transform",
+            f"module {name!r} has handle, which says what is written: leave out spec.target, or define transform",
             reason=Reason.HANDLER_INVALID,
         )
 

@@ -1,8 +1,8 @@
 """Columns between PostgreSQL, Arrow and Spark: the message's schema, and the types of a staging table. PURE.
 
-A Spark string can be JSON or text; which it is stands in the field's metadata, that Spark carries along while a column is
-only selected or renamed. So `data` read from the outbox and staged again is jsonb for the target's statement, and
-`transaction_id` is xid8 again, although Spark has neither type.
+A Spark string can be JSON or text; which it is stands in the field's metadata, that Spark carries along while a
+column is only selected or renamed. So `data` read from the outbox and staged again is jsonb for the target's
+statement, and `transaction_id` is xid8 again, although Spark has neither type.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     <queryCheckpointPath>/<processor>/<generation>/lineage.json    under what it was begun
     <queryCheckpointPath>/<processor>/<generation>/query/          Spark's own: offsets/N, commits/N, state/
 
-A generation is never edited by us: a new one is begun beside it (resume.py says when), and older ones are removed once the
-new one stands. `offsets/N` is what Spark planned for batch N, written before the batch runs; `commits/N` that it is over.
+A generation is never edited by us: a new one is begun beside it (resume.py says when), and older ones are removed
+once the new one stands. `offsets/N` is what Spark planned for batch N, written before the batch runs; `commits/N`
+that it is over.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class QueryDirectory:
             return parse_offset_log(file.read_text())
         except (OSError, ValueError) as error:
             raise PermanentError(
-                f"{file} cannot be read as the offset log of this processor's query: {error}. Restore the volume, or remove "
-                f"{self.path}: the stored checkpoint is the authority",
+                f"{file} cannot be read as the offset log of this processor's query: {error}. Restore the volume, or "
+                f"remove {self.path}: the stored checkpoint is the authority",
                 reason=Reason.QUERY_STATE_MISMATCH,
             ) from error
 
@@ -133,8 +134,8 @@ class QueryDirectories:
             temporary.replace(path / _LINEAGE)
         except OSError as error:
             raise TransientError(
-                f"cannot write the query checkpoint directory {path}: {error}. Mount a volume that outlives the driver at "
-                "spark.queryCheckpointPath",
+                f"cannot write the query checkpoint directory {path}: {error}. Mount a volume that outlives the driver "
+                "at spark.queryCheckpointPath",
                 reason=Reason.TARGET_UNAVAILABLE,
             ) from error
         for number in older:

@@ -1,8 +1,8 @@
 """The driver of a Spark processor: the worker's loop, with batches that Spark prepares.
 
-Claim, lease, heartbeat, conflicts, retries, status, signals are `outbox_worker`'s own code. What differs is one step: FETCH
-waits for Spark. The database is the authority, so HANDLE stores the checkpoint under the epoch in the transaction of the
-effects, as for any worker, and only then Spark is let go on.
+Claim, lease, heartbeat, conflicts, retries, status, signals are `outbox_worker`'s own code. What differs is one
+step: FETCH waits for Spark. The database is the authority, so HANDLE stores the checkpoint under the epoch in the
+transaction of the effects, as for any worker, and only then Spark is let go on.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SparkSteps(Steps):
         return happened
 
     def _answer_replay(self, lease: h.HeldLease, prepared: PreparedBatch) -> h.Happening:
-        """Ask the contract about a range that Spark runs again although it is stored; it answers 0, and is on record."""
+        """Ask the contract about a range that Spark runs again although it is stored; its 0 is put on record."""
         stored = self._stored()
         connection = self._connection()
         answer = self._runner.ask(

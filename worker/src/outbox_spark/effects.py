@@ -1,6 +1,7 @@
 """What one batch writes: collected while the user's code runs, committed with the checkpoint in one transaction.
 
-Nothing is visible to anybody before that: rows wait in a staging table, files under a hidden name (staging.py, files.py).
+Nothing is visible to anybody before that: rows wait in a staging table, files under a hidden name (staging.py,
+files.py).
 """
 
 from __future__ import annotations

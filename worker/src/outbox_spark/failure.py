@@ -1,8 +1,8 @@
 """What went wrong in Spark, in the domain's words. PURE.
 
-Spark reports an error of a task or of the planner as text, with the Python traceback inside; our own errors are found in it
-again by their class names. A failure in the user's code counts as an attempt; lost executors and an unreachable database do
-not.
+Spark reports an error of a task or of the planner as text, with the Python traceback inside; our own errors are
+found in it again by their class names. A failure in the user's code counts as an attempt; lost executors and an
+unreachable database do not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Parquet files that appear with their checkpoint: hidden while written, listed in its transaction, renamed after it.
 
-`<path>/_outbox/<processor>/<epoch>-<attempt>/part-….parquet` is what Spark writes for one effect of one batch; directories
-whose name begins with `_` are passed over by whoever reads `<path>`. The files that Spark's own commit protocol leaves there
-are those of the tasks it counts as done. Each is listed in `spark_files` in the transaction that stores the checkpoint, and
-moved into `<path>` after it, under a name that no other file ever had: nothing is overwritten, and a reader meets each row at
-most once. After a crash the list says what is still to be moved; it is rolled forward before anything else is done.
+`<path>/_outbox/<processor>/<epoch>-<attempt>/part-….parquet` is what Spark writes for one effect of one batch;
+directories whose name begins with `_` are passed over by whoever reads `<path>`. The files that Spark's own commit
+protocol leaves there are those of the tasks it counts as done. Each is listed in `spark_files` in the transaction
+that stores the checkpoint, and moved into `<path>` after it, under a name that no other file ever had: nothing is
+overwritten, and a reader meets each row at most once. After a crash the list says what is still to be moved; it is
+rolled forward before anything else is done.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class FileArea:
     def _collect(self, hidden: Path, path: Path, whole: OffsetRange) -> list[PendingFile]:
         if not hidden.is_dir():
             raise TransientError(
-                f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in driver and "
-                "executors (spark.volumes)",
+                f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in "
+                "driver and executors (spark.volumes)",
                 reason=Reason.TARGET_UNAVAILABLE,
             )
         stem = f"{safe_name(self._processor_id)}-{whole.end.transaction_id}-{whole.end.position}-{hidden.name}"
@@ -172,8 +173,8 @@ def _move(file: PendingFile) -> None:
     except FileNotFoundError as error:
         if not file.final.exists():
             raise PermanentError(
-                f"{file.hidden} is gone although the checkpoint counts its {file.rows} rows as written: restore the volume, "
-                "or rewind the checkpoint and delete its row of spark_files",
+                f"{file.hidden} is gone although the checkpoint counts its {file.rows} rows as written: restore the "
+                "volume, or rewind the checkpoint and delete its row of spark_files",
                 reason=Reason.TARGET_UNAVAILABLE,
             ) from error
     except OSError as error:

@@ -1,8 +1,9 @@
 """The meeting of two threads: Spark's, that prepares a micro-batch, and the worker's loop, that commits it.
 
-Spark calls its sink in a thread of its own and goes on when the call returns. The call stages the batch, offers it here and
-waits; the loop takes it, commits it in its transaction with the checkpoint, and says so by asking for what comes after. Until
-then the batch stays offered, so a merge that failed is tried again without computing anything again.
+Spark calls its sink in a thread of its own and goes on when the call returns. The call stages the batch, offers it
+here and waits; the loop takes it, commits it in its transaction with the checkpoint, and says so by asking for what
+comes after. Until then the batch stays offered, so a merge that failed is tried again without computing anything
+again.
 """
 
 from __future__ import annotations

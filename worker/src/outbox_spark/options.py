@@ -2,22 +2,23 @@
 
 | option | meaning | default |
 |---|---|---|
-| `connection` | directory of files as a mounted Secret has them: `uri`, or `host`, `port`, `database`, `user`, `password`; \
-the same path on driver and executors | required |
+| `connection` | directory of files as a mounted Secret has them (`uri`, or `host`, `port`, `database`, `user`, \
+`password`), at the same path on driver and executors | required |
 | `schema` | schema of the outbox | `outbox` |
 | `table` | `schema.table` of an outbox that exists already | `messages` in `schema` |
 | `publications`, `messageTypes` | read only these; comma-separated | all |
 | `batchSize` | most rows that one micro-batch examines | 10000 |
 | `partitions` | into how many pieces a range is read in parallel | 2 |
 | `fetchSize` | rows fetched at once by an executor | 5000 |
-| `start` | `beginning`, `end`, a checkpoint `transaction_id:position` (what lies after it), or an RFC 3339 time | `beginning` |
+| `start` | `beginning`, `end`, a checkpoint `transaction_id:position` (what lies after it), or an RFC 3339 time \
+| `beginning` |
 | `end` | only `spark.read`: a checkpoint, read up to and including it | what is settled now |
 
 Secrets are no options: Spark shows options in plans, logs and its web page.
 
-Two more are for the processor's driver: `source`, the whole source as JSON (column mapping included), in place of schema,
-table, publications and messageTypes; `floor`, a checkpoint up to which everything is handled: a range that Spark plans
-again is read only after it.
+Two more are for the processor's driver: `source`, the whole source as JSON (column mapping included), in place of
+schema, table, publications and messageTypes; `floor`, a checkpoint up to which everything is handled: a range that
+Spark plans again is read only after it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 _KNOWN: Final = frozenset(
     {
-        "connection", "schema", "table", "publications", "messagetypes", "batchsize", "partitions", "fetchsize", "start",
-        "end", "source", "floor",
+        "connection", "schema", "table", "publications", "messagetypes", "batchsize", "partitions", "fetchsize",
+        "start", "end", "source", "floor",
     }
 )  # fmt: skip
 _SECRET: Final = frozenset({"password", "uri", "url", "dsn", "user", "conninfo"})
@@ -73,7 +74,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     _refuse_strangers(given)
     if not given.get("connection"):
         raise ConfigurationError(
-            "option connection is missing: name a directory with the file `uri`, or host, port, database, user, password"
+            "option connection is missing: name a directory with the file `uri`, or host, port, database, user, "
+            "password"
         )
     return ReadOptions(
         connection=Path(given["connection"]),
@@ -90,8 +92,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
 def _refuse_strangers(given: Mapping[str, str]) -> None:
     if secrets := sorted(_SECRET & given.keys()):
         raise ConfigurationError(
-            f"option {secrets[0]} is not taken: Spark shows options in plans and logs. Put it into a file of the directory "
-            "that option connection names"
+            f"option {secrets[0]} is not taken: Spark shows options in plans and logs. Put it into a file of the "
+            "directory that option connection names"
         )
     # Spark adds a path when load() gets one; it would be read by nobody.
     if unknown := sorted(given.keys() - _KNOWN):

@@ -1,7 +1,8 @@
 """A processor's Spark side as the worker's loop sees it: a target whose batches come from Spark.
 
-`open` starts a query under an epoch, `next_batch` waits for what it prepared, `handle` runs the prepared effects in the loop's
-transaction, `accept` lets Spark go on. Everything about ownership, codes, retries and status is the loop's.
+`open` starts a query under an epoch, `next_batch` waits for what it prepared, `handle` runs the prepared effects in
+the loop's transaction, `accept` lets Spark go on. Everything about ownership, codes, retries and status is the
+loop's.
 """
 
 from __future__ import annotations
@@ -214,8 +215,8 @@ class SparkPipeline:
         _log.info(
             "query started",
             extra={
-                "epoch": epoch, "checkpoint": str(stored), "directory": str(directory.path), "stateful": sorted(stateful),
-                "filesRolledForward": moved, "stagingTablesDropped": dropped,
+                "epoch": epoch, "checkpoint": str(stored), "directory": str(directory.path),
+                "stateful": sorted(stateful), "filesRolledForward": moved, "stagingTablesDropped": dropped,
             },
         )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""One streaming query under one epoch: it is started from the stored checkpoint and prepares batches until it is stopped.
+"""One streaming query under one epoch: started from the stored checkpoint, it prepares batches until it is stopped.
 
-Spark's thread runs `_on_batch`. Which messages a batch has is read from what Spark planned (directory.py), never from its
-number. No exception leaves it as it came: Spark matches long tracebacks with a pattern that overflows its stack, and then
-the query is dead without a word. The error is kept here, and Spark is told a short one.
+Spark's thread runs `_on_batch`. Which messages a batch has is read from what Spark planned (directory.py), never
+from its number. No exception leaves it as it came: Spark matches long tracebacks with a pattern that overflows its
+stack, and then the query is dead without a word. The error is kept here, and Spark is told a short one.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class QueryRun:
             busy = self._handover.busy_for()
             if busy is not None and busy > timeout:
                 raise HandlerError(
-                    f"{self._parts.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, lower "
-                    "delivery.batchSize, or give more executors",
+                    f"{self._parts.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, "
+                    "lower delivery.batchSize, or give more executors",
                     reason=Reason.HANDLER_TIMEOUT,
                 )
         return batch

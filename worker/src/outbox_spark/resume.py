@@ -10,8 +10,8 @@ finished and last planned batch:
 | the directory was begun before a person's decision on the checkpoint | a new one, from the stored pair | refused |
 | the directory is of another database | a new one, from the stored pair | refused |
 | committed > stored | 3: the database is older than the directory believes; a person decides | the same |
-| stored = planned > committed | the batch is planned again, answered 0 and skipped | it runs again to rebuild state, effects \
-are answered 0 |
+| stored = planned > committed | the batch is planned again, answered 0 and skipped | it runs again to rebuild state, \
+effects are answered 0 |
 | stored = committed | go on | go on |
 | stored elsewhere above committed | planned again; what lies at or before the stored pair is neither read nor handled \
 again | refused |

@@ -1,14 +1,15 @@
 """The Spark session of a processor's driver: which configuration, from which environment.
 
-The driver runs in client mode inside its own pod; nothing is submitted. What Spark must know of Kubernetes the operator writes
-into `spark.config` (`spark.master`, namespace, image, `spark.kubernetes.executor.podTemplateFile`, instances, cores, memory,
-ports). The pod adds what it learns at its start: `POD_NAME` (executors are owned by it and go with it) and `POD_IP` (where they
-reach the driver). Without `spark.master` executors are threads of the driver, `local[n]`: n from `OUTBOX_SPARK_LOCAL_CORES`, 2.
-`OUTBOX_SPARK_DRIVER_MEMORY` is the heap of the driver's JVM, 512m; the pod needs about 500 MB beside it.
+The driver runs in client mode inside its own pod; nothing is submitted. What Spark must know of Kubernetes the
+operator writes into `spark.config` (`spark.master`, namespace, image, `spark.kubernetes.executor.podTemplateFile`,
+instances, cores, memory, ports). The pod adds what it learns at its start: `POD_NAME` (executors are owned by it
+and go with it) and `POD_IP` (where they reach the driver). Without `spark.master` executors are threads of the
+driver, `local[n]`: n from `OUTBOX_SPARK_LOCAL_CORES`, 2. `OUTBOX_SPARK_DRIVER_MEMORY` is the heap of the driver's
+JVM, 512m; the pod needs about 500 MB beside it.
 
-Ports: 7078 (driver) and 7079 (block managers) are reached from executors; 8080 is the status.
-The service account needs, in its namespace: pods get, list, watch, create, patch, delete, deletecollection; configmaps get,
-list, create, delete, deletecollection. Executors need no service account rights. Executors' template mounts the same
+Ports: 7078 (driver) and 7079 (block managers) are reached from executors; 8080 is the status. The service account
+needs, in its namespace: pods get, list, watch, create, patch, delete, deletecollection; configmaps get, list,
+create, delete, deletecollection. Executors need no service account rights. Executors' template mounts the same
 connection files, ConfigMap and volumes at the same paths as the driver's pod.
 
 PURE but for `start_session`.
@@ -87,7 +88,7 @@ def _place(chosen: Mapping[str, str], environment: Mapping[str, str], nonce: str
 def start_session(configuration: Mapping[str, str]) -> SparkSession:
     """Start the driver's JVM and session, with the data source `outbox` known to it.
 
-    Executors use the Python that `PYSPARK_PYTHON` names; without it this one, which is right where they are threads here.
+    Executors use the Python that `PYSPARK_PYTHON` names; without it this one, which is right for threads.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # What it says is said again by whoever called; a JVM that went away makes it say nothing else.

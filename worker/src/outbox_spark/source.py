@@ -1,11 +1,11 @@
 """The data source `outbox`: `spark.readStream.format("outbox")` and `spark.read.format("outbox")`.
 
-Thin: options.py reads the options, offsets.py splits ranges, reader.py reads them. Offsets are checkpoints. Register it with
-`spark.dataSource.register(OutboxDataSource)`; it needs nothing of the operator.
+Thin: options.py reads the options, offsets.py splits ranges, reader.py reads them. Offsets are checkpoints.
+Register it with `spark.dataSource.register(OutboxDataSource)`; it needs nothing of the operator.
 
 Spark makes these objects several times over, in planning processes and in every task, so they hold no connection.
-`commit` is left alone: Spark calls it one batch late, and for the last batch of an idle or bounded query never. Whoever wants
-effects and checkpoint in one transaction runs the query by the driver (`python -m outbox_spark`).
+`commit` is left alone: Spark calls it one batch late, and for the last batch of an idle or bounded query never.
+Whoever wants effects and checkpoint in one transaction runs the query by the driver (`python -m outbox_spark`).
 """
 
 from __future__ import annotations

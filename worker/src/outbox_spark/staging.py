@@ -1,12 +1,13 @@
 """Staging: rows on their way into a SQL target, loaded by executors, merged by the driver's one transaction.
 
-An executor task copies its rows into an unlogged table under a name of its own, its *attempt*, in transactions as short as a
-chunk: an open transaction with an id would hold back the reading bound of every processor. A task that Spark runs again gets
-another attempt. Spark hands the driver the results of the attempts that it counts as done, and of no other, so the driver
-merges exactly the attempts it was handed; rows of killed, repeated or speculative attempts stay behind and are cleared.
+An executor task copies its rows into an unlogged table under a name of its own, its *attempt*, in transactions as
+short as a chunk: an open transaction with an id would hold back the reading bound of every processor. A task that
+Spark runs again gets another attempt. Spark hands the driver the results of the attempts that it counts as done,
+and of no other, so the driver merges exactly the attempts it was handed; rows of killed, repeated or speculative
+attempts stay behind and are cleared.
 
-One table serves one owner's epoch and one list of columns, and is emptied after every batch. A later epoch drops what earlier
-ones left, so executors of a driver that lost its lease find no table to write to.
+One table serves one owner's epoch and one list of columns, and is emptied after every batch. A later epoch drops
+what earlier ones left, so executors of a driver that lost its lease find no table to write to.
 """
 
 from __future__ import annotations
@@ -120,9 +121,7 @@ class StagingArea:
         """Empty the tables between two batches; rows left behind are no attempt of any later batch."""
         for table in self._ready.values():
             try:
-                self._execute(
-                    sql.SQL("SET LOCAL lock_timeout = '2s'"), sql.SQL("TRUNCATE {}").format(table.identifier)
-                )
+                self._execute(sql.SQL("SET LOCAL lock_timeout = '2s'"), sql.SQL("TRUNCATE {}").format(table.identifier))
             except TransientError as error:  # somebody reads it: after the next batch, then
                 _log.warning("a staging table is not emptied", extra={"table": table.name, "error": str(error)})
 

@@ -1,0 +1,261 @@
+"""`python -m outbox_spark` as a real process: effects and checkpoint together, over kills, losses and restores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.postgres import wait_until
+from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_config, wait_handled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.worker import Worker
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def drivers(tmp_path) -> Iterator[Drivers]:
+    running = Drivers(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def orders(database, tmp_path) -> Orders:
+    return Orders(database, tmp_path / "files")
+
+
+@pytest.fixture
+def home(drivers, database, orders, tmp_path) -> Path:
+    """The files of a processor with the aggregating application."""
+    handler = AGGREGATE.format(path=str(orders.files))
+    return drivers.prepare(spark_config(database, tmp_path), database.uri(), handler=handler)
+
+
+def kill_between_commit_and_sparks_log(driver: Worker, orders: Orders) -> None:
+    """Kill the driver once a batch is committed, while it empties the staging table and before Spark notes the batch.
+
+    A reader's lock holds that emptying up; it holds up neither the executors' copies nor the merge.
+    """
+    names = orders.connection.execute("SELECT table_name FROM outbox.spark_staging").fetchall()
+    before = orders.stored()
+    reader = orders.database.direct(autocommit=False)
+    for (name,) in names:
+        reader.execute(f"LOCK TABLE outbox.{name} IN ACCESS SHARE MODE")
+    orders.produce(50)
+    wait_until(lambda: orders.stored() != before, "the batch is committed", PATIENCE)
+    driver.kill()
+    reader.rollback()
+
+
+def end_gracefully(driver: Worker) -> None:
+    assert driver.terminate(60) == 0, driver.log()[-4000:]
+
+
+def test_aggregates_and_files_follow_the_messages_exactly(drivers, home, orders):
+    orders.produce(250)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 250)
+    orders.produce(130)
+    wait_handled(driver, orders, 380)
+    report = driver.wait_for("all is counted", lambda report: report.handled == 380, PATIENCE)
+    assert report.state == "Active"
+    assert report.batches >= 4, "the read limit is 100"
+    assert report.start_from_used
+    assert report.conflicts.count == 0
+    end_gracefully(driver)
+    orders.check_exact()
+    assert not orders.has_live_lease()
+    # Stopped after the batch, with Spark's note of it: the next start has nothing to run again.
+    again = drivers.launch(home)
+    orders.produce(20)
+    wait_handled(again, orders, 400)
+    end_gracefully(again)
+    orders.check_exact()
+    assert orders.codes() == []
+
+
+def test_a_batch_run_again_after_a_kill_is_told_0_and_skipped(drivers, home, orders):
+    """The driver is killed between its commit and Spark's own log."""
+    orders.produce(40)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 40)
+    kill_between_commit_and_sparks_log(driver, orders)
+    assert orders.handled() == 90
+    again = drivers.launch(home)
+    report = again.wait_for("the replay is answered", lambda report: "0" in report.conflicts.by_code, PATIENCE)
+    assert report.conflicts.open is None
+    orders.produce(10)
+    wait_handled(again, orders, 100)
+    end_gracefully(again)
+    orders.check_exact()
+    assert orders.codes() == [0]
+
+
+def test_killed_in_the_middle_of_a_batch_nothing_is_lost_or_doubled(drivers, home, orders):
+    orders.produce(40)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 40)
+    orders.produce(400)
+    wait_until(lambda: any(orders.files.glob("_outbox/*/*")), "files are being written", PATIENCE)
+    driver.kill()
+    again = drivers.launch(home)
+    wait_handled(again, orders, 440)
+    end_gracefully(again)
+    orders.check_exact()
+    assert not any(orders.files.glob("_outbox/*/*")), "what the first driver left is swept"
+
+
+def test_without_its_directory_the_query_goes_on_from_the_row(drivers, home, orders, tmp_path):
+    orders.produce(40)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 40)
+    end_gracefully(driver)
+    shutil.rmtree(tmp_path / "query")
+    orders.produce(10)
+    again = drivers.launch(home)
+    wait_handled(again, orders, 50)
+    end_gracefully(again)
+    orders.check_exact()
+
+
+def test_a_restored_directory_behind_the_row_is_told_0_and_goes_on(drivers, home, orders, tmp_path):
+    orders.produce(40)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 40)
+    end_gracefully(driver)
+    shutil.copytree(tmp_path / "query", tmp_path / "backup")
+    orders.produce(60)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 100)
+    end_gracefully(driver)
+    shutil.rmtree(tmp_path / "query")
+    shutil.copytree(tmp_path / "backup", tmp_path / "query")
+    again = drivers.launch(home)
+    orders.produce(30)
+    wait_handled(again, orders, 130)
+    end_gracefully(again)
+    orders.check_exact()
+    assert set(orders.codes()) <= {0}
+
+
+def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_person(drivers, home, orders):
+    orders.produce(40)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 40)
+    earlier = orders.stored()
+    orders.produce(60)
+    wait_handled(driver, orders, 100)
+    end_gracefully(driver)
+    later = orders.stored()
+    transaction_id, position = earlier.split(":")
+    orders.connection.execute(
+        "UPDATE outbox.processor_checkpoints SET last_processed_transaction_id = %s::text::xid8, "
+        "last_processed_position = %s",
+        (transaction_id, int(position)),
+    )
+    again = drivers.launch(home)
+    report = again.wait_state("Blocked", "CheckpointOlder", PATIENCE)
+    conflict = report.conflicts.open
+    assert (conflict.code, conflict.expected, conflict.stored) == (3, later, earlier)
+    assert orders.handled() == 100
+    end_gracefully(again)
+    # A person rewinds to where the effects are: a new directory goes on from there.
+    config = json.loads((home / "processor.json").read_text())
+    config["resolution"] = {"conflictId": conflict.id, "action": "Rewind", "pair": later, "decidedBy": "a person"}
+    (home / "processor.json").write_text(json.dumps(config))
+    orders.produce(10)
+    mended = drivers.launch(home)
+    wait_handled(mended, orders, 110)
+    end_gracefully(mended)
+    orders.check_exact()
+
+
+def test_a_driver_that_lost_ownership_is_told_4_and_rolls_back(drivers, home, orders, tmp_path):
+    """Somebody takes the processor by force in the middle of a batch."""
+    gate = tmp_path / "gate"
+    slow = f"""
+import pathlib, time
+
+def handle(messages, effects):
+    effects.sql(messages.groupBy().count(), "INSERT INTO public.taken SELECT count FROM batch")
+    pathlib.Path({str(gate)!r} + ".reached").touch()
+    while not pathlib.Path({str(gate)!r}).exists():
+        time.sleep(0.05)
+"""
+    (home / "handler/orders.py").write_text(slow)
+    orders.connection.execute("CREATE TABLE public.taken (count bigint)")
+    orders.produce(10)
+    driver = drivers.launch(home)
+    wait_until((tmp_path / "gate.reached").exists, "the batch is in hand", PATIENCE)
+    orders.connection.execute("SELECT * FROM outbox.claim_processor('orders', 'other', 'shop', 'orders', 'uid-2', true)")
+    gate.touch()
+    driver.wait_state("ClaimRefused", "ClaimHeld", PATIENCE)
+    assert orders.connection.execute("SELECT count(*) FROM public.taken").fetchone() == (0,)
+    orders.connection.execute("SELECT outbox.release_claim('orders', 'uid-2')")
+    wait_until(
+        lambda: orders.connection.execute("SELECT sum(count) FROM public.taken").fetchone() == (10,),
+        "the batch is handled again, by itself",
+        PATIENCE,
+    )
+    end_gracefully(driver)
+
+
+def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, orders):
+    module = home / "handler/orders.py"
+    text = module.read_text()
+    module.unlink()
+    orders.produce(10)
+    driver = drivers.launch(home)
+    report = driver.wait_state("Unavailable", "ApplicationMissing", PATIENCE)
+    assert "put a key orders.py into the ConfigMap" in report.message
+    module.write_text("def something_else(): pass")
+    driver.wait_for("the function is missed", lambda report: "neither transform" in report.message, PATIENCE)
+    assert orders.stored() is None
+    module.write_text(text)
+    wait_handled(driver, orders, 10)
+    # A mistake in the code: the batch is not stored, the traceback is told, and a mended module is taken.
+    module.write_text("def handle(messages, effects):\n    raise KeyError('total')\n")
+    stored = orders.stored()
+    end_gracefully(driver)
+    driver = drivers.launch(home)
+    orders.produce(10)
+    report = driver.wait_for("the mistake is told", lambda report: report.last_error is not None, PATIENCE)
+    assert "orders.handle failed: KeyError: 'total'" in report.last_error
+    assert orders.stored() == stored
+    module.write_text(text)
+    wait_handled(driver, orders, 20)
+    end_gracefully(driver)
+    orders.check_exact()
+
+
+def test_a_driver_without_its_jvm_ends_and_a_new_one_goes_on(drivers, home, orders):
+    orders.produce(10)
+    driver = drivers.launch(home)
+    wait_handled(driver, orders, 10)
+    os.kill(java_of(driver), signal.SIGKILL)
+    assert driver.process.wait(PATIENCE) != 0
+    again = drivers.launch(home)
+    orders.produce(10)
+    wait_handled(again, orders, 20)
+    end_gracefully(again)
+    orders.check_exact()
+
+
+def java_of(driver: Worker) -> int:
+    """The driver's child that is a JVM."""
+    children = f"/proc/{driver.process.pid}/task/{driver.process.pid}/children"
+    found: list[int] = []
+    for task in os.listdir(f"/proc/{driver.process.pid}/task"):
+        with open(children.replace(f"task/{driver.process.pid}", f"task/{task}")) as listed:
+            found += [int(pid) for pid in listed.read().split()]
+    return next(pid for pid in found if "java" in os.readlink(f"/proc/{pid}/exe"))
