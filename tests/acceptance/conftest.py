@@ -84,11 +84,20 @@ class Rooms:
             self.free.put(namespace)
 
     def _empty(self, namespace: str) -> None:
-        for kind in ("OutboxProcessor", "Job", "ConfigMap", "Secret"):
-            for body in self.cluster.items(kind, namespace):
-                if body["metadata"]["name"] != "kube-root-ca.crt":
-                    self.cluster.delete(kind, namespace, body["metadata"]["name"])
-        wait("no pods are left", lambda: not self.cluster.items("Pod", namespace), within=90)
+        self._delete("OutboxProcessor", namespace)
+        # Release jobs still need the Secret.
+        wait("pods and jobs are gone", lambda: not self._busy(namespace), within=90)
+        for kind in ("Job", "ConfigMap", "Secret"):
+            self._delete(kind, namespace)
+
+    def _delete(self, kind: str, namespace: str) -> None:
+        for body in self.cluster.items(kind, namespace):
+            if body["metadata"]["name"] != "kube-root-ca.crt":
+                self.cluster.delete(kind, namespace, body["metadata"]["name"])
+
+    def _busy(self, namespace: str) -> list[str]:
+        pods = [p for p in self.cluster.items("Pod", namespace) if p["status"].get("phase") in ("Pending", "Running")]
+        return [pod["metadata"]["name"] for pod in pods]
 
 
 @pytest.fixture(scope="session")

@@ -211,7 +211,12 @@ class Shop:
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(
-            host=self.host, dbname=self.name, user=self.name, password=self.password, autocommit=True, connect_timeout=5
+            host=self.host,
+            dbname=self.name,
+            user=self.name,
+            password=self.password,
+            autocommit=True,
+            connect_timeout=30,
         )
 
     def query(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:

@@ -36,7 +36,7 @@ def _ready(verdict: Verdict) -> Answer:
 
 
 _IN_FLIGHT: Final = frozenset(
-    {Reason.STARTING, Reason.ROLLING_OUT, Reason.STOPPING, Reason.HANDING_OVER, Reason.RESOLVING}
+    {Reason.STARTING, Reason.ROLLING_OUT, Reason.STOPPING, Reason.HANDING_OVER, Reason.RESOLVING, Reason.CLAIMING}
 )
 
 
@@ -77,6 +77,9 @@ def _ownership(known: Knowledge) -> Answer:
     if ownership.state == OwnershipState.HANDED_OVER:
         message = f"processorId {processor_id!r} was handed over to {who}"
         return Answer(ConditionType.OWNERSHIP_GRANTED, False, Reason.HANDED_OVER, message)
+    if ownership.state == OwnershipState.TRYING:
+        message = "another resource asks for the same processorId; the database is asked whose it is"
+        return Answer(ConditionType.OWNERSHIP_GRANTED, None, Reason.CLAIMING, message)
     return Answer(ConditionType.OWNERSHIP_GRANTED, None, Reason.NOT_OBSERVED, "no worker has asked for the claim yet")
 
 

@@ -53,6 +53,8 @@ class Reason(StrEnum):
     """Asked by spec.worker.replicas: 0."""
     CLAIM_GRANTED = "ClaimGranted"
     """This resource holds the claim."""
+    CLAIMING = "Claiming"
+    """Another resource asks for the same processorId: before workers start, the database is asked whose it is."""
     CLAIM_HELD = "ClaimHeld"
     """Another resource holds the claim on the processorId."""
     HANDING_OVER = "HandingOver"

@@ -20,14 +20,14 @@ from outbox_operator.apply import Applier, ObstacleError, dump_status
 from outbox_operator.conditions import Answer, ConditionType, Reason, answered
 from outbox_operator.decide import decide
 from outbox_operator.events import EventWriter
-from outbox_operator.kube import KubeError
+from outbox_operator.kube import KubeError, where
 from outbox_operator.naming import SELECTOR
 from outbox_operator.observe import Observer, read_status
 from outbox_operator.release import Releaser
 from outbox_operator.reports import Reporters
 from outbox_operator.resources import KIND
 from outbox_operator.status import Phase
-from outbox_operator.store import WATCHED_KINDS, Store, key_of, processor_id_of, slim, version_of
+from outbox_operator.store import WATCHED_KINDS, Store, key_of, place_of, processor_id_of, slim, version_of
 from outbox_operator.workqueue import KeyedQueue
 
 if TYPE_CHECKING:
@@ -163,49 +163,49 @@ class Controller:
 
     async def _list_all(self) -> bool:
         """List everything and heal the store; False when the API server cannot be asked."""
-        listed: list[Body] = []
+        first = next(iter(self.store.resources()), None) is None
+        missed = 0
         try:
             for kind in WATCHED_KINDS:
                 for namespace in self._namespaces:
                     labels = "" if kind == KIND else SELECTOR
-                    listed += [slim(body) async for body in self._kube.list(kind, namespace, labels=labels)]
+                    listed, version = await self._kube.list(kind, namespace, labels=labels)
+                    missed += await self._heal(
+                        kind, namespace, [slim(body) for body in listed], version, wait=not first
+                    )
         except KubeError as err:
             log.warning("cannot list", extra={"error": str(err)})
             self._beat = time.monotonic()  # the API server's silence is not this process's fault
             return False
-        await self._heal(listed)
+        metrics.MISSED_CHANGES.inc(missed)
+        self._silent_rounds = self._silent_rounds + 1 if missed else 0
         self._beat = time.monotonic()
+        for body in self.store.resources():
+            self.queue.add(key_of(body), 0.0 if first else random.uniform(0, GRACE))  # noqa: S311 - spreads load
         return True
 
-    async def _heal(self, listed: list[Body]) -> None:
-        behind = [body for body in listed if self._is_behind(body)]
-        present = {(b["kind"], b["metadata"]["namespace"], b["metadata"]["name"]) for b in listed}
-        known = [body for kind in WATCHED_KINDS for body in self.store.all_of(kind)]
-        newest = max((version_of(body) for body in listed), default=0)
+    async def _heal(self, kind: str, namespace: str, listed: list[Body], version: int, *, wait: bool) -> int:
+        """Take over what a listing has and the watch has not delivered in time; answer how much that was."""
+        behind = [body for body in listed if self.store.is_behind(body)]
+        present = {body["metadata"]["uid"] for body in listed}
         lost = [
-            b
-            for b in known
-            if (b["kind"], b["metadata"]["namespace"], b["metadata"]["name"]) not in present and version_of(b) <= newest
+            body
+            for body in self.store.all_of(kind)
+            if namespace in ("", body["metadata"]["namespace"])
+            and body["metadata"]["uid"] not in present
+            and version_of(body) <= version
         ]
-        first = not known
-        if (behind or lost) and not first:
+        if not behind and not lost:
+            return 0
+        if wait:
             await asyncio.sleep(GRACE)
-            behind = [body for body in behind if self._is_behind(body)]
-            lost = [
-                b for b in lost if self.store.get(b["kind"], b["metadata"]["namespace"], b["metadata"]["name"]) is b
-            ]
+        behind = [body for body in behind if self.store.is_behind(body)]
+        lost = [body for body in lost if self.store.get(*place_of(body)) is body]
         for body in behind:
             self.seen(body, deleted=False)
         for body in lost:
-            self.seen(body, deleted=True)
-        missed = 0 if first else len(behind) + len(lost)
-        metrics.MISSED_CHANGES.inc(missed)
-        self._silent_rounds = self._silent_rounds + 1 if missed else 0
-        for body in listed:
-            if body["kind"] == KIND:
-                self.queue.add(key_of(body), random.uniform(0, GRACE) if not first else 0.0)  # noqa: S311
-
-    def _is_behind(self, body: Body) -> bool:
-        meta = body["metadata"]
-        known = self.store.get(body["kind"], meta["namespace"], meta["name"])
-        return known is None or version_of(known) < version_of(body)
+            if await self._kube.get(where(body)) is None:
+                self.seen(body, deleted=True)
+        if wait and (behind or lost):
+            log.warning("a watch missed changes", extra={"kind": kind, "changed": len(behind), "gone": len(lost)})
+        return len(behind) + len(lost) if wait else 0

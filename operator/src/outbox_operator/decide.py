@@ -214,6 +214,21 @@ def _owned_elsewhere(known: Knowledge) -> Verdict | None:
     return Verdict(Phase.WAITING, Reason.CLAIM_HELD, describe_holder(known), stalled=True)
 
 
+def _trying(known: Knowledge) -> Verdict | None:
+    if known.ownership.state != OwnershipState.TRYING:
+        return None
+    pods = [pod for pod in known.observed.pods if pod.role is Role.CLAIM]
+    problem = next((pod.problem for pod in pods if pod.problem is not None), None)
+    if problem is not None:
+        return Verdict(Phase.UNAVAILABLE, problem.reason, problem.message)
+    words = next((pod.last_words for pod in pods if pod.last_words is not None), None)
+    if words is not None and words.state is WorkerState.UNAVAILABLE:
+        return Verdict(Phase.UNAVAILABLE, words.reason, words.message)
+    others = ", ".join(f"{sibling.namespace}/{sibling.name}" for sibling in known.observed.siblings)
+    message = f"{others} asks for the same processorId: the database is asked whose it is before workers start"
+    return Verdict(Phase.STARTING, Reason.CLAIMING, message)
+
+
 def describe_holder(known: Knowledge) -> str:
     """Say who owns the processorId and what to do."""
     holder = known.ownership.holder
@@ -305,6 +320,7 @@ POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
     _suspended,  # asked for, works in every state below
     _conflict_open,  # nobody processes until a person has decided
     _owned_elsewhere,  # a duplicate runs nothing
+    _trying,  # perhaps a duplicate: it asks first
     _scaled_to_zero,
     _obstructed,  # an owned object cannot be made
     _resolving,
@@ -354,13 +370,17 @@ def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetim
     )
 
 
+_ASKING: Final = frozenset({OwnershipState.REFUSED, OwnershipState.TRYING})
+_NOT_ASKING: Final = frozenset({Reason.SUSPENDED, Reason.STOPPING, Reason.HANDING_OVER, Reason.HAND_OVER_FAILED})
+
+
 def start_jobs(known: Knowledge, verdict: Verdict, now: datetime) -> tuple[JobPlan, ...]:
     """Say which short-lived jobs shall run: a try of the claim, or the transfer of a hand-over."""
     observed = known.observed
     name = observed.processor.name
     if observed.runners:
         return ()
-    if verdict.reason == Reason.CLAIM_HELD:
+    if known.ownership.state in _ASKING and verdict.reason not in _NOT_ASKING:
         due = known.ownership.next_try is None or known.ownership.next_try <= now
         return (JobPlan(claim_job_name(name, known.ownership.tries), Role.CLAIM),) if due else ()
     if verdict.reason == Reason.HANDING_OVER:
@@ -411,7 +431,7 @@ def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> time
     if any(c.type == "Reconciling" and c.status == "True" for c in status.conditions):
         waits.append(LOOK_AGAIN)
     next_try = known.ownership.next_try
-    if next_try is not None and known.ownership.state == OwnershipState.REFUSED:
+    if next_try is not None and known.ownership.state in _ASKING:
         waits.append(max(next_try - now, timedelta(seconds=0.2)))
     return min(waits)
 

@@ -20,7 +20,7 @@ from outbox_operator.drift import FIELD_MANAGER
 from outbox_operator.resources import GROUP, KIND, PLURAL, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
 PARALLEL_CALLS: Final = 24
 PAGE: Final = 500
@@ -162,8 +162,9 @@ class Kube:
 
     async def list(
         self, kind: str, namespace: str, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[dict[str, Any]]:
-        """List objects page by page; an empty namespace means all."""
+    ) -> tuple[list[dict[str, Any]], int]:
+        """List objects page by page, and say as of which resourceVersion; an empty namespace means all."""
+        items: list[dict[str, Any]] = []
         params = {"limit": str(PAGE)}
         if labels:
             params["labelSelector"] = labels
@@ -171,11 +172,11 @@ class Kube:
             params["fieldSelector"] = fields
         while True:
             page = await self.call("GET", Where(kind, namespace).path(), params=params)
-            for item in page.get("items", ()):
-                yield {"kind": kind, **item}
+            items += [{"kind": kind, **item} for item in page.get("items", ())]
             token = page["metadata"].get("continue")
             if not token:
-                return
+                version = page["metadata"].get("resourceVersion", "")
+                return items, int(version) if version.isdecimal() else 0
             params["continue"] = token
 
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:

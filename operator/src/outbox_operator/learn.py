@@ -45,6 +45,8 @@ class OwnershipState:
 
     UNKNOWN: Final = "Unknown"
     GRANTED: Final = "Granted"
+    TRYING: Final = "Trying"
+    """A known duplicate: the database is asked before anything runs. What is known of others is a hint, no more."""
     REFUSED: Final = "Refused"
     HANDED_OVER: Final = "HandedOver"
 
@@ -226,15 +228,15 @@ def _claim_in(report: Report, uid: str) -> tuple[bool, OwnerRef | None] | None:
 
 
 def _heed_siblings(observed: Observed, previous: OwnershipStatus, now: datetime) -> OwnershipStatus:
-    """A new resource whose processorId an older one of this cluster owns starts with a try, not with workers."""
+    """A new resource whose processorId an older one of this cluster owns starts with a try, not with workers.
+
+    It may be another database, and both are right: the try says so.
+    """
     if previous.state != OwnershipState.UNKNOWN or observed.runners:
         return previous
-    owner = next((s for s in observed.siblings if s.granted and s.created <= observed.created), None)
-    if owner is None:
+    if not any(s.granted and s.created <= observed.created for s in observed.siblings):
         return previous
-    cluster = observed.processor.cluster
-    holder = OwnerRef(cluster=cluster, namespace=owner.namespace, name=owner.name, uid=owner.uid)
-    return previous.model_copy(update={"state": OwnershipState.REFUSED, "holder": holder, "next_try": now})
+    return previous.model_copy(update={"state": OwnershipState.TRYING, "next_try": now})
 
 
 def _hurry(observed: Observed, ownership: OwnershipStatus, now: datetime) -> OwnershipStatus:
@@ -264,7 +266,7 @@ def claim_job_name(name: str, tries: int) -> str:
 def _finished_try(observed: Observed, previous: OwnershipStatus) -> tuple[JobView, PodView | None] | None:
     name = claim_job_name(observed.processor.name, previous.tries)
     job = next((job for job in observed.jobs if job.name == name and job.finished), None)
-    if job is None or previous.state != OwnershipState.REFUSED:
+    if job is None or previous.state not in (OwnershipState.REFUSED, OwnershipState.TRYING):
         return None
     pod = next((pod for pod in observed.pods if pod.role is Role.CLAIM and pod.job == name), None)
     return job, pod
@@ -276,13 +278,13 @@ def _after_try(
     job, pod = tried
     if job.succeeded:
         return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries + 1, last_try=now)
-    holder = previous.holder
+    holder, state = previous.holder, previous.state
     if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and pod.last_words is not None:
-        holder = owner_ref(pod.last_words.claim_holder) or holder
+        holder, state = owner_ref(pod.last_words.claim_holder) or holder, OwnershipState.REFUSED
     attempts = previous.attempts + 1
     wait = next_try_after(attempts, observed.processor.uid)
     return OwnershipStatus(
-        state=OwnershipState.REFUSED,
+        state=state,
         holder=holder,
         attempts=attempts,
         tries=previous.tries + 1,

@@ -95,7 +95,7 @@ class Observer:
         """Fetch the warnings about a pod, newest first; none when they may not be read."""
         try:
             fields = f"involvedObject.uid={uid},type=Warning"
-            events = [event async for event in self._kube.list("Event", namespace, fields=fields)]
+            events, _ = await self._kube.list("Event", namespace, fields=fields)
         except KubeError:
             return []
         events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)

@@ -82,7 +82,7 @@ class OwnershipStatus(StatusModel):
     """What is known about the claim, and when it is tried again."""
 
     state: Annotated[str, Field(max_length=32)] = Field(
-        "Unknown", description="Unknown, Granted, Refused or HandedOver."
+        "Unknown", description="Unknown, Trying, Granted, Refused or HandedOver."
     )
     holder: OwnerRef | None = Field(None, description="Who holds it, when it is not this resource.")
     attempts: int = Field(0, description="Tries since it was refused.")

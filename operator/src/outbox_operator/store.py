@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 OWNED_KINDS: Final = ("Deployment", "StatefulSet", "ConfigMap", "Service", "ServiceAccount", "RoleBinding")
 """Kinds that are rendered and restored."""
+REMEMBERED: Final = 5000
+"""How many deletions are remembered."""
 WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "Job", "Pod")
 
 Body = dict[str, Any]
@@ -38,24 +40,32 @@ def key_of(body: Body) -> Key:
     return meta["namespace"], meta.get("labels", {}).get(PROCESSOR_LABEL, "")
 
 
+Place = tuple[str, str, str]
+
+
+def place_of(body: Body) -> Place:
+    """Kind, namespace and name."""
+    return body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]
+
+
 class Store:
     """Objects by kind, namespace and name, with the two indexes that deciding needs."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._objects: dict[tuple[str, str, str], Body] = {}
-        self._children: defaultdict[Key, set[tuple[str, str, str]]] = defaultdict(set)
+        self._objects: dict[Place, Body] = {}
+        self._children: defaultdict[Key, set[Place]] = defaultdict(set)
         self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
+        self._gone: dict[str, int] = {}
 
     def put(self, body: Body) -> bool:
         """Take an object as seen; False when what is known is as new."""
-        meta = body["metadata"]
-        place = (body["kind"], meta["namespace"], meta["name"])
-        known = self._objects.get(place)
-        if known is not None and known["metadata"]["uid"] == meta["uid"] and version_of(known) >= version_of(body):
+        if not self.is_behind(body):
             return False
+        place = place_of(body)
+        known = self._objects.get(place)
         if known is not None:
-            self.remove(known)
+            self._drop(place, known)
         self._objects[place] = body
         if body["kind"] == KIND:
             self._by_id[processor_id_of(body)].add(key_of(body))
@@ -65,13 +75,24 @@ class Store:
 
     def remove(self, body: Body) -> None:
         """Forget an object, unless another of its name is there by now."""
-        meta = body["metadata"]
-        place = (body["kind"], meta["namespace"], meta["name"])
+        place, uid = place_of(body), body["metadata"]["uid"]
+        self._gone[uid] = max(version_of(body), self._gone.pop(uid, 0))
+        if len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
         known = self._objects.get(place)
-        if known is None or known["metadata"]["uid"] != meta["uid"]:
-            return
+        if known is not None and known["metadata"]["uid"] == uid:
+            self._drop(place, known)
+
+    def is_behind(self, body: Body) -> bool:
+        """Tell whether an object is newer than what is known of it: a listing may be older than a deletion."""
+        known, uid = self._objects.get(place_of(body)), body["metadata"]["uid"]
+        if known is not None and known["metadata"]["uid"] == uid:
+            return version_of(known) < version_of(body)
+        return version_of(body) > self._gone.get(uid, -1)
+
+    def _drop(self, place: Place, known: Body) -> None:
         del self._objects[place]
-        if body["kind"] == KIND:
+        if known["kind"] == KIND:
             self._by_id[processor_id_of(known)].discard(key_of(known))
         else:
             self._children[key_of(known)].discard(place)

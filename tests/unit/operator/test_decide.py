@@ -136,8 +136,8 @@ CASES = [
     pytest.param(build_observed(previous=WAITING), "WaitingForOwner", ("False", "ClaimHeld"), 0, id="and stays so"),
     pytest.param(
         build_observed(siblings=(build_sibling(),)),
-        "WaitingForOwner",
-        ("False", "ClaimHeld"),
+        "Starting",
+        ("False", "Claiming"),
         0,
         id="a known duplicate starts with a try",
     ),
@@ -265,7 +265,7 @@ def test_ready_and_stalled_are_never_both_true():
 
 def test_every_policy_decides_some_case():
     reasons = {decide(case.values[0], NOW).verdict.reason for case in CASES}  # type: ignore[arg-type]
-    assert len(POLICIES) == 10
+    assert len(POLICIES) == 11
     assert len(reasons) >= len(POLICIES)
 
 
@@ -312,6 +312,24 @@ def test_a_granted_try_scales_up():
     assert decision.status.ownership.state == "Granted"
     assert decision.replicas == 1
     assert "OwnershipGranted" in [happening.reason for happening in decision.happenings]
+
+
+def test_a_known_duplicate_of_another_database_starts_after_its_try():
+    hinted = decide(build_observed(siblings=(build_sibling(),)), NOW)
+    assert [job.name for job in hinted.start_jobs] == ["orders-claim-0"]
+    assert condition(hinted, "Stalled")[0] == "False"
+    job = JobView("orders-claim-0", Role.CLAIM, finished=True, succeeded=True)
+    granted = decide(build_observed(siblings=(build_sibling(),), jobs=(job,), previous=hinted.status), NOW)
+    assert (granted.status.ownership.state, granted.replicas) == ("Granted", 1)
+
+
+def test_a_try_that_cannot_ask_says_why():
+    hinted = decide(build_observed(siblings=(build_sibling(),)), NOW).status
+    stuck = build_pod(
+        "try", role=Role.CLAIM, phase="Pending", ip=None, problem=Problem("ConnectionSecretInvalid", "db")
+    )
+    decision = decide(build_observed(stuck, siblings=(build_sibling(),), previous=hinted), NOW)
+    assert (decision.status.phase, ready(decision)) == ("Unavailable", ("False", "ConnectionSecretInvalid"))
 
 
 def test_the_backoff_ends_at_five_minutes():

@@ -232,6 +232,14 @@ def test_the_store_takes_only_what_is_newer():
     assert store.resource(("shop", "orders")) is not None
 
 
+def test_a_listing_older_than_a_deletion_brings_nothing_back():
+    store = Store()
+    store.put(body(2))
+    store.remove(body(4))
+    assert not store.put(body(3))
+    assert store.put(body(5)), "seen again: its label was taken off and put back"
+
+
 def test_the_store_finds_resources_by_processor_id():
     store = Store()
     store.put(body(1))
