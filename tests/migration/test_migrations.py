@@ -1,0 +1,214 @@
+"""The migrations make the schema, whoever runs them, wherever from and however often."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from outbox_sql import runner
+from outbox_sql.runner import Migration, Phase
+from tests.support import schema_dump
+from tests.support.concurrency import background, wait_until_blocked
+from tests.support.postgres import POOLED, ROLES, VERSIONS
+
+SQL = Path(runner.__file__).parent
+NAMES = [migration.name for migration in runner.load_migrations()]
+FUNCTIONS = """
+    SELECT p.proname, p.pronargs, pg_get_functiondef(p.oid) FROM pg_proc p
+    WHERE p.pronamespace = 'outbox'::regnamespace ORDER BY 1, 2
+"""
+
+
+@pytest.fixture(params=[*VERSIONS, POOLED])
+def anywhere(servers, request):
+    """A database without our schema, on every version and behind PgBouncer."""
+    with servers.database(request.param, template="empty_template") as database:
+        yield database
+
+
+def migration(name="9001_pre_test", text='CREATE TABLE :"schema".extra (x int)'):
+    return Migration(name, Phase(name.split("_")[1]), text)
+
+
+def test_applied_once_however_often(anywhere):
+    first = runner.migrate(anywhere.connect(), "outbox")
+    again = runner.migrate(anywhere.connect(), "outbox")
+
+    assert (list(first), again) == (NAMES, ())
+    assert list(runner.fetch_applied(anywhere.connect(), "outbox")) == NAMES
+
+
+def test_a_complete_schema_is_only_read(anywhere):
+    runner.migrate(anywhere.connect(), "outbox")
+    connection = anywhere.connect(autocommit=False)
+
+    runner.fetch_applied(connection, "outbox")
+
+    assert connection.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
+
+
+def test_from_several_places_at_once_each_is_applied_once(anywhere):
+    connections = [anywhere.connect() for _ in range(4)]
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda connection: runner.migrate(connection, "outbox"), connections))
+
+    assert sorted(name for names in done for name in names) == NAMES
+
+
+def test_by_an_owner_without_other_rights(anywhere):
+    anywhere.direct().execute("CREATE SCHEMA outbox AUTHORIZATION owner")
+
+    assert list(runner.migrate(anywhere.connect("owner"), "outbox")) == NAMES
+
+    rows = anywhere.direct().execute(
+        "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relnamespace = 'outbox'::regnamespace"
+    )
+    assert [row[0] for row in rows] == ["owner"]
+
+
+def test_by_a_role_that_may_create_schemas(empty_database):
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        runner.migrate(empty_database.connect("owner"), "outbox")
+    empty_database.direct().execute(f'GRANT CREATE ON DATABASE "{empty_database.name}" TO owner')
+
+    assert list(runner.migrate(empty_database.connect("owner"), "outbox")) == NAMES
+
+
+@pytest.mark.parametrize("schema", ["other", "Odd \"name\" of 'mine'", "select"])
+def test_in_a_schema_of_any_name(empty_database, schema):
+    connection = empty_database.connect()
+    runner.migrate(connection, "outbox")
+    runner.migrate(connection, schema)
+    quoted = '"' + schema.replace('"', '""') + '"'
+
+    stored = connection.execute(
+        f"SELECT {quoted}.store_processor_checkpoint('p', 0, '5', 1, NULL, NULL, NULL, NULL)"
+    ).fetchone()
+
+    assert stored == (1,)
+    assert connection.execute(f"SELECT count(*) FROM {quoted}.processor_checkpoints").fetchone() == (1,)
+    assert connection.execute("SELECT count(*) FROM outbox.processor_checkpoints").fetchone() == (0,)
+
+
+def test_a_locked_table_is_waited_for_briefly_and_tried_again(empty_database):
+    connection = empty_database.connect()
+    runner.migrate(connection, "outbox")
+    producer = empty_database.direct(autocommit=False)
+    producer.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('m', '{}')")
+    change = migration(text='ALTER TABLE :"schema".messages ADD COLUMN later int')
+
+    with background(lambda: runner.migrate(connection, "outbox", migrations=(change,))) as done:
+        wait_until_blocked(empty_database, done)
+        started = time.monotonic()
+        insert = "INSERT INTO outbox.messages (message_type, data) VALUES ('queued', '{}')"
+        empty_database.direct().execute(insert)  # waits behind the migration no longer than its lock timeout
+        assert time.monotonic() - started < 10
+        producer.commit()
+
+    assert done.result() == ("9001_pre_test",)
+
+
+def test_a_migration_that_fails_leaves_nothing(empty_database):
+    connection = empty_database.connect()
+    runner.migrate(connection, "outbox")
+    broken = migration(text='CREATE TABLE :"schema".half (x int); SELECT 1 / 0')
+
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        runner.migrate(connection, "outbox", migrations=(broken,))
+
+    assert connection.execute("SELECT to_regclass('outbox.half')").fetchone() == (None,)
+    assert list(runner.fetch_applied(connection, "outbox")) == NAMES
+
+
+def test_an_edited_migration_is_refused(empty_database):
+    connection = empty_database.connect()
+    runner.migrate(connection, "outbox", migrations=(migration(),))
+
+    with pytest.raises(runner.ChecksumMismatchError, match="9001_pre_test"):
+        runner.migrate(connection, "outbox", migrations=(migration(text="SELECT 1"),))
+    windows = migration(text=migration().text.replace("\n", "\r\n"))
+    assert runner.migrate(connection, "outbox", migrations=(windows,)) == ()
+
+
+def test_a_newer_schema_is_no_error(empty_database):
+    connection = empty_database.connect()
+    runner.migrate(connection, "outbox", migrations=(*runner.load_migrations(), migration()))
+
+    assert runner.migrate(connection, "outbox") == ()
+
+
+def test_post_runs_only_when_asked_for(empty_database):
+    connection = empty_database.connect()
+    both = (migration(), migration("9002_post_test", 'DROP TABLE :"schema".extra'))
+
+    assert runner.migrate(connection, "outbox", migrations=both) == ("9001_pre_test",)
+    assert runner.migrate(connection, "outbox", migrations=both, phases=tuple(Phase)) == ("9002_post_test",)
+
+
+def test_the_files_run_in_psql_too(empty_database):
+    empty_database.direct().execute("CREATE SCHEMA outbox")
+    files = [argument for name in NAMES for argument in ("-f", str(SQL / "migrations" / f"{name}.sql"))]
+    command = ["psql", "-q", "-v", "ON_ERROR_STOP=1", "-v", "schema=outbox", *files, empty_database.uri()]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (result.returncode, result.stderr) == (0, "")
+    made = empty_database.direct().execute(FUNCTIONS).fetchall()
+    assert ("store_processor_checkpoint", 8) in [(name, count) for name, count, _ in made]
+
+
+class TestTheTextsAgree:
+    def test_schema_sql_is_what_the_migrations_make(self, empty_database):
+        runner.migrate(empty_database.direct(), "outbox")
+
+        assert schema_dump.dump(empty_database) == schema_dump.SCHEMA_FILE.read_text()
+
+    def test_schema_sql_makes_the_same(self, empty_database, database):
+        empty_database.direct().execute(schema_dump.SCHEMA_FILE.read_text())
+
+        assert schema_dump.dump(empty_database) == schema_dump.dump(database)
+
+    def test_each_functions_file_is_its_latest_text(self, database):
+        connection = database.direct()
+        before = connection.execute(FUNCTIONS).fetchall()
+        files = sorted((SQL / "functions").glob("*.sql"))
+        for file in files:
+            connection.execute(runner.render(file.read_text(), "outbox"))
+
+        assert connection.execute(FUNCTIONS).fetchall() == before
+        assert len(files) == len(before)
+
+    def test_every_migration_has_a_name_in_order_and_says_why(self):
+        files = sorted((SQL / "migrations").glob("*.sql"))
+        for number, file in enumerate(files, 1):
+            assert re.fullmatch(rf"{number:04d}_(pre|post)_[a-z0-9_]+\.sql", file.name)
+            assert file.read_text().startswith("-- ")
+        assert [file.stem for file in files] == NAMES
+
+    def test_functions_run_with_their_owners_rights_on_a_fixed_path_and_are_nobodys_by_default(self, database):
+        rows = (
+            database.direct()
+            .execute(
+                """SELECT p.proname, p.prosecdef, p.proconfig::text,
+                       has_function_privilege('stranger', p.oid, 'EXECUTE')
+               FROM pg_proc p WHERE p.pronamespace = 'outbox'::regnamespace"""
+            )
+            .fetchall()
+        )
+
+        assert rows
+        for name, as_owner, settings, public in rows:
+            assert (as_owner, public) == (True, False), name
+            assert "search_path=outbox, pg_temp" in settings, name
+
+    def test_the_test_roles_own_nothing(self, database):
+        rows = database.direct().execute(
+            "SELECT rolname FROM pg_roles WHERE rolsuper AND rolname = ANY (%s)", (list(ROLES),)
+        )
+        assert rows.fetchall() == []
