@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from tests.support.postgres import Database
 
 ORDERS = "orders.py"
-PATIENCE = 120.0
+QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Tests start many JVMs and compute little."""
+PATIENCE = 240.0
 """Seconds for what takes 10 on a free machine: a JVM, a session, the first Python workers."""
 
 AGGREGATE = """
@@ -55,6 +57,7 @@ def start_notebook_session() -> Any:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.memory", "768m")
+        .config("spark.driver.extraJavaOptions", QUICK)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -129,6 +132,7 @@ def spark_config(database: Database, home: Path, **fields: Any) -> dict[str, Any
     spark = {
         "trigger": {"processingTime": "200ms"},
         "queryCheckpointPath": str(home / "query"),
+        "config": {"spark.driver.extraJavaOptions": QUICK},
         "application": {"module": "orders"},
     } | fields.pop("spark", {})
     target = fields.pop("target", None)

@@ -30,12 +30,14 @@ def test_on_kubernetes_the_pod_adds_its_name_and_address():
     asked = {
         "spark.master": "k8s://https://kubernetes.default.svc",
         "spark.kubernetes.executor.podNamePrefix": "orders-exec",
+        "spark.driver.extraJavaOptions": "-Da=b",
     }
     chosen = build_configuration(config(**asked), {"POD_NAME": "orders-driver-0", "POD_IP": "10.0.0.7"}, "x1")
     assert chosen["spark.master"] == asked["spark.master"]
     assert chosen["spark.kubernetes.driver.pod.name"] == "orders-driver-0"
     assert chosen["spark.driver.host"] == "10.0.0.7"
     assert "spark.driver.bindAddress" not in chosen
+    assert chosen["spark.driver.extraJavaOptions"] == "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Da=b"
     assert chosen["spark.kubernetes.executor.podNamePrefix"] == "orders-exec-x1", "earlier executors may still be going"
 
 

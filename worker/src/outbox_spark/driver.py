@@ -48,6 +48,8 @@ _LOOK_SECONDS: Final = 0.2
 _FETCH_SECONDS: Final = 1.0
 """How long one FETCH waits; between two, ownership and signals are looked at."""
 _EXECUTORS_SECONDS: Final = 2.0
+_SESSION_SECONDS: Final = 120.0
+"""Below what the liveness probe allows the loop for one step."""
 
 
 class SparkSteps(Steps):
@@ -95,6 +97,21 @@ class SparkSteps(Steps):
         if not self._parts.shutdown.requested:
             return h.Fetched(batch)
         return self._finish_before_stop(state, batch)
+
+    @override
+    def _check_target(self, state: ProcessorState) -> h.Happening:
+        """Wait for Spark too: how long a session takes to start is no matter of delivery.timeout."""
+        happened = super()._check_target(state)
+        until = time.monotonic() + _SESSION_SECONDS
+        while not self._pipeline.is_started(_LOOK_SECONDS):
+            if self._parts.shutdown.requested:
+                raise TransientError("asked to stop while Spark was starting", reason=Reason.DRAINING)
+            if time.monotonic() > until:
+                raise TransientError(
+                    "the Spark session is still starting: look at the driver's log and at the executors' pods",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                )
+        return happened
 
     @override
     def _handle(self, state: ProcessorState) -> h.Happening:

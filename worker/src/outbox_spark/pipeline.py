@@ -77,18 +77,25 @@ class SessionStarter:
         """The session, once there is one."""
         return self._session
 
-    def wait(self) -> SparkSession:
-        """Return the session; start it, or start it again if it could not be.
-
-        Raises:
-            TransientError: it could not be started.
-
-        """
+    def begin(self) -> None:
+        """Start it, if nobody did yet."""
         if self._thread is None:
             self._done.clear()
             self._error = None
             self._thread = threading.Thread(target=self._run, name="spark-session", daemon=True)
             self._thread.start()
+
+    def is_settled(self, wait: float) -> bool:
+        """Say whether it is started, or could not be; wait so many seconds for it at most."""
+        return self._done.wait(wait)
+
+    def get(self) -> SparkSession:
+        """Return the session; once it is settled.
+
+        Raises:
+            TransientError: it could not be started; it may be begun again.
+
+        """
         self._done.wait()
         if self._session is None:
             self._thread = None
@@ -139,15 +146,27 @@ class SparkPipeline:
         self.epoch: int | None = None
 
     def check(self) -> None:
-        """Import the application and have a session; a query of an earlier lease is ended.
+        """Import the application and begin to start Spark; a query of an earlier lease is ended.
 
         Raises:
-            OutboxError: the application cannot be used, or Spark cannot be started.
+            OutboxError: the application cannot be used.
 
         """
         self.stop()
         self._load_application()
-        self._sessions.wait()
+        self._sessions.begin()
+
+    def is_started(self, wait: float) -> bool:
+        """Say whether Spark is there; wait so many seconds for it at most. Executors come by themselves.
+
+        Raises:
+            TransientError: it cannot be started.
+
+        """
+        if not self._sessions.is_settled(wait):
+            return False
+        self._sessions.get()
+        return True
 
     def changed(self) -> bool:
         """Say whether the ConfigMap changed."""
@@ -191,13 +210,15 @@ class SparkPipeline:
         """
         self.stop()
         self._load_application()
-        session = self._sessions.wait()
+        session = self._sessions.get()
         files = FileArea(self._files, self._key.schema, self._key.processor_id, epoch)
         staging = StagingArea(self._files, self._source, self._key.schema, self._key.processor_id, epoch)
         moved, dropped = files.roll_forward(), staging.sweep()
         builder = StreamBuilder(session, self._config, self._source, self._application)
         try:
-            stateful = find_stateful(builder.build(stored, stored))
+            # Messages alone have no state: a plan that nobody wrote needs no look, which costs seconds.
+            plain = self._application.transform is None
+            stateful = frozenset[str]() if plain else find_stateful(builder.build(stored, stored))
             directory = self._directory(connection, stored, stateful=bool(stateful))
             floor = BEGINNING if stateful else stored
             apply, count, code = self._apply, self._count, self._code()
