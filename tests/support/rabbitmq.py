@@ -1,4 +1,4 @@
-"""A real RabbitMQ server for a test session: its own node name, ports, port mapper and directories; Debian's programs."""
+"""A real RabbitMQ server for a test session: its own node name, ports, port mapper and directories."""
 
 from __future__ import annotations
 

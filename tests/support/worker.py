@@ -11,7 +11,6 @@ import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.config import ProcessorConfig
@@ -20,6 +19,7 @@ from tests.support.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.postgres import Database
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from psycopg import sql
 
 from tests.support.postgres import wait_until
@@ -322,13 +320,6 @@ def test_a_killed_session_in_the_middle_of_a_batch(outbox, workers):
     wait_until(kill, "the statement's session is killed")
     outbox.wait_handled(ids)
     assert worker.report().conflicts.count == 0
-
-
-def test_a_worker_run_by_hand_says_what_it_wants(outbox, workers):
-    import sys
-
-    done = subprocess.run([sys.executable, "-m", "outbox_worker", "--help"], capture_output=True, text=True, check=True)
-    assert "--take-over" in done.stdout
 
 
 def test_schema_is_made_by_the_worker_with_manage(empty_database, workers):

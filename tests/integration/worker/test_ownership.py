@@ -87,7 +87,8 @@ def test_frozen_inside_a_statement_a_worker_never_commits(outbox, workers):
     wait_until(
         lambda: (
             outbox.connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'WITH batch%' AND state = 'active' AND pid <> pg_backend_pid()"
+                "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'WITH batch%' AND state = 'active' "
+                "AND pid <> pg_backend_pid()"
             ).fetchone()
             == (1,)
         ),

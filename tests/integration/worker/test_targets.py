@@ -142,7 +142,8 @@ def test_metrics_and_status_open_no_connections(outbox, workers):
     assert sessions == (2,)
     for line in (
         'outbox_messages_handled_total{processor="orders"} 10.0', 'outbox_lag_messages{processor="orders"} 0.0',
-        'outbox_state{processor="orders",state="Active"} 1.0', 'outbox_conflicts_total{code="4",processor="orders"} 0.0',
+        'outbox_state{processor="orders",state="Active"} 1.0',
+        'outbox_conflicts_total{code="4",processor="orders"} 0.0',
         'outbox_owner{processor="orders"} 1.0', 'outbox_checkpoint_position{partition="0",processor="orders"} 10.0',
     ):  # fmt: skip
         assert line in text

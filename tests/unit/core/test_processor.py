@@ -65,7 +65,7 @@ def test_a_normal_life_reaches_the_first_batch_without_waiting():
         pytest.param(
             owner(lease=None, step=Step.CLAIM),
             h.ClaimAnswered(granted=False, holder=ResourceRef(cluster="c", namespace="n", name="x", uid="u")),
-            Step.CLAIM, WorkerState.CLAIM_REFUSED, Reason.CLAIM_HELD, 0.9, id="a claim held by another is asked for again",
+            Step.CLAIM, WorkerState.CLAIM_REFUSED, Reason.CLAIM_HELD, 0.9, id="a claim of another is asked for",
         ),
         pytest.param(
             owner(lease=None, step=Step.ACQUIRE), h.LeaseAnswered(None, "pod-1"),
@@ -81,7 +81,7 @@ def test_a_normal_life_reaches_the_first_batch_without_waiting():
         ),
         pytest.param(
             owner(step=Step.HANDLE, batch=batch()), h.Failed(HandlerError("no")),
-            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 1.0, id="a rejected batch is tried again after a backoff",
+            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 1.0, id="a rejected batch is tried again",
         ),
         pytest.param(
             owner(step=Step.HANDLE, attempt=1), h.Failed(HandlerError("no")),
@@ -93,19 +93,19 @@ def test_a_normal_life_reaches_the_first_batch_without_waiting():
         ),
         pytest.param(
             owner(step=Step.FETCH), h.Failed(DOWN),
-            Step.PREPARE, WorkerState.UNAVAILABLE, Reason.DATABASE_UNAVAILABLE, 1.0, id="a database that is down is waited for",
+            Step.PREPARE, WorkerState.UNAVAILABLE, Reason.DATABASE_UNAVAILABLE, 1.0, id="a database that is down",
         ),
         pytest.param(
             owner(step=Step.HANDLE, failures=50), h.Failed(TransientError("x", reason=Reason.TARGET_UNAVAILABLE)),
-            Step.PREPARE, WorkerState.RETRYING, Reason.TARGET_UNAVAILABLE, 8.0, id="a broker that is down is waited for, for ever",
+            Step.PREPARE, WorkerState.RETRYING, Reason.TARGET_UNAVAILABLE, 8.0, id="a broker that is down",
         ),
         pytest.param(
             owner(step=Step.HANDLE), h.Failed(TransientError("x", reason=Reason.MESSAGE_UNROUTABLE)),
-            Step.PREPARE, WorkerState.RETRYING, Reason.MESSAGE_UNROUTABLE, 1.0, id="an unroutable message uses no attempt",
+            Step.PREPARE, WorkerState.RETRYING, Reason.MESSAGE_UNROUTABLE, 1.0, id="unroutable uses no attempt",
         ),
         pytest.param(
             owner(lease=None, step=Step.CHECK_TARGET), h.Failed(ConfigurationError("x", reason=Reason.HANDLER_INVALID)),
-            Step.PREPARE, WorkerState.UNAVAILABLE, Reason.HANDLER_INVALID, 1.0, id="an invalid handler is looked at again",
+            Step.PREPARE, WorkerState.UNAVAILABLE, Reason.HANDLER_INVALID, 1.0, id="an invalid handler",
         ),
         pytest.param(
             owner(), h.OwnershipLost("frozen"),

@@ -39,8 +39,8 @@ UNSTORED_SECONDS: Final = 5.0
 REFUSED_WAIT: Final = 0.5
 """After a 4, before ownership is asked for again."""
 
-_STILL_OWNER: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE})
-"""Faults of the target alone: the owner stays owner and is Retrying, not Unavailable."""
+_STILL_OWNER: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
+"""Faults of the target, and deadlocks: the owner stays owner and is Retrying, not Unavailable."""
 
 
 class Step(StrEnum):
@@ -232,11 +232,11 @@ def _after_claim(state: ProcessorState, answer: h.ClaimAnswered, now: float, cha
     if answer.granted:
         return replace(state, step=Step.REVIEW, due=now)
     failures = state.failures + 1
-    owner = f"{answer.holder} owns" if answer.holder else "another resource is about to own"
     return replace(
         _without_lease(state), step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
         state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD,
-        message=f"{owner} this processorId; delete that resource, hand it over, or choose another processorId",
+        message=f"{answer.holder} owns this processorId; delete that resource, hand the claim over, or choose another "
+        "processorId",
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The worker: one process that owns a processor, or stands by to.
 
-Start reading at `outbox_core.processor` (what is decided) and `loop.py` (how it is carried out). `main.py` puts the parts
-together; `steps.py` does one step; `transaction.py` is the promise that effects and checkpoint commit together;
+Start reading at `outbox_core.processor` (what is decided) and `loop.py` (how it is carried out). `main.py` puts the
+parts together; `steps.py` does one step; `transaction.py` is the promise that effects and checkpoint commit together;
 `ownership.py` is the heartbeat; `sinks/` are the targets; `postgres/` is everything that knows SQL.
 """

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from outbox_worker.telemetry import Telemetry
 
 TICK: Final = 1.0
-"""Seconds between two looks around during a long wait: heartbeats of the broker, a changed handler."""
+"""Seconds between two looks around while waiting: heartbeats of the broker, a changed handler."""
 _SLACK: Final = 120.0
 """Beyond delivery.timeout, for connecting, storing and rolling back."""
+_LONG: Final = 3600.0
+"""For migrations, and for finding a start in a large outbox."""
+_LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 _log = get_logger("outbox.worker")
 
 
@@ -43,7 +46,7 @@ class Loop:
         self._policy = Policy(parts.config.delivery, parts.config.guarantee)
         self._longest = parts.config.delivery.timeout.total_seconds() + _SLACK
         self._random = random.SystemRandom()
-        self._batch_began = 0.0
+        self._batch_began = self._next_tick = 0.0
 
     def run(self, state: ProcessorState) -> ProcessorState:
         """Run from `state` to the end; return the last state."""
@@ -60,17 +63,24 @@ class Loop:
     def _wait(self, state: ProcessorState) -> h.Happening | None:
         """Wait until the step is due; return what made waiting, or the step, pointless."""
         while True:
-            self._progress.expect("loop", within=self._longest)
+            self._progress.expect("loop", within=_LONG if state.step in _LONG_STEPS else self._longest)
             if interruption := self._interruption(state):
                 return interruption
             left = state.due - time.monotonic()
             if left <= 0:
                 return None
             self._wakeup.wait(TICK if isinf(left) else min(left, TICK))
-            if left > TICK:
-                self._parts.target.keep_alive()
-                if self._parts.target.changed():
-                    return h.TargetChanged()
+            if self._tick():
+                return h.TargetChanged()
+
+    def _tick(self) -> bool:
+        """Once a second: let the target keep its connection alive; say whether it changed."""
+        now = time.monotonic()
+        if now < self._next_tick:
+            return False
+        self._next_tick = now + TICK
+        self._parts.target.keep_alive()
+        return self._parts.target.changed()
 
     def _interruption(self, state: ProcessorState) -> h.Happening | None:
         shutdown: Shutdown = self._parts.shutdown

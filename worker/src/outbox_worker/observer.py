@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from outbox_core.report import CheckpointView
+from outbox_core.errors import TransientError
+from outbox_core.report import CheckpointView, Reason
 from outbox_worker.postgres import checkpoints, conflicts
 from outbox_worker.postgres.stall import BoundObserver
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import psycopg
 
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.report import Lag
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.messages import MessageReader
     from outbox_worker.status import StatusBoard
@@ -44,19 +50,34 @@ class Observer:
             self._reader = reader
 
     def observe(self, connection: psycopg.Connection[Any]) -> None:
-        """Look once, in a transaction that writes nothing."""
+        """Look once, in transactions that write nothing. A count that takes too long is left out."""
         reader, bound = self._reader, self._bound
         if reader is None or bound is None:
             return
-        with connection.transaction():
-            connection.execute(
-                sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(sql.Literal(str(self._limit)))
-            )
+        with self._limited(connection):
             stored = checkpoints.load(connection, self._key)
             if stored is not None:
                 view = CheckpointView(partition=self._key.partition, pair=str(stored.pair), stored_at=stored.stored_at)
                 self._board.set_observed(checkpoints=[view])
             self._board.set_observed(conflicts=conflicts.summary(connection, self._key))
-            if stored is not None:
-                self._board.set_observed(lag=reader.lag(connection, stored.pair))
+        if stored is not None:
+            self._board.set_observed(lag=self._count(connection, reader, stored.pair))
+        with self._limited(connection):
             self._board.set_observed(bound=bound.observe(connection))
+
+    def _count(self, connection: psycopg.Connection[Any], reader: MessageReader, pair: Checkpoint) -> Lag | None:
+        try:
+            with self._limited(connection):
+                return reader.lag(connection, pair)
+        except TransientError as err:
+            if err.reason is not Reason.STATEMENT_FAILED:
+                raise
+            return None
+
+    @contextmanager
+    def _limited(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        with connection.transaction():
+            connection.execute(
+                sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(sql.Literal(str(self._limit)))
+            )
+            yield

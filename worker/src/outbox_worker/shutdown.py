@@ -13,15 +13,16 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from types import FrameType
 
+_Result = TypeVar("_Result")
 _RESERVE: Final = 5.0
 """Seconds of the grace period that are kept for rolling back, giving back and saying good-bye."""
 
@@ -88,18 +89,20 @@ class Shutdown:
         """SIGTERM or SIGINT came."""
         return self._deadline is not None
 
-    @contextlib.contextmanager
-    def limit(self, seconds: float) -> Iterator[None]:
-        """Let the block run so long at most, and no longer than the grace period once the worker is to stop.
+    def limited(self, seconds: float, function: Callable[[], _Result]) -> _Result:
+        """Call the function; it may run so long, and no longer than the grace period once the worker is to stop.
+
+        Not a context manager: an interruption while `__exit__` is being entered would leave the alarm on, and interrupt
+        whatever comes next, such as a COMMIT. Between a call and its `finally` there is no such gap.
 
         Raises:
-            Interrupted: inside the block.
+            Interrupted: from inside the function.
 
         """
         self._armed_until = time.monotonic() + seconds
         try:
             self._arm()
-            yield
+            return function()
         finally:
             self._armed_until = None
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -107,8 +107,10 @@ class Steps:
         if answer.granted:
             self._force = False
             parts.ownership.note_claim()
-        else:
-            parts.ownership.drop_claim()
+            return h.ClaimAnswered(granted=True, holder=answer.holder)
+        parts.ownership.drop_claim()
+        if answer.holder is None or answer.holder.uid == parts.config.resource.uid:
+            raise TransientError("the claim is being changed at this moment", reason=Reason.STARTING)
         return h.ClaimAnswered(answer.granted, answer.holder)
 
     def _review(self, _state: ProcessorState) -> h.Happening:
@@ -129,8 +131,7 @@ class Steps:
         return h.Reviewed(_open_conflict(summary.open) if summary.open else None, note)
 
     def _check_target(self, _state: ProcessorState) -> h.Happening:
-        with self._parts.shutdown.limit(self._timeout):
-            self._parts.target.check()
+        self._parts.shutdown.limited(self._timeout, self._parts.target.check)
         return h.TargetReady()
 
     def _acquire(self, _state: ProcessorState) -> h.Happening:
@@ -195,8 +196,7 @@ class Steps:
         def effects(transaction: Transaction) -> int:
             self._parts.ownership.enter(connection)
             try:
-                with self._parts.shutdown.limit(self._timeout):
-                    return target.handle(transaction, batch)
+                return self._parts.shutdown.limited(self._timeout, lambda: target.handle(transaction, batch))
             except Interrupted as err:
                 raise err.as_error("the batch") from err
             finally:
@@ -218,9 +218,9 @@ class Steps:
         if self._parts.transactional_target:
             happened = self._in_transaction(None, batch)
             return h.Delivered(happened.count) if isinstance(happened, h.Stored) else happened
+        target = cast("BrokerTarget", self._parts.target)
         try:
-            with self._parts.shutdown.limit(self._timeout):
-                return h.Delivered(cast("BrokerTarget", self._parts.target).deliver(batch, lease.epoch))
+            return h.Delivered(self._parts.shutdown.limited(self._timeout, lambda: target.deliver(batch, lease.epoch)))
         except Interrupted as err:
             raise err.as_error("handing the batch over") from err
 

@@ -50,5 +50,8 @@ class LogSink:
             "epoch": epoch,
         }
         if self._payload:
-            line["data"] = message.json()
+            try:
+                line["data"] = message.json()
+            except ValueError:
+                line["data"] = message.data  # an outbox whose payload is text
         return json.dumps(line, ensure_ascii=False) + "\n"

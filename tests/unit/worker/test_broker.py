@@ -1,0 +1,51 @@
+"""The target's Secret, as files."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+from outbox_worker.broker import read_broker_address
+
+
+def write(directory, **keys):
+    for name, value in keys.items():
+        (directory / name.replace("_crt", ".crt")).write_text(value)
+    return directory
+
+
+def test_a_uri_is_decoded(tmp_path):
+    address = read_broker_address(write(tmp_path, uri="amqp://a%40b:p%2Fw@broker.example:5673/shop%2Feu\n"))
+    assert (address.host, address.port, address.username, address.password, address.vhost, address.tls) == (
+        "broker.example", 5673, "a@b", "p/w", "shop/eu", False,
+    )  # fmt: skip
+    assert "p/w" not in repr(address)
+    assert str(address) == "broker.example:5673"
+
+
+@pytest.mark.parametrize(
+    ("keys", "port", "tls"),
+    [({"uri": "amqp://h"}, 5672, False), ({"uri": "amqps://h"}, 5671, True), ({"host": "h"}, 5672, False),
+     ({"host": "h", "ca_crt": "PEM"}, 5671, True), ({"host": "h", "port": "1234"}, 1234, False)],
+)  # fmt: skip
+def test_ports_and_tls_follow_from_what_is_there(tmp_path, keys, port, tls):
+    address = read_broker_address(write(tmp_path, **keys))
+    assert (address.port, address.tls, address.vhost) == (port, tls, "/")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [({}, "neither the key `uri` nor the key `host`"), ({"uri": "http://h"}, "must look like amqp://"),
+     ({"uri": "amqp://h:x"}, "is not a URI"), ({"host": "h", "port": "many"}, "`port` is not a port number")],
+)  # fmt: skip
+def test_what_is_wrong_is_named_without_the_secret(tmp_path, keys, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        read_broker_address(write(tmp_path, **keys))
+    assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+
+
+def test_an_authority_that_is_no_certificate(tmp_path):
+    address = read_broker_address(write(tmp_path, host="h", ca_crt="not a certificate"))
+    with pytest.raises(ConfigurationError, match=r"`ca.crt` holds no PEM certificate"):
+        address.tls_context()

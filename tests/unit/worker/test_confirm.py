@@ -1,0 +1,58 @@
+"""Publisher confirms, exactly: single, multiple, nacks, any order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_worker.confirm import ConfirmTracker
+
+
+def tracker(count):
+    confirms = ConfirmTracker()
+    for _ in range(count):
+        confirms.publish()
+    return confirms
+
+
+def test_single_and_multiple_answers_add_up():
+    confirms = tracker(6)
+    confirms.answer(3, multiple=False, accepted=True)
+    assert confirms.outstanding == 5
+    confirms.answer(4, multiple=True, accepted=True)
+    assert confirms.outstanding == 2
+    confirms.answer(6, multiple=False, accepted=False)
+    confirms.answer(5, multiple=False, accepted=True)
+    assert confirms.outstanding == 0
+    assert confirms.take_nacked() == [6]
+    assert confirms.take_nacked() == []
+
+
+def test_zero_with_multiple_means_all():
+    confirms = tracker(4)
+    confirms.answer(0, multiple=True, accepted=False)
+    assert confirms.outstanding == 0
+    assert confirms.take_nacked() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("tag", [0, 5])
+def test_a_tag_that_was_never_given_out_is_a_fault(tag):
+    with pytest.raises(ValueError, match="last one published is 4"):
+        tracker(4).answer(tag, multiple=False, accepted=True)
+
+
+@given(st.data())
+def test_each_tag_is_answered_once_in_any_order(data):
+    count = data.draw(st.integers(1, 30))
+    confirms = tracker(count)
+    left, refused = set(range(1, count + 1)), set()
+    while left:
+        tag = data.draw(st.sampled_from(sorted(left)))
+        multiple, accepted = data.draw(st.booleans()), data.draw(st.booleans())
+        answered = {each for each in left if each <= tag} if multiple else {tag}
+        confirms.answer(tag, multiple=multiple, accepted=accepted)
+        left -= answered
+        refused |= set() if accepted else answered
+        assert confirms.outstanding == len(left)
+    assert set(confirms.take_nacked()) == refused

@@ -1,0 +1,107 @@
+"""The HTTP contract, asked over a real socket."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from outbox_core.config import ProcessorConfig
+from outbox_core.errors import ConfigurationError
+from outbox_core.processor import initial_state
+from outbox_core.report import Intent, Report
+from outbox_worker.health import HealthServer
+from outbox_worker.status import Identity, Progress, StatusBoard
+from outbox_worker.telemetry import Telemetry
+
+CONFIG = ProcessorConfig.model_validate(
+    {
+        "resource": {"cluster": "c", "namespace": "n", "name": "o", "uid": "u"},
+        "generation": 1,
+        "processorId": "orders",
+        "source": {"connection": {"secretRef": {"name": "db"}}},
+        "target": {"log": {}},
+    }
+)
+
+
+class Served:
+    """A board, its server, and a client."""
+
+    def __init__(self):
+        self.board = StatusBoard(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
+        self.progress = Progress()
+        telemetry = Telemetry(self.board)
+        telemetry.observe_batch(0.1, stored=True)
+        self.server = HealthServer(
+            0,
+            overdue=self.progress.overdue,
+            is_ready=lambda: self.board.is_ready,
+            report=self.board.report,
+            metrics=telemetry.render,
+            set_intent=self.board.set_intent,
+        )
+        self.server.start()
+
+    def ask(self, path, body=None):
+        url = f"http://127.0.0.1:{self.server.port}{path}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, err.read().decode()
+
+
+@pytest.fixture
+def served():
+    running = Served()
+    yield running
+    running.server.close()
+
+
+def test_status_is_the_report(served):
+    code, text = served.ask("/status")
+    assert code == 200
+    assert Report.model_validate_json(text).pod == "pod"
+    assert json.loads(text)["processorId"] == "orders"
+
+
+def test_alive_while_the_threads_move(served):
+    assert served.ask("/livez")[0] == 200
+    served.progress.expect("loop", within=-1)
+    assert served.ask("/livez") == (503, "no progress: loop\n")
+
+
+def test_starting_is_not_ready(served):
+    assert served.ask("/readyz") == (503, "Starting: Starting\n")
+
+
+@pytest.mark.parametrize("intent", list(Intent))
+def test_an_intent_is_remembered(served, intent):
+    assert served.ask("/intent", json.dumps({"intent": intent.value}).encode())[0] == 200
+    assert served.board.intent is intent
+
+
+@pytest.mark.parametrize("body", [b"{}", b"not json", b'{"intent": "Explode"}', b"[]", b"x" * 5000])
+def test_anything_else_is_refused(served, body):
+    assert served.ask("/intent", body)[0] == 400
+    assert served.board.intent is None
+
+
+def test_metrics_are_there_and_other_paths_are_not(served):
+    code, text = served.ask("/metrics")
+    assert code == 200
+    assert 'outbox_batch_seconds_count{outcome="stored"} 1.0' in text
+    assert served.ask("/secrets")[0] == 404
+    assert served.ask("/elsewhere", b"{}")[0] == 404
+
+
+def test_a_port_that_is_taken_is_said(served):
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        HealthServer(
+            served.server.port, overdue=list, is_ready=bool, report=served.board.report, metrics=bytes,
+            set_intent=served.board.set_intent,
+        )  # fmt: skip
