@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,6 @@ from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_conf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.worker import Worker
 
@@ -197,7 +197,9 @@ def handle(messages, effects):
     orders.produce(10)
     driver = drivers.launch(home)
     wait_until((tmp_path / "gate.reached").exists, "the batch is in hand", PATIENCE)
-    orders.connection.execute("SELECT * FROM outbox.claim_processor('orders', 'other', 'shop', 'orders', 'uid-2', true)")
+    orders.connection.execute(
+        "SELECT * FROM outbox.claim_processor('orders', 'other', 'shop', 'orders', 'uid-2', true)"
+    )
     gate.touch()
     driver.wait_state("ClaimRefused", "ClaimHeld", PATIENCE)
     assert orders.connection.execute("SELECT count(*) FROM public.taken").fetchone() == (0,)
@@ -253,9 +255,43 @@ def test_a_driver_without_its_jvm_ends_and_a_new_one_goes_on(drivers, home, orde
 
 def java_of(driver: Worker) -> int:
     """The driver's child that is a JVM."""
-    children = f"/proc/{driver.process.pid}/task/{driver.process.pid}/children"
-    found: list[int] = []
-    for task in os.listdir(f"/proc/{driver.process.pid}/task"):
-        with open(children.replace(f"task/{driver.process.pid}", f"task/{task}")) as listed:
-            found += [int(pid) for pid in listed.read().split()]
-    return next(pid for pid in found if "java" in os.readlink(f"/proc/{pid}/exe"))
+    tasks = Path(f"/proc/{driver.process.pid}/task").iterdir()
+    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return next(pid for pid in children if "java" in str(Path(f"/proc/{pid}/exe").readlink()))
+
+
+def test_state_that_does_not_go_with_the_row_is_refused_not_guessed(drivers, database, orders, tmp_path):
+    counting = """
+from pyspark.sql import functions as f
+
+def transform(messages):
+    return messages.groupBy("message_type").agg(f.count("*").alias("orders"))
+"""
+    statement = (
+        "INSERT INTO public.counted (message_type, orders) SELECT message_type, orders FROM batch "
+        "ON CONFLICT (message_type) DO UPDATE SET orders = excluded.orders"
+    )
+    config = spark_config(database, tmp_path, target={"sql": {"statement": statement}})
+    config["spark"]["application"] = {"module": "orders"}
+    home = drivers.prepare(config, database.uri(), handler=counting)
+    orders.connection.execute("CREATE TABLE public.counted (message_type text PRIMARY KEY, orders bigint)")
+
+    def counted() -> int:
+        row = orders.connection.execute("SELECT coalesce(sum(orders), 0) FROM public.counted").fetchone()
+        return int(row[0]) if row else 0
+
+    driver = drivers.launch(home)
+    orders.produce(40)
+    driver.wait_for("state is built", lambda _: counted() == 40, PATIENCE)
+    kill_between_commit_and_sparks_log(driver, orders)
+    again = drivers.launch(home)
+    again.wait_for("the replay is answered", lambda report: "0" in report.conflicts.by_code, PATIENCE)
+    orders.produce(10)
+    again.wait_for("the replay rebuilt the state", lambda _: counted() == 100, PATIENCE)
+    end_gracefully(again)
+    shutil.rmtree(tmp_path / "query")
+    refused = drivers.launch(home)
+    report = refused.wait_state("Unavailable", "QueryStateMismatch", PATIENCE)
+    assert "state is never guessed" in report.message
+    assert counted() == 100
+    end_gracefully(refused)

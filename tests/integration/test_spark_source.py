@@ -29,8 +29,8 @@ def notebook() -> Iterator[Any]:
 def produce(database: Database, count: int, *, message_type: str = "OrderPlaced", publication: str = "shop") -> None:
     with database.direct() as connection:
         connection.execute(
-            "INSERT INTO outbox.messages (publication_id, message_type, data) SELECT %s, %s, jsonb_build_object('n', n) "
-            "FROM generate_series(1, %s) AS n",
+            "INSERT INTO outbox.messages (publication_id, message_type, data) "
+            "SELECT %s, %s, jsonb_build_object('n', n) FROM generate_series(1, %s) AS n",
             (publication, message_type, count),
         )
 

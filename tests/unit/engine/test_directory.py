@@ -80,7 +80,7 @@ def test_two_processors_never_share_a_directory(tmp_path):
     ],
 )
 def test_an_offset_log_of_another_kind_is_refused(text, tmp_path):
-    with pytest.raises(ValueError, match="expected format v1|not an outbox offset"):
+    with pytest.raises(ValueError, match=r"expected format v1|not an outbox offset"):
         parse_offset_log(text)
     directory = QueryDirectories(tmp_path, "orders").begin(LINEAGE, START)
     plan(directory, 0, 7, 1)

@@ -27,10 +27,12 @@ SparkFailureError.__module__ = "pyspark.errors"
     ("error", "kind", "reason", "says"),
     [
         pytest.param(
-            KeyError("total"), HandlerError, Reason.HANDLER_FAILED, "orders.handle failed: KeyError: 'total'", id="on the driver"
+            KeyError("total"), HandlerError, Reason.HANDLER_FAILED, "orders.handle failed: KeyError: 'total'",
+            id="on the driver",
         ),
         pytest.param(
-            SparkFailureError(IN_A_TASK), HandlerError, Reason.HANDLER_FAILED, "ValueError: invalid literal", id="in a task"
+            SparkFailureError(IN_A_TASK), HandlerError, Reason.HANDLER_FAILED, "ValueError: invalid literal",
+            id="in a task",
         ),
         pytest.param(
             SparkFailureError("outbox_core.errors.TransientError: the server is away\n"), TransientError,

@@ -1,0 +1,137 @@
+"""Staging and hidden files on real PostgreSQL with real tasks: lost attempts, crashes between commit and rename."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as f
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.errors import ConfigurationError
+from outbox_spark.files import FileArea
+from outbox_spark.offsets import OffsetRange
+from outbox_spark.staging import StagingArea, copy_rows
+from tests.support.spark import start_notebook_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.postgres import Database
+
+pytestmark = pytest.mark.spark
+
+WHOLE = OffsetRange(Checkpoint(1, 1), Checkpoint(9, 9))
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Any]:
+    session = start_notebook_session()
+    yield session
+    session.stop()
+
+
+def staging(database: Database, epoch: int = 1) -> StagingArea:
+    files = database.files()
+    return StagingArea(files, files.directory, "outbox", "orders", epoch)
+
+
+def fail_the_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """As an executor that dies after it handed over its rows."""
+    from pyspark import TaskContext
+
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == 0:
+        raise RuntimeError("this attempt is lost")
+
+
+def test_only_the_attempts_that_spark_counts_are_merged(notebook, database):
+    rows = notebook.range(0, 1000, numPartitions=2).mapInArrow(fail_the_first_attempt, "id long")
+    staged = staging(database).load(rows)
+    assert staged.rows == 1000
+    assert len(staged.attempts) == 2
+    look = database.direct()
+    assert look.execute(staged.relation()).fetchall() != []
+    merged = sorted(row[0] for row in look.execute(staged.relation()).fetchall())
+    assert merged == list(range(1000))
+    (everything,) = look.execute(f"SELECT count(*) FROM outbox.{staged.table.name}").fetchone()
+    assert everything > 1000, "the lost attempts did load rows"
+
+
+def test_values_arrive_as_they_were(notebook, database):
+    rows = notebook.range(1).select(
+        f.struct(f.lit(1).alias("a"), f.lit("x").alias("b")).alias("nested"),
+        f.array(f.lit(1), f.lit(2)).alias("list"),
+        f.lit(bytearray(b"\x00\xff")).alias("bytes"),
+        f.lit("").alias("empty"),
+        f.lit(None).cast("string").alias("nothing"),
+        f.lit('say "hi",\n\\bye').alias("quoted"),
+        f.expr("cast(1.20 as decimal(5, 2))").alias("money"),
+        f.expr("double('infinity')").alias("much"),
+        f.expr("date'2026-01-02'").alias("day"),
+        f.expr("timestamp'2026-01-02 03:04:05.000006 UTC'").alias("at"),
+        f.lit(True).alias("yes"),
+        f.lit(2**62).alias("Big Name"),
+    )
+    staged = staging(database).load(rows)
+    (row,) = database.direct().execute(staged.relation()).fetchall()
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    assert row == (
+        {"a": 1, "b": "x"}, [1, 2], b"\x00\xff", "", None, 'say "hi",\n\\bye', Decimal("1.20"), float("inf"),
+        dt.date(2026, 1, 2), moment, True, 2**62,
+    )  # fmt: skip
+
+
+def test_a_later_epoch_drops_the_tables_so_that_strays_of_an_earlier_one_fail(notebook, database):
+    earlier = staging(database, 1)
+    staged = earlier.load(notebook.range(3))
+    assert staging(database, 1).sweep() == 0, "its own it keeps"
+    assert staging(database, 2).sweep() == 1
+    stray = iter([pa.RecordBatch.from_pydict({"id": [1]})])
+    with pytest.raises(ConfigurationError, match=staged.table.name):
+        copy_rows(str(database.files().directory), staged.table, stray)
+
+
+def test_an_emptied_table_serves_the_next_batch(notebook, database):
+    area = staging(database)
+    area.load(notebook.range(3))
+    area.clear()
+    again = area.load(notebook.range(5))
+    (everything,) = database.direct().execute(f"SELECT count(*) FROM outbox.{again.table.name}").fetchone()
+    assert everything == 5
+
+
+def test_files_appear_when_their_checkpoint_is_stored_and_not_before(notebook, database, tmp_path):
+    area = FileArea(database.files(), "outbox", "orders", 1)
+    pending = area.write(notebook.range(0, 100, numPartitions=3), tmp_path, WHOLE)
+    assert sum(file.rows for file in pending) == 100
+    assert not list(tmp_path.glob("*.parquet"))
+    with database.direct(autocommit=False) as connection:
+        area.list_in(connection, pending)
+        connection.rollback()
+    assert area.roll_forward() == 0
+    assert not list(tmp_path.glob("*.parquet")), "rolled back: not there"
+
+
+def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(notebook, database, tmp_path):
+    first = FileArea(database.files(), "outbox", "orders", 1)
+    pending = first.write(notebook.range(0, 100, numPartitions=2), tmp_path, WHOLE)
+    first.write(notebook.range(0, 100), tmp_path, WHOLE)  # of a batch that was never stored
+    with database.direct() as connection:
+        first.list_in(connection, pending)
+    pending[0].hidden.rename(pending[0].final)  # the crash came after the first of two
+    assert notebook.read.parquet(str(tmp_path)).count() == pending[0].rows
+    second = FileArea(database.files(), "outbox", "orders", 2)
+    assert second.roll_forward() == 2
+    second.write(notebook.range(0, 1), tmp_path, WHOLE)
+    assert sorted(row.id for row in notebook.read.parquet(str(tmp_path)).collect()) == list(range(100))
+    assert len(list(tmp_path.glob("_outbox/*/*"))) == 1, "what was never stored is swept, the new epoch's own stays"
+    assert second.roll_forward() == 0
+
+
+def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):
+    assert FileArea(database.files(), "outbox", "orders", 1).write(notebook.range(0), tmp_path, WHOLE) == []
