@@ -28,6 +28,7 @@ ATTEMPTS: Final = 30
 
 _INSPECT: Final = """
     SELECT c.oid::bigint, c.relkind::text, c.relispartition, pg_has_role(c.relowner, 'USAGE'),
+           has_schema_privilege(n.oid, 'CREATE'),
            greatest(c.reltuples, 0)::bigint,
            (SELECT coalesce(json_object_agg(a.attname, format_type(a.atttypid, NULL)), '{}')
             FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
@@ -149,12 +150,17 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     row = connection.execute(_INSPECT, (adoption.schema, adoption.table)).fetchone()
     if row is None:
         raise AdoptionError(f"there is no table {name}")
-    oid, kind, is_partition, owned, rows, columns = row
+    oid, kind, is_partition, owned, may_create, rows, columns = row
     if kind != "r" or is_partition:
         what = "a partition" if is_partition else _KINDS.get(kind, "no table")
         raise AdoptionError(f"{name} is {what}; only an ordinary table can be adopted: adopt the table behind it")
     if not owned:
         raise AdoptionError(f"this role does not own {name}: run it as the table's owner")
+    if not may_create:
+        raise AdoptionError(
+            f"this role may not create a sequence and an index in {adoption.schema}: "
+            f"GRANT CREATE ON SCHEMA {adoption.schema} to it, at least while this runs"
+        )
     for column, wanted in ((adoption.transaction_id, "xid8"), (adoption.position, "bigint")):
         if columns.get(column, wanted) != wanted:
             raise AdoptionError(

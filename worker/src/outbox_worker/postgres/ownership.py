@@ -167,9 +167,9 @@ def _truth(connection: psycopg.Connection[Any], key: ProcessorKey, query: str, *
 def limit_transaction(connection: psycopg.Connection[Any], lease: timedelta) -> None:
     """Bound how long a frozen owner's open transaction can keep a standby from taking over.
 
-    For the current transaction only. From the call on, the server ends the session when it sits idle in this transaction,
-    or cannot hand over a result, for four fifths of the lease. Call it at the latest with the store: from there on the
-    transaction holds the lock that a takeover waits for.
+    For the current transaction only. From the call on, the server ends the session when it sits idle in this
+    transaction, or cannot hand over a result, for four fifths of the lease. Call it at the latest with the store: from
+    there on the transaction holds the lock that a takeover waits for.
     """
     limit = f"{max(1, round(lease.total_seconds() * 800))}ms"
     with translated():
