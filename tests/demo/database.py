@@ -12,7 +12,8 @@ import psycopg
 from tests.demo.waiting import DemoError, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 TABLE_LOCK: Final = 7301
@@ -98,6 +99,12 @@ class Database:
             connection = self._kept.connection = self.connect("demo-look")
         return connection.execute(query, values).fetchall()
 
+    def close(self) -> None:
+        """Close this thread's own connection."""
+        connection: psycopg.Connection[Any] | None = getattr(self._kept, "connection", None)
+        if connection is not None:
+            connection.close()
+
     def one(self, query: LiteralString, *values: object) -> tuple[Any, ...] | None:
         """Return the first row."""
         return next(iter(self.rows(query, *values)), None)
@@ -122,8 +129,7 @@ class Database:
         row = self.one(BEHIND, processor)
         return int(row[0]) if row else -1
 
-    @contextmanager
-    def hold_next_batch(self, table: str) -> Iterator[int]:
+    def hold_next_batch(self, table: str) -> AbstractContextManager[int]:
         """Catch the next session that inserts into `table`, in the middle of its batch, and hold it there.
 
         Yields the caught session's backend pid. All other sessions go on as soon as it is caught; it goes on when the
@@ -133,8 +139,14 @@ class Database:
             DemoError: nobody came.
 
         """
+        return self.hold_next_batch_of(table, lambda: None)
+
+    @contextmanager
+    def hold_next_batch_of(self, table: str, begin: Callable[[], None]) -> Iterator[int]:
+        """Do the same, and call `begin` when the gate is closed."""
         with self.connect("demo-gate") as gate:
             gate.execute("SELECT pg_advisory_lock(%s, to_regclass(%s)::oid::int)", [TABLE_LOCK, table])
+            begin()
             pid, _ = wait_for(f"a batch that writes {table}", lambda: self._waiter(table), within=CATCH_SECONDS)
             gate.execute("SELECT pg_advisory_lock(%s, %s)", [SESSION_LOCK, pid])
             gate.execute("SELECT pg_advisory_unlock(%s, to_regclass(%s)::oid::int)", [TABLE_LOCK, table])

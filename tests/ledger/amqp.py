@@ -108,7 +108,9 @@ class Broker:
         properties = commands.Basic.Properties(message_id=message_id, message_type="test", headers=headers or {})
         self._send(commands.Basic.Publish(routing_key=queue), _CHANNEL)
         self._socket.sendall(frame.marshal(header.ContentHeader(0, len(payload), properties), _CHANNEL))
-        self._socket.sendall(frame.marshal(body.ContentBody(payload), _CHANNEL))
+        for start in range(0, len(payload), _FRAME_MAX // 2):
+            piece = payload[start : start + _FRAME_MAX // 2]
+            self._socket.sendall(frame.marshal(body.ContentBody(piece), _CHANNEL))
 
     def _deliveries(self) -> Iterator[Delivery]:
         while True:
