@@ -36,6 +36,7 @@ _KEYS: Final = {
     "password": "password",
     "sslmode": "sslmode",
 }
+_SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class ConnectionFiles:
                 autocommit=autocommit,
                 prepare_threshold=None,
             )
-        except psycopg.ProgrammingError as err:
+        except psycopg.ProgrammingError:
             # libpq quotes the string it could not read, which may hold the password
-            raise self._invalid("libpq does not understand the connection's parameters") from err.with_traceback(None)
+            raise self._invalid("libpq does not understand the connection's parameters") from None
         except psycopg.Error as err:
             raise translate(err) from err
 
@@ -80,6 +81,10 @@ class ConnectionFiles:
             value = self._read(key)
             if value is not None and (uri is None or key == "sslmode"):
                 parameters[name] = value
+        if parameters.get("sslmode", "prefer") not in _SSL_MODES:
+            raise self._invalid(f"`sslmode` is none of {', '.join(_SSL_MODES)}")
+        if not str(parameters.get("port", "5432")).replace(",", "").isdecimal():
+            raise self._invalid("`port` is not a number")
         if self._read("ca.crt") is not None:
             parameters["sslrootcert"] = str(self.directory / "ca.crt")
         return parameters

@@ -1,0 +1,72 @@
+"""`outbox` as a person runs it: a real process, its output, its exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(sys.executable).with_name("outbox")
+
+
+@pytest.fixture
+def outbox(empty_database):
+    secret = empty_database.files().directory
+
+    def run(*arguments, where=("--connection", str(secret))):
+        return subprocess.run([PROGRAM, *arguments, *where], check=False, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_migrate(outbox):
+    dry, first, again = outbox("migrate", "--dry-run"), outbox("migrate"), outbox("migrate", "--phase", "all")
+
+    assert (dry.returncode, first.returncode, again.returncode) == (0, 0, 0)
+    assert dry.stdout.splitlines()[0] == "would apply 0001_pre_tables"
+    assert first.stdout == dry.stdout.replace("would apply", "applied")
+    assert again.stdout == "nothing to apply\n"
+
+
+def test_adopt(outbox, empty_database):
+    empty_database.direct().execute("CREATE TABLE public.t (x int); INSERT INTO public.t VALUES (1)")
+
+    done, refused = outbox("adopt", "--table", "t"), outbox("adopt", "--table", "nowhere.t")
+
+    assert (done.returncode, refused.returncode) == (0, 1)
+    assert "old rows keep a NULL pair and are never read" in done.stdout
+    assert refused.stderr == "outbox: there is no table nowhere.t\n"
+    columns = empty_database.direct().execute("SELECT * FROM public.t").description
+    assert [column.name for column in columns] == ["x", "transaction_id", "position"]
+
+
+def test_confirm_identity(outbox, empty_database):
+    assert outbox("confirm-identity", "keep").returncode == 1
+    outbox("migrate")
+
+    done = outbox("confirm-identity", "renew")
+
+    (uuid,) = empty_database.direct().execute("SELECT database_uuid::text FROM outbox.database_identity").fetchone()
+    assert (done.returncode, done.stdout) == (0, f"this database is now {uuid}\n")
+
+
+def test_errors_have_no_traceback_and_no_secret(outbox, tmp_path):
+    (tmp_path / "dsn").write_text("postgresql://postgres:open-sesame@127.0.0.1:1/x")
+
+    unreachable = outbox("migrate", where=("--dsn-file", str(tmp_path / "dsn")))
+    missing = outbox("migrate", where=("--connection", str(tmp_path / "absent")))
+    usage = outbox("migrate", where=())
+
+    assert (unreachable.returncode, missing.returncode, usage.returncode) == (1, 1, 2)
+    assert unreachable.stderr.startswith("outbox: ")
+    assert "Traceback" not in unreachable.stderr + missing.stderr
+    assert "open-sesame" not in unreachable.stderr
+
+
+def test_by_a_file_that_holds_a_uri(outbox, empty_database, tmp_path):
+    (tmp_path / "dsn").write_text(empty_database.uri() + "\n")
+
+    assert outbox("migrate", "--schema", "other", where=("--dsn-file", str(tmp_path / "dsn"))).returncode == 0
+    assert empty_database.direct().execute("SELECT count(*) FROM other.messages").fetchone() == (0,)

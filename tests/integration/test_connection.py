@@ -1,0 +1,147 @@
+"""Connections from mounted Secrets: every mistake has its reason, nothing secret is said, a rotated file is used."""
+
+from __future__ import annotations
+
+import socket
+
+import psycopg
+import pytest
+
+from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.errors import translate, translated
+
+SECRET = "open sesame"
+
+
+def write(directory, **files):
+    for name, text in files.items():
+        (directory / name.replace("ca_crt", "ca.crt")).write_text(text)
+    return ConnectionFiles(directory)
+
+
+def keys(place, **changes):
+    return {
+        "host": "127.0.0.1", "port": str(place.server.port), "database": place.name, "user": "locked",
+        "password": f"{SECRET}\n", **changes,
+    }  # fmt: skip
+
+
+def test_by_single_keys(database, tmp_path):
+    with write(tmp_path, **keys(database)).connect("a name", autocommit=True) as connection:
+        row = connection.execute("SELECT current_user, current_setting('application_name'), current_database()")
+
+        assert row.fetchone() == ("locked", "a name", database.name)
+        assert connection.prepare_threshold is None
+
+
+def test_by_uri(database, tmp_path):
+    uri = f"postgresql://locked:open%20sesame@127.0.0.1:{database.server.port}/{database.name}\n"
+
+    with write(tmp_path, uri=uri, sslmode="prefer").connect("x", autocommit=False) as connection:
+        assert connection.execute("SELECT current_user").fetchone() == ("locked",)
+
+
+def test_a_rotated_password_is_used_at_the_next_connect(database, tmp_path):
+    files = write(tmp_path, **keys(database, password="old"))
+    with pytest.raises(TransientError) as caught:
+        files.connect("x", autocommit=True)
+    assert caught.value.reason is Reason.AUTHENTICATION_FAILED
+
+    (tmp_path / "password").write_text(SECRET)
+
+    with files.connect("x", autocommit=True) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        pytest.param({"password": "wrong"}, Reason.AUTHENTICATION_FAILED, id="wrong password"),
+        pytest.param({"password": ""}, Reason.AUTHENTICATION_FAILED, id="no password"),
+        pytest.param({"user": "nobody"}, Reason.AUTHENTICATION_FAILED, id="no such role"),
+        pytest.param({"database": "nowhere", "user": "postgres"}, Reason.DATABASE_UNAVAILABLE, id="no such database"),
+        pytest.param({"port": "1"}, Reason.DATABASE_UNAVAILABLE, id="nobody listens"),
+        pytest.param({"host": "no-such-host.invalid"}, Reason.DATABASE_UNAVAILABLE, id="no such host"),
+        pytest.param({"sslmode": "require"}, Reason.DATABASE_UNAVAILABLE, id="TLS where there is none"),
+    ],
+)
+def test_what_may_mend_is_transient(database, tmp_path, changes, reason):
+    with pytest.raises(TransientError) as caught:
+        write(tmp_path, **keys(database, **changes)).connect("x", autocommit=True)
+
+    assert caught.value.reason is reason
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({}, id="empty"),
+        pytest.param({"port": "5432"}, id="no host"),
+        pytest.param({"uri": f"postgres//{SECRET}"}, id="no URI"),
+        pytest.param({"uri": f"postgresql://u:{SECRET}@h:port/db"}, id="a port that is none"),
+        pytest.param({"uri": f"postgresql://u:p@h/db?password_of={SECRET}"}, id="an unknown parameter"),
+        pytest.param({"host": "h", "port": f"five {SECRET}"}, id="a port in words"),
+        pytest.param({"host": "h", "sslmode": f"sometimes {SECRET}"}, id="an unknown sslmode"),
+    ],
+)
+def test_what_makes_no_sense_names_the_secret_and_says_none(tmp_path, files):
+    with pytest.raises(ConfigurationError) as caught:
+        write(tmp_path, **files).connect("x", autocommit=True)
+
+    assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+    assert str(tmp_path) in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_secret_that_is_not_mounted(tmp_path):
+    with pytest.raises(ConfigurationError, match="neither the key"):
+        ConnectionFiles(tmp_path / "absent").connect("x", autocommit=True)
+
+
+def test_a_server_that_does_not_answer_is_given_up(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        files = write(tmp_path, uri=f"postgresql://u@127.0.0.1:{mute.getsockname()[1]}/db?connect_timeout=2")
+        with pytest.raises(TransientError) as caught:
+            files.connect("x", autocommit=True)
+
+    assert caught.value.reason is Reason.DATABASE_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "reason"),
+    [
+        ("SELECT * FROM outbox.nothing", ConfigurationError, Reason.SCHEMA_MISSING),
+        ("SELECT * FROM nowhere.nothing", ConfigurationError, Reason.SCHEMA_MISSING),
+        ("SELECT outbox.nothing()", ConfigurationError, Reason.SCHEMA_MISSING),
+        ("SELECT nothing FROM outbox.messages", ConfigurationError, Reason.SCHEMA_MISSING),
+        ("SET ROLE stranger; SELECT * FROM outbox.messages", ConfigurationError, Reason.PERMISSION_DENIED),
+        ("SELECT 1 / 0", OutboxError, Reason.STATEMENT_FAILED),
+        ("SELECT nonsense nonsense nonsense", OutboxError, Reason.STATEMENT_FAILED),
+        ("SET statement_timeout = '10ms'; SELECT pg_sleep(5)", TransientError, Reason.STATEMENT_FAILED),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", TransientError, Reason.DATABASE_UNAVAILABLE),
+    ],
+)
+def test_statements_that_fail(database, statement, kind, reason):
+    with pytest.raises(kind) as caught, translated():
+        database.connect().execute(statement)
+
+    assert caught.value.reason is reason
+
+
+def test_what_a_row_holds_is_not_passed_on(database):
+    with pytest.raises(OutboxError) as caught, translated():
+        database.connect().execute(
+            "INSERT INTO outbox.messages (message_type, data) VALUES (NULL, %s)", (f'{{"card": "{SECRET}"}}',)
+        )
+
+    assert SECRET in str(caught.value.__cause__), "the driver's own text quotes the row"
+    assert SECRET not in str(caught.value)
+
+
+def test_every_lost_connection_is_transient():
+    lost = [psycopg.OperationalError("server closed the connection unexpectedly"), psycopg.InterfaceError("closed")]
+
+    assert [(type(e), e.reason) for e in map(translate, lost)] == [(TransientError, Reason.DATABASE_UNAVAILABLE)] * 2
