@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 from contextlib import contextmanager
@@ -22,9 +23,11 @@ from tests.support.cluster import (
     namespaces,
     wait,
 )
+from tests.support.operator import OperatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 ROOMS = 6
 RELEASE = "op"
@@ -101,17 +104,32 @@ class Rooms:
 
 
 @pytest.fixture(scope="session")
-def rooms(cluster: Cluster, server: DatabaseServer) -> Iterator[Rooms]:
+def rooms(cluster: Cluster, server: DatabaseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
     names = [f"room{number}" for number in range(ROOMS)]
     with namespaces(cluster, "system", *names) as (system, *served):
-        install_operator(system, served)
         found = Rooms(cluster, server, system)
         for namespace in served:
             found.free.put(namespace)
-        try:
+        with operator_of(system, served, tmp_path_factory.mktemp("operator") / "log"):
             yield found
+
+
+@contextmanager
+def operator_of(system: str, served: list[str], log: Path) -> Iterator[None]:
+    """Run the operator as the chart installs it; with OUTBOX_TEST_OPERATOR=process from the checkout, to develop it."""
+    if os.environ.get("OUTBOX_TEST_OPERATOR") == "process":
+        process = OperatorProcess(served, system, log)
+        process.start()
+        try:
+            yield
         finally:
-            run_helm("uninstall", RELEASE, "--namespace", system, "--wait", "--timeout", "60s")
+            process.stop()
+        return
+    install_operator(system, served)
+    try:
+        yield
+    finally:
+        run_helm("uninstall", RELEASE, "--namespace", system, "--wait", "--timeout", "60s")
 
 
 def install_operator(namespace: str, served: list[str]) -> None:

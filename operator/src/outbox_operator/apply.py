@@ -134,10 +134,19 @@ class Applier:
         removal = build_removal({"kind": place.kind, **applied})
         if removal:
             log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
-            applied = await self._kube.patch(place, removal) or applied
+            applied = await self._remove(place, removal) or applied
         applied = {"kind": place.kind, **applied}
         self._store.put(slim(applied))
         self._applied[place] = _mark(intent, applied)
+
+    async def _remove(self, place: Where, removal: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Take foreign fields out; None when the object has changed meanwhile, which brings it here again."""
+        try:
+            return await self._kube.patch(place, removal)
+        except KubeError as err:
+            if err.status in (409, 422):
+                return None
+            raise
 
     async def _check_name(self, processor: Processor, place: Where, live: Body | None) -> None:
         """Never take over an object that is another's."""

@@ -221,9 +221,9 @@ def _trying(known: Knowledge) -> Verdict | None:
     problem = next((pod.problem for pod in pods if pod.problem is not None), None)
     if problem is not None:
         return Verdict(Phase.UNAVAILABLE, problem.reason, problem.message)
-    words = next((pod.last_words for pod in pods if pod.last_words is not None), None)
-    if words is not None and words.state is WorkerState.UNAVAILABLE:
-        return Verdict(Phase.UNAVAILABLE, words.reason, words.message)
+    ownership = known.ownership
+    if ownership.problem is not None:
+        return Verdict(Phase.UNAVAILABLE, ownership.problem, ownership.problem_message or "")
     others = ", ".join(f"{sibling.namespace}/{sibling.name}" for sibling in known.observed.siblings)
     message = f"{others} asks for the same processorId: the database is asked whose it is before workers start"
     return Verdict(Phase.STARTING, Reason.CLAIMING, message)

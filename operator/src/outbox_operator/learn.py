@@ -17,6 +17,7 @@ from outbox_core.report import ExitCode, WorkerState
 from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.status import (
+    MAX_MESSAGE,
     BoundStatus,
     CheckpointStatus,
     ConflictsStatus,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 FIRST_TRY: Final = timedelta(seconds=10)
 LONGEST_TRY: Final = timedelta(minutes=5)
+LONGEST_ASKING: Final = timedelta(seconds=20)
+"""Between tries that nobody has answered yet: nothing says that the claim is another's."""
 QUICK_TRY: Final = timedelta(seconds=3)
 """Least time between two tries when the owner is known to be gone."""
 
@@ -281,8 +284,12 @@ def _after_try(
     holder, state = previous.holder, previous.state
     if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and pod.last_words is not None:
         holder, state = owner_ref(pod.last_words.claim_holder) or holder, OwnershipState.REFUSED
+    words = pod.last_words if pod is not None else None
+    unasked = words if words is not None and words.state is WorkerState.UNAVAILABLE else None
     attempts = previous.attempts + 1
     wait = next_try_after(attempts, observed.processor.uid)
+    if state == OwnershipState.TRYING:
+        wait = min(wait, LONGEST_ASKING)
     return OwnershipStatus(
         state=state,
         holder=holder,
@@ -290,6 +297,8 @@ def _after_try(
         tries=previous.tries + 1,
         last_try=now,
         next_try=now + wait,
+        problem=unasked.reason if unasked is not None else None,
+        problem_message=unasked.message[:MAX_MESSAGE] if unasked is not None else None,
     )
 
 

@@ -98,6 +98,8 @@ class Observer:
             events, _ = await self._kube.list("Event", namespace, fields=fields)
         except KubeError:
             return []
+        # A probe that fails is the process's matter, which speaks for itself.
+        events = [event for event in events if event.get("reason") != "Unhealthy"]
         events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
         return [event.get("message", "") for event in events]
 

@@ -88,6 +88,8 @@ class OwnershipStatus(StatusModel):
     attempts: int = Field(0, description="Tries since it was refused.")
     tries: int = Field(0, description="Tries ever; numbers the jobs that try.")
     last_try: Time | None = Field(None, description="Time of the last try.")
+    problem: Short | None = Field(None, description="Why the last try could not ask, in one word.")
+    problem_message: Message | None = Field(None, description="Why, and what to do.")
     next_try: Time | None = Field(None, description="A short-lived pod tries the claim again at this time.")
 
 
