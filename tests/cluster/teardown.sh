@@ -22,7 +22,7 @@ teardown() {
   [ ! -f "$OUTBOX_RUN/sysctls" ] || network_down
   # Links that the kubelet leaves in a shared folder.
   find /var/log/containers -maxdepth 1 -type l -lname "$OUTBOX_STATE/*" -delete 2>/dev/null || true
-  rm -rf "$OUTBOX_RUN" "$OUTBOX_STATE"/{etcd,kubelet,pod-logs,volumes,volume-plugins,cni} "$OUTBOX_STATE/owner"
+  rm -rf "$OUTBOX_RUN" "$OUTBOX_STATE"/{etcd,kubelet,pod-logs,volumes,volume-plugins,cni,demo} "$OUTBOX_STATE/owner"
 }
 
 # Whether anything of a cluster of ours is there, running or left over.
