@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=85.0, help="spread them over about so long")
     parser.add_argument("--seed", type=int, default=1, help="of producers and planted faults")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = float(os.environ.get("OUTBOX_DEMO_BEGAN", time.time()))
     progress = Progress(began=began)
     story = Story(read_place(), progress, arguments.messages, arguments.seconds, arguments.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -61,13 +62,11 @@ def read_place() -> Place:
     """Take the place from the environment, as run.sh left it."""
     state = Path(os.environ.get("OUTBOX_STATE", "/var/lib/outbox-operator"))
     given = os.environ.get("KUBECONFIG", "")
-    kubeconfig = Path(given) if given else state / "kubeconfig"
-    local = not given or os.environ.get("OUTBOX_DEMO_LOCAL") == "1"
-    default = "localhost" if local else ""
+    local = given in ("", str(state / "kubeconfig"))
     return Place(
-        kubeconfig,
-        local,
-        os.environ.get("OUTBOX_REGISTRY", default),
-        os.environ.get("OUTBOX_TAG", "dev"),
-        state / "demo",
+        kubeconfig=state / "kubeconfig" if local else Path(given),
+        local=local,
+        registry="localhost" if local else os.environ.get("OUTBOX_REGISTRY", ""),
+        tag=os.environ.get("OUTBOX_TAG", "dev"),
+        work=state / "demo" if local else Path(tempfile.gettempdir()) / f"outbox-demo-{os.getuid()}",
     )
