@@ -73,7 +73,7 @@ class SparkSteps(Steps):
         """Wait for a batch of Spark's; begin the query if this lease has none."""
         if state.lease is None or state.stored is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        if self._pipeline.epoch != state.lease.epoch:
+        if self._pipeline.epoch != state.lease.epoch or self._pipeline.changed():
             try:
                 self._pipeline.open(self._connection(), state.lease.epoch, state.stored)
             except AheadError as error:
@@ -123,18 +123,20 @@ class SparkSteps(Steps):
     def _wait_for_batch(self, state: ProcessorState) -> PreparedBatch | None:
         """Wait a while; once asked to stop, for the batch in hand as long as the grace period lasts."""
         try:
-            with self._parts.shutdown.limit(2 * self._timeout):
-                until = time.monotonic() + _FETCH_SECONDS
-                while True:
-                    prepared = self._pipeline.next_batch(wait=_LOOK_SECONDS, timeout=self._timeout)
-                    stopping = self._parts.shutdown.requested
-                    if prepared is not None or (stopping and not self._pipeline.stop_admitting()):
-                        return prepared
-                    if not stopping and (time.monotonic() > until or self._parts.ownership.lease_lost):
-                        return None
+            return self._parts.shutdown.limited(2 * self._timeout, self._look_for_batch)
         except Interrupted as error:
             self._pipeline.stop()
             raise error.as_error(f"the batch after {state.stored}") from error
+
+    def _look_for_batch(self) -> PreparedBatch | None:
+        until = time.monotonic() + _FETCH_SECONDS
+        while True:
+            prepared = self._pipeline.next_batch(wait=_LOOK_SECONDS, timeout=self._timeout)
+            stopping = self._parts.shutdown.requested
+            if prepared is not None or (stopping and not self._pipeline.stop_admitting()):
+                return prepared
+            if not stopping and (time.monotonic() > until or self._parts.ownership.lease_lost):
+                return None
 
     def _finish_before_stop(self, state: ProcessorState, batch: Batch) -> h.Happening:
         """Commit the batch in hand although the worker is to stop: after FETCH the loop would end."""
