@@ -24,6 +24,7 @@ scenarios = Scenarios()
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
     wanted = [name for item in request.session.items if (name := _scenario_of(item))]
+    rooms.server.prepare(len(wanted))
     scenarios.start(wanted, rooms)
     return scenarios
 
