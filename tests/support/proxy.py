@@ -16,19 +16,27 @@ class Cut(Enum):
 
 
 class CommitCutter:
-    """Forwards one port to another; `arm` cuts every connection at its next COMMIT."""
+    """Forwards one port to another; `arm` cuts every connection at its next COMMIT, or once one that said `after`."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
         self._cut: Cut | None = None
+        self._after = b""
+        self._once = False
+        self._waiting: socket.socket | None = None
+        self.cuts = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
-    def arm(self, cut: Cut) -> None:
-        self._cut = cut
+    def arm(self, cut: Cut, *, after: bytes = b"", once: bool = False) -> None:
+        self._cut, self._after, self._once = cut, after, once
+
+    def uri(self, uri: str) -> str:
+        """The same database through this proxy, without TLS: it must read what is said."""
+        return uri.replace(f":{self._target[1]}/", f":{self.port}/") + "?sslmode=disable"
 
     def close(self) -> None:
         self._listener.close()
@@ -47,28 +55,32 @@ class CommitCutter:
             threading.Thread(target=self._to_client, args=(server, client), daemon=True).start()
 
     def _to_server(self, client: socket.socket, server: socket.socket) -> None:
+        said_it = False
         while data := _receive(client):
-            if self._cut is not None and b"COMMIT" in data:
-                if self._cut is Cut.AFTER:
-                    self._answered = threading.Event()
-                    server.sendall(data)
+            cut = self._cut
+            said_it = said_it or (cut is not None and self._after in data)
+            if cut is not None and said_it and b"COMMIT" in data:
+                self.cuts += 1
+                self._cut = None if self._once else cut
+                if cut is Cut.AFTER:
+                    self._answered, self._waiting = threading.Event(), server
+                    _send(server, data)
                     self._answered.wait(10)
-                elif self._cut is Cut.BEFORE:
+                elif cut is Cut.BEFORE:
                     _shut(server)
                 _shut(client)
                 return
-            server.sendall(data)
+            if not _send(server, data):
+                break
         if self._cut is not Cut.UNNOTICED:
             _shut(server)
 
     def _to_client(self, server: socket.socket, client: socket.socket) -> None:
         while data := _receive(server):
-            if self._cut is Cut.AFTER and b"COMMIT\x00" in data:
+            if self._waiting is server and b"COMMIT\x00" in data:
                 self._answered.set()
                 return
-            try:
-                client.sendall(data)
-            except OSError:
+            if not _send(client, data):
                 return
         _shut(client)
 
@@ -78,6 +90,15 @@ def _receive(source: socket.socket) -> bytes:
         return source.recv(65536)
     except OSError:
         return b""
+
+
+def _send(end: socket.socket, data: bytes) -> bool:
+    """False: the other side, or the test, closed it."""
+    try:
+        end.sendall(data)
+    except OSError:
+        return False
+    return True
 
 
 def _shut(end: socket.socket) -> None:

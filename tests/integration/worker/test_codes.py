@@ -127,15 +127,15 @@ def test_an_open_conflict_blocks_every_other_worker_too(outbox, gated, workers):
     outbox.wait_handled([f"message-{n}" for n in range(1, 11)])
 
 
-@pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.value)
+@pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
 @pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
 def test_a_commit_without_an_answer_is_adopted_and_no_conflict(outbox, workers, cut, target):
     proxy = CommitCutter(outbox.database.server.port)
     try:
-        config = build_config(outbox.database, target, delivery={"leaseDuration": "10s"})
+        config = build_config(outbox.database, target, delivery={"leaseDuration": "4s"})
         worker = workers.start(config, proxy.uri(outbox.database.uri()), handler=GATED_HANDLER)
         worker.wait_state("Active", "Idle")
-        proxy.armed = cut
+        proxy.arm(cut, after=b"store_processor_checkpoint", once=True)
         ids = outbox.produce(10)
         wait_until(lambda: proxy.cuts == 1, "a COMMIT was cut")
         more = outbox.produce(10, start=10)

@@ -72,7 +72,7 @@ def test_frozen_past_its_lease_a_worker_never_commits_and_becomes_standby(outbox
     wait_until(lambda: len(outbox.handled()) == 25, "the new owner goes on")
     assert outbox.handled()[:20] == ids
     assert outbox.connection.execute("SELECT DISTINCT pod FROM handled").fetchall() == [("pod-b",)]
-    assert second.report().conflicts.by_code == {"4": 1}
+    second.wait_for("it sees the conflict", lambda r: r.conflicts.by_code == {"4": 1})
 
 
 def test_frozen_inside_a_statement_a_worker_never_commits(outbox, workers):

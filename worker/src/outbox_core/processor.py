@@ -318,7 +318,7 @@ def _after_lost_transaction(state: ProcessorState, doubt: h.Unsure, now: float) 
     """Reconnect at once and ask the contract; the wait comes before the batch is tried again."""
     return replace(
         state, step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
-        reason=doubt.error.reason, message=str(doubt.error), batch=state.batch if state.delivered else None,
+        reason=doubt.error.reason, message=str(doubt.error),
     )  # fmt: skip
 
 
