@@ -9,6 +9,9 @@ tests/cluster/setup.sh
 tests/cluster/up.sh --hold $$ "make test"
 tests/cluster/images.sh
 status=0
-.venv/bin/python -m pytest "${@:-tests}" || status=$?
+# Fast to slow, so that a broken decision is told before a cluster is asked; unit tests run shuffled in `make check`.
+layers=(tests/unit tests/property tests/contract tests/migration tests/integration tests/chart tests/acceptance)
+[ $# -gt 0 ] || set -- "${layers[@]}"
+.venv/bin/python -m pytest -p no:randomly --durations=25 "$@" || status=$?
 [ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
 exit "$status"
