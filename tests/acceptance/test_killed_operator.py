@@ -133,8 +133,14 @@ def test_another_replica_takes_over_in_time(room: Room, tmp_path: Path):
             first.kill()
             started = time.monotonic()
             orders.spec(suspend=True)
-            orders.until_ready("Suspended", within=FAIL_OVER_WITHIN)
+            orders.until("the other replica acts", lambda: _is_observed(orders), FAIL_OVER_WITHIN)
             print(f"the other replica acted {time.monotonic() - started:.1f} s after SIGKILL")
+            orders.until_ready("Suspended")
+
+
+def _is_observed(resource: Resource) -> bool:
+    body = resource.read()
+    return bool(body["status"]["observedGeneration"] == body["metadata"]["generation"])
 
 
 def test_it_is_small_and_serves_its_own_health(room: Room, tmp_path: Path):
