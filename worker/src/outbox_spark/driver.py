@@ -22,8 +22,8 @@ from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
-from outbox_spark.pipeline import AheadError, SessionStarter, SparkPipeline
-from outbox_spark.session import build_configuration, start_session
+from outbox_spark.pipeline import AheadError, SparkPipeline
+from outbox_spark.session import SessionStarter, build_configuration, start_session
 from outbox_worker.main import Engine
 from outbox_worker.main import main as run_worker
 from outbox_worker.postgres import conflicts

@@ -7,7 +7,6 @@ loop's.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from outbox_spark.options import parse_options
 from outbox_spark.query import QueryParts, QueryRun
 from outbox_spark.reader import RangeReader
 from outbox_spark.resume import Resume, decide_resume
-from outbox_spark.session import count_executors, is_alive
+from outbox_spark.session import SessionStarter, count_executors, is_alive
 from outbox_spark.staging import StagingArea
 from outbox_spark.stream import StreamBuilder, find_stateful
 from outbox_worker.logs import get_logger
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     import psycopg
     from psycopg import sql
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
@@ -59,60 +58,6 @@ class AheadError(PermanentError):
         super().__init__(message)
         self.committed = committed
         self.planned = planned
-
-
-class SessionStarter:
-    """Starts the Spark session once, in a thread of its own, so that waiting for it can be interrupted."""
-
-    def __init__(self, start: Callable[[], SparkSession]) -> None:
-        """Keep how; start nothing."""
-        self._start = start
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._session: SparkSession | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def session(self) -> SparkSession | None:
-        """The session, once there is one."""
-        return self._session
-
-    def begin(self) -> None:
-        """Start it, if nobody did yet."""
-        if self._thread is None:
-            self._done.clear()
-            self._error = None
-            self._thread = threading.Thread(target=self._run, name="spark-session", daemon=True)
-            self._thread.start()
-
-    def is_settled(self, wait: float) -> bool:
-        """Say whether it is started, or could not be; wait so many seconds for it at most."""
-        return self._done.wait(wait)
-
-    def get(self) -> SparkSession:
-        """Return the session; once it is settled.
-
-        Raises:
-            TransientError: it could not be started; it may be begun again.
-
-        """
-        self._done.wait()
-        if self._session is None:
-            self._thread = None
-            raise TransientError(
-                f"the Spark session cannot be started: {str(self._error)[:400]}",
-                reason=Reason.TARGET_UNAVAILABLE,
-                detail=str(self._error)[:4000],
-            ) from self._error
-        return self._session
-
-    def _run(self) -> None:
-        try:
-            self._session = self._start()
-        except BaseException as error:  # noqa: BLE001 - told to the waiting thread
-            self._error = error
-        finally:
-            self._done.set()
 
 
 class SparkPipeline:
@@ -255,7 +200,14 @@ class SparkPipeline:
         except Exception as error:
             self.stop()
             self._check_alive()
-            raise explain_failure(error, self._code()) from error
+            explained = explain_failure(error, self._code())
+            if explained.reason is Reason.HANDLER_TIMEOUT and self.executors() == 0:
+                explained = TransientError(
+                    "no executor came to prepare the batch: look at the executors' pods, and at what the driver's log "
+                    "says of the API server",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                )
+            raise explained from error
         return self._prepared
 
     def handle(self, transaction: Transaction, batch: Batch) -> int:

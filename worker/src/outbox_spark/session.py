@@ -12,7 +12,7 @@ needs, in its namespace: pods get, list, watch, create, patch, delete, deletecol
 create, delete, deletecollection. Executors need no service account rights. Executors' template mounts the same
 connection files, ConfigMap and volumes at the same paths as the driver's pod.
 
-PURE but for `start_session`.
+`build_configuration` is PURE.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
+from outbox_core.errors import TransientError
+from outbox_core.report import Reason
 from outbox_spark.source import OutboxDataSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from outbox_core.config import ProcessorConfig
 
@@ -125,3 +128,57 @@ def count_executors(session: SparkSession) -> int | None:
         return None
     known = context._jsc.sc().getExecutorMemoryStatus().size()  # noqa: SLF001 - PySpark offers no other way
     return max(int(known) - 1, 0)  # the driver counts itself
+
+
+class SessionStarter:
+    """Starts the Spark session once, in a thread of its own, so that waiting for it can be interrupted."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        """Keep how; start nothing."""
+        self._start = start
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._session: SparkSession | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def session(self) -> SparkSession | None:
+        """The session, once there is one."""
+        return self._session
+
+    def begin(self) -> None:
+        """Start it, if nobody did yet."""
+        if self._thread is None:
+            self._done.clear()
+            self._error = None
+            self._thread = threading.Thread(target=self._run, name="spark-session", daemon=True)
+            self._thread.start()
+
+    def is_settled(self, wait: float) -> bool:
+        """Say whether it is started, or could not be; wait so many seconds for it at most."""
+        return self._done.wait(wait)
+
+    def get(self) -> SparkSession:
+        """Return the session; once it is settled.
+
+        Raises:
+            TransientError: it could not be started; it may be begun again.
+
+        """
+        self._done.wait()
+        if self._session is None:
+            self._thread = None
+            raise TransientError(
+                f"the Spark session cannot be started: {str(self._error)[:400]}",
+                reason=Reason.TARGET_UNAVAILABLE,
+                detail=str(self._error)[:4000],
+            ) from self._error
+        return self._session
+
+    def _run(self) -> None:
+        try:
+            self._session = self._start()
+        except BaseException as error:  # noqa: BLE001 - told to the waiting thread
+            self._error = error
+        finally:
+            self._done.set()
