@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tests.demo.place import NAMESPACE
-from tests.demo.waiting import DemoError, wait_for
+from tests.demo.waiting import PATIENCE, DemoError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +49,16 @@ class Scene:
         """Announce the scene, and remember which Events and conflicts were there before."""
         self.demo, self.title, self.name, self.namespace = demo, title, name, namespace
         self._seen = {(event["uid"], event["count"]) for event in demo.cluster.events(name, namespace)}
-        self._said: dict[str, str] = {}
+        self._acted = time.monotonic()
 
     def did(self, text: str) -> None:
-        """Tell what was done."""
+        """Tell what was done; the ten seconds begin."""
         self.demo.progress.say(f"does: {text}", self.title)
+        self.mark()
+
+    def mark(self) -> None:
+        """Let the ten seconds begin now: what was done takes its effect at this moment."""
+        self._acted = time.monotonic()
 
     def told(self, text: str) -> None:
         """Tell what the answer was."""
@@ -66,18 +72,20 @@ class Scene:
         """Read the resource."""
         return self.demo.cluster.processor(self.name, self.namespace)
 
-    def expect(self, what: str, look: Callable[[], Found | None], *, within: float = SHOWN_WITHIN) -> Found:
-        """Wait until it is so; print how long that took.
+    def expect(self, what: str, look: Callable[[], Found | None], *, within: float | None = None) -> Found:
+        """Wait until it is so, at most ten seconds after the deed, or so long from now; print how long after the deed.
 
         Raises:
             DemoError: it is not so in time.
 
         """
-        found, seconds = wait_for(f"{self.title}: {what}", look, within=within)
-        self.note(f"shows: {what} [{seconds:.1f} s]")
+        since = time.monotonic() - self._acted
+        allowed = within if within is not None else max(0.0, SHOWN_WITHIN - since / PATIENCE)
+        found, _ = wait_for(f"{self.title}: {what}", look, within=allowed)
+        self.note(f"shows: {what} [{time.monotonic() - self._acted:.1f} s after]")
         return found
 
-    def expect_condition(self, kind: str, status: str, *words: str, within: float = SHOWN_WITHIN) -> Processor:
+    def expect_condition(self, kind: str, status: str, *words: str, within: float | None = None) -> Processor:
         """Wait for a condition whose message has all the words; print it."""
 
         def look() -> Processor | None:
@@ -93,7 +101,7 @@ class Scene:
         self.note(f"says:  {resource.describe(kind)}")
         return resource
 
-    def expect_event(self, *words: str, within: float = SHOWN_WITHIN) -> dict[str, str]:
+    def expect_event(self, *words: str, within: float | None = None) -> dict[str, str]:
         """Wait for an Event that was not there when the scene began and has all the words; print it."""
 
         def look() -> dict[str, str] | None:
@@ -107,7 +115,7 @@ class Scene:
         self.note(f"Event: {event['type']} {event['reason']}: {event['note']}")
         return event
 
-    def expect_no_pods(self, within: float = SHOWN_WITHIN) -> None:
+    def expect_no_pods(self, within: float | None = None) -> None:
         """Wait until the resource's workers are scaled to zero, and until the last pod has gone in its grace period."""
         cluster = self.demo.cluster
         path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{self.name}-worker"

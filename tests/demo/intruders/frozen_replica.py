@@ -41,6 +41,7 @@ def run(demo: Demo) -> None:
                 "its standby took the lease over", lambda: taken_over(scene, old), within=TAKEOVER_WITHIN
             )
             scene.note(f"shows: {new.pod} has epoch {new.epoch}")
+            scene.mark()
             handled = handled_rows(scene)
             scene.expect("the new owner handles messages", lambda: handled_rows(scene) > handled, within=BACK_WITHIN)
             scene.expect("status.owner is the new owner", lambda: owner_pod(scene) == new.pod)

@@ -131,6 +131,7 @@ def taken_over(scene: Scene, outsider: Outsider) -> None:
         scene.did(f"python -m outbox_worker --take-over, in the middle of a batch of {owner.pod if owner else '?'}")
         outsider.take_over()
         scene.expect("the claim is the outsider's", lambda: holds_claim(scene), within=STARTS_WITHIN)
+    scene.mark()
     scene.expect("one more refusal with code 4 in status.conflicts", lambda: refusals(scene) > before)
     last = scene.resource().conflicts["last"]
     scene.told(f"{last['code']} (expected {last['expected']}, stored {last['stored']}, new {last['new']})")
