@@ -37,7 +37,9 @@ def test_on_kubernetes_the_pod_adds_its_name_and_address():
     assert chosen["spark.kubernetes.driver.pod.name"] == "orders-driver-0"
     assert chosen["spark.driver.host"] == "10.0.0.7"
     assert "spark.driver.bindAddress" not in chosen
-    assert chosen["spark.driver.extraJavaOptions"] == "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Da=b"
+    java = chosen["spark.driver.extraJavaOptions"].split()
+    assert java[:2] == ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    assert java[-1] == "-Da=b", "what the user says comes last and wins"
     assert chosen["spark.kubernetes.executor.podNamePrefix"] == "orders-exec-x1", "earlier executors may still be going"
 
 

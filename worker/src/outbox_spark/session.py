@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
 _TASK_ATTEMPTS: Final = 4
 _PREFIX_ROOM: Final = 40
 _KUBERNETES: Final = "k8s://"
-_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_DRIVER_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
+_LOGGING: Final = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
+"""JSON, like the worker's own log; executors are of the same image."""
 _QUICK: Final = "-XX:+UseSerialGC"
 _QUICK_DRIVER: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """A driver that only plans starts with half the CPU time (measured: 9.3 s in place of 16.8 s) and computes no rows."""
@@ -59,13 +63,12 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
         "spark.driver.memory": environment.get("OUTBOX_SPARK_DRIVER_MEMORY", "512m"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.structuredLogging.enabled": "true",
         "spark.sql.shuffle.partitions": str(plan.partitions if plan else 2),
     }
     chosen |= plan.config if plan else {}
-    asked = chosen.get(_JAVA_OPTIONS, "")
-    ours = _QUICK_DRIVER if chosen.get("spark.master", "").startswith(_KUBERNETES) else _QUICK
-    chosen[_JAVA_OPTIONS] = f"{ours} {asked}".strip()
+    quick = _QUICK_DRIVER if chosen.get("spark.master", "").startswith(_KUBERNETES) else _QUICK
+    for key, ours in ((_DRIVER_OPTIONS, f"{quick} {_LOGGING}"), (_EXECUTOR_OPTIONS, f"{_QUICK} {_LOGGING}")):
+        chosen[key] = f"{ours} {chosen.get(key, '')}".strip()
     return chosen | _REQUIRED | _place(chosen, environment, nonce)
 
 
