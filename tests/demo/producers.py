@@ -38,7 +38,7 @@ SELECT 'orders', key, id, type, payload
   FROM unnest(%(keys)s::text[], %(ids)s::text[], %(types)s::text[], %(payloads)s::jsonb[]) AS m(key, id, type, payload)
 RETURNING position, transaction_id::text
 """
-SLOW_PAUSE: Final = 1.0
+SLOW_PAUSE: Final = 2.5
 """Seconds, on average, between two transactions of a connection once enough is committed."""
 
 

@@ -107,7 +107,7 @@ def take_stock(demo: Demo, log_dir: Path, broker: Broker, killed: list[KilledBat
 
 def print_ledger(demo: Demo, books: Books) -> None:
     """Print the accounts, and that the ledger was tested on them."""
-    planted = "one loss, one duplicate, one swap and one message never committed"
+    planted = "one loss, one duplicate, one swap (where there is an order) and one message never committed"
     found = "each was found" if not books.overlooked else "NOT all were found"
     lines = ["", *format_accounts(account for account, _ in books.accounts), ""]
     lines.append(f"The ledger's self-test planted {planted} into a copy of each of {books.planted} targets: {found}.")
