@@ -118,7 +118,6 @@ class Story:
             {
                 PROJECTION: [
                     ready[PROJECTION],
-                    partial(second_resource.run, demo),
                     partial(script.run, demo),
                     partial(outside_worker.run, demo),
                     partial(kill_projection, demo),
@@ -129,6 +128,7 @@ class Story:
                     ready[RABBITMQ],
                     lambda: self._killed.append(kill_publisher(demo)),
                 ],
+                "second resource": [*ready.values(), partial(second_resource.run, demo)],
                 ANALYTICS: [
                     partial(self._spark_starts, demo),
                     ready[ANALYTICS],
