@@ -61,31 +61,31 @@ def end_gracefully(driver: Worker) -> None:
     assert driver.terminate(60) == 0, driver.log()[-4000:]
 
 
-def test_aggregates_and_files_follow_the_messages_exactly(drivers, home, orders):
+def test_killed_in_the_middle_of_a_batch_and_its_directory_lost_it_goes_on_from_the_row(
+    drivers, home, orders, tmp_path
+):
     orders.produce(250)
     driver = drivers.launch(home)
     wait_handled(driver, orders, 250)
     orders.produce(130)
     wait_handled(driver, orders, 380)
     report = driver.wait_for("all is counted", lambda report: report.handled == 380, PATIENCE)
-    assert report.state == "Active"
+    assert (report.state, report.conflicts.count, report.start_from_used) == ("Active", 0, True)
     assert report.batches >= 4, "the read limit is 100"
-    assert report.start_from_used
-    assert report.conflicts.count == 0
-    end_gracefully(driver)
     orders.check_exact()
-    assert not orders.has_live_lease()
-    # Stopped after the batch, with Spark's note of it: the next start has nothing to run again.
+    orders.produce(400)
+    wait_until(lambda: any(orders.files.glob("_outbox/*/*")), "files are being written", PATIENCE)
+    driver.kill()
+    shutil.rmtree(tmp_path / "query")
     again = drivers.launch(home)
-    orders.produce(20)
-    wait_handled(again, orders, 400)
+    wait_handled(again, orders, 780)
     end_gracefully(again)
     orders.check_exact()
-    assert orders.codes() == []
+    assert not any(orders.files.glob("_outbox/*/*")), "what the first driver left is swept"
 
 
 def test_a_batch_run_again_after_a_kill_is_told_0_and_skipped(drivers, home, orders):
-    """The driver is killed between its commit and Spark's own log."""
+    """The driver is killed between its commit and Spark's own log; later it loses its JVM."""
     orders.produce(40)
     driver = drivers.launch(home)
     wait_handled(driver, orders, 40)
@@ -96,35 +96,13 @@ def test_a_batch_run_again_after_a_kill_is_told_0_and_skipped(drivers, home, ord
     assert report.conflicts.open is None
     orders.produce(10)
     wait_handled(again, orders, 100)
-    end_gracefully(again)
-    orders.check_exact()
     assert orders.codes() == [0]
-
-
-def test_killed_in_the_middle_of_a_batch_nothing_is_lost_or_doubled(drivers, home, orders):
-    orders.produce(40)
-    driver = drivers.launch(home)
-    wait_handled(driver, orders, 40)
-    orders.produce(400)
-    wait_until(lambda: any(orders.files.glob("_outbox/*/*")), "files are being written", PATIENCE)
-    driver.kill()
-    again = drivers.launch(home)
-    wait_handled(again, orders, 440)
-    end_gracefully(again)
-    orders.check_exact()
-    assert not any(orders.files.glob("_outbox/*/*")), "what the first driver left is swept"
-
-
-def test_without_its_directory_the_query_goes_on_from_the_row(drivers, home, orders, tmp_path):
-    orders.produce(40)
-    driver = drivers.launch(home)
-    wait_handled(driver, orders, 40)
-    end_gracefully(driver)
-    shutil.rmtree(tmp_path / "query")
+    os.kill(java_of(again), signal.SIGKILL)
+    assert again.process.wait(PATIENCE) == 1, "without a JVM it ends, and whoever runs it starts it again"
+    last = drivers.launch(home)
     orders.produce(10)
-    again = drivers.launch(home)
-    wait_handled(again, orders, 50)
-    end_gracefully(again)
+    wait_handled(last, orders, 110)
+    end_gracefully(last)
     orders.check_exact()
 
 
@@ -133,11 +111,13 @@ def test_a_restored_directory_behind_the_row_is_told_0_and_goes_on(drivers, home
     driver = drivers.launch(home)
     wait_handled(driver, orders, 40)
     end_gracefully(driver)
+    assert not orders.has_live_lease()
     shutil.copytree(tmp_path / "query", tmp_path / "backup")
     orders.produce(60)
     driver = drivers.launch(home)
     wait_handled(driver, orders, 100)
     end_gracefully(driver)
+    assert orders.codes() == [], "stopped after the batch and Spark's note of it: nothing was run again"
     shutil.rmtree(tmp_path / "query")
     shutil.copytree(tmp_path / "backup", tmp_path / "query")
     again = drivers.launch(home)
@@ -232,24 +212,12 @@ def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, or
     driver = drivers.launch(home)
     orders.produce(10)
     report = driver.wait_for("the mistake is told", lambda report: report.last_error is not None, PATIENCE)
-    assert "orders.handle failed: KeyError: 'total'" in report.last_error
+    assert "orders.handle failed: KeyError: 'total'" in report.message
+    assert "orders.py" in report.last_error, "the user's own traceback"
     assert orders.stored() == stored
     module.write_text(text)
     wait_handled(driver, orders, 20)
     end_gracefully(driver)
-    orders.check_exact()
-
-
-def test_a_driver_without_its_jvm_ends_and_a_new_one_goes_on(drivers, home, orders):
-    orders.produce(10)
-    driver = drivers.launch(home)
-    wait_handled(driver, orders, 10)
-    os.kill(java_of(driver), signal.SIGKILL)
-    assert driver.process.wait(PATIENCE) != 0
-    again = drivers.launch(home)
-    orders.produce(10)
-    wait_handled(again, orders, 20)
-    end_gracefully(again)
     orders.check_exact()
 
 

@@ -8,6 +8,7 @@ unreachable database do not.
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Final
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, PermanentError, TransientError
@@ -57,7 +58,13 @@ def explain_failure(error: BaseException, code: str) -> OutboxError:
         return TransientError(
             f"executors were lost: {_first_line(text)}", reason=Reason.TARGET_UNAVAILABLE, detail=text[-_DETAIL:]
         )
-    return HandlerError(f"{code} failed: {_cause(error, text)}", reason=Reason.HANDLER_FAILED, detail=text[:_DETAIL])
+    detail = "".join(traceback.format_exception(error)) if _is_plain(error) else text
+    return HandlerError(f"{code} failed: {_cause(error, text)}", reason=Reason.HANDLER_FAILED, detail=detail[-_DETAIL:])
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Is it an error of Python code on the driver, not one that Spark reports from elsewhere?"""
+    return type(error).__module__.partition(".")[0] not in ("pyspark", "py4j")
 
 
 def _first_line(text: str) -> str:
@@ -67,6 +74,5 @@ def _first_line(text: str) -> str:
 def _cause(error: BaseException, text: str) -> str:
     """Return the innermost Python error that Spark quotes, or else its own first line."""
     quoted = _PYTHON.findall(text) if "Traceback (most recent call last)" in text else []
-    plain = type(error).__module__.partition(".")[0] not in ("pyspark", "py4j")
     said = quoted[-1] if quoted else _first_line(text)
-    return f"{type(error).__name__}: {said}"[:_SENTENCE] if plain else said[:_SENTENCE]
+    return f"{type(error).__name__}: {said}"[:_SENTENCE] if _is_plain(error) else said[:_SENTENCE]
