@@ -127,8 +127,8 @@ class Story:
                     self._apply_publisher,
                     ready[RABBITMQ],
                     lambda: self._killed.append(kill_publisher(demo)),
+                    partial(second_resource.run, demo),
                 ],
-                "second resource": [*ready.values(), partial(second_resource.run, demo)],
                 ANALYTICS: [
                     partial(self._spark_starts, demo),
                     ready[ANALYTICS],
