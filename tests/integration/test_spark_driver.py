@@ -17,6 +17,7 @@ from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_conf
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.postgres import Database
     from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -35,7 +36,7 @@ def orders(database, tmp_path) -> Orders:
 
 
 @pytest.fixture
-def home(drivers, database, orders, tmp_path) -> Path:
+def home(drivers: Drivers, database: Database, orders: Orders, tmp_path: Path) -> Path:
     """The files of a processor with the aggregating application."""
     handler = AGGREGATE.format(path=str(orders.files))
     return drivers.prepare(spark_config(database, tmp_path), database.uri(), handler=handler)

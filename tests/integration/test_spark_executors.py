@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -36,18 +37,18 @@ def drivers(tmp_path) -> Iterator[Drivers]:
     running.stop()
 
 
-def executors_of(driver: Worker) -> list[int]:
-    """Processes of the driver's session that are executors."""
-    found = []
+def processes_of(driver: Worker) -> dict[int, bytes]:
+    """Return the command lines of the processes that the driver started, and of those that they started."""
+    found = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and entry.name != str(os.getpid()):
-            try:
-                ours = os.getsid(int(entry.name)) == driver.process.pid
-                if ours and b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except (ProcessLookupError, FileNotFoundError):
-                continue
+        with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
+            if os.getsid(int(entry.name)) == driver.process.pid:
+                found[int(entry.name)] = (entry / "cmdline").read_bytes()
     return found
+
+
+def executors_of(driver: Worker) -> list[int]:
+    return [pid for pid, command in processes_of(driver).items() if b"CoarseGrainedExecutorBackend" in command]
 
 
 def test_an_executor_killed_in_the_middle_of_a_batch_doubles_nothing(drivers, database, tmp_path):
@@ -80,7 +81,7 @@ def test_an_executor_killed_in_the_middle_of_a_batch_doubles_nothing(drivers, da
 
 
 def test_a_batch_larger_than_the_drivers_memory(drivers, database, tmp_path):
-    """400 MB of payload in one micro-batch through a driver with 200 MB: only counts are ever collected."""
+    """300 MB of payload in one micro-batch through a driver with 200 MB: only counts are ever collected."""
     target = {"sql": {"statement": "INSERT INTO public.sizes SELECT position, length(data->>'text') FROM batch"}}
     small = EXECUTORS | {
         "spark.driver.memory": "200m",
@@ -94,11 +95,12 @@ def test_a_batch_larger_than_the_drivers_memory(drivers, database, tmp_path):
     look.execute("CREATE TABLE public.sizes (position bigint PRIMARY KEY, size int)")
     look.execute(
         "INSERT INTO outbox.messages (message_type, data) "
-        "SELECT 'Large', jsonb_build_object('text', repeat(md5(n::text), 6250)) FROM generate_series(1, 2000) AS n"
+        "SELECT 'Large', jsonb_build_object('text', repeat(md5(n::text), 6250)) FROM generate_series(1, 1500) AS n"
     )
     driver = drivers.launch(drivers.prepare(config, database.uri()))
-    report = driver.wait_for("the batch is stored", lambda report: report.handled >= 2000, PATIENCE)
+    report = driver.wait_for("the batch is stored", lambda report: report.handled >= 1500, PATIENCE)
     assert report.batches == 1, "one micro-batch"
+    assert any(b"-Xmx200m" in line for line in processes_of(driver).values()), "the heap is as small as it says"
     found = look.execute("SELECT count(*), min(size), sum(size::bigint) FROM public.sizes").fetchone()
-    assert found == (2000, 200_000, 400_000_000)
+    assert found == (1500, 200_000, 300_000_000)
     assert driver.terminate(60) == 0

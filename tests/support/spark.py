@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from tests.support.postgres import free_port, wait_until
 from tests.support.worker import Worker, Workers, build_config
 
@@ -149,6 +151,7 @@ class Drivers(Workers):
 
     environment: dict[str, str] = field(default_factory=dict)
 
+    @override
     def launch(
         self, home: Path, *arguments: str, pod: str | None = None, environment: dict[str, str] | None = None
     ) -> Worker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from typing_extensions import override
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
@@ -22,6 +23,7 @@ class SparkThread(threading.Thread):
         self.handover = handover
         self.ended = ""
 
+    @override
     def run(self) -> None:
         try:
             self.handover.begin()

@@ -63,6 +63,8 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
         "spark.driver.memory": environment.get("OUTBOX_SPARK_DRIVER_MEMORY", "512m"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # The query is planned while executors come; a batch that none comes for says so.
+        "spark.scheduler.minRegisteredResourcesRatio": "0",
         "spark.sql.shuffle.partitions": str(plan.partitions if plan else 2),
     }
     chosen |= plan.config if plan else {}
