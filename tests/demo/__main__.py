@@ -12,6 +12,7 @@ import traceback
 from tests.demo.place import read_place
 from tests.demo.progress import Progress
 from tests.demo.story import Story
+from tests.demo.waiting import PATIENCE
 
 
 def main() -> int:
@@ -37,7 +38,10 @@ def main() -> int:
     if failures:
         progress.print_lines(["", "VERDICT: failed", *(f"  - {failure}" for failure in failures)])
         return 1
-    progress.print_lines(["", f"VERDICT: every promise held ({progress.elapsed():.0f} s in all)", ""])
+    slack = "" if PATIENCE == 1 else f", with {PATIENCE:g} times the promised deadlines"
+    held = "every promise held but the time to start" if story.missed else "every promise held"
+    lines = [f"VERDICT: {held} ({progress.elapsed():.0f} s in all{slack})", *(f"  - {miss}" for miss in story.missed)]
+    progress.print_lines(["", *lines, ""])
     story.print_what_next()
     return 0
 

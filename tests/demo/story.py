@@ -53,6 +53,7 @@ class Story:
         self._shop: Shop | None = None
         self._killed: list[KilledBatch] = []
         self._spark_applied = 0.0
+        self.missed: list[str] = []
         self._broker: Broker | None = None
 
     def run(self) -> list[str]:
@@ -78,7 +79,7 @@ class Story:
     def _apply(self, demo: Demo) -> None:
         """Apply the first example and see it handle its first message; then those that need no broker."""
         applied = self._apply_example(PROJECTION)
-        self._measure_first(demo, PROJECTION, applied, f"(at most {WORKER_TARGET:.0f} s)")
+        self._measure_first(demo, PROJECTION, applied, WORKER_TARGET)
         self._spark_applied = self._apply_example(ANALYTICS)
         self._apply_example(LOYALTY)
 
@@ -94,17 +95,20 @@ class Story:
             self._broker = self._installation.open_broker()
         self._apply_example(RABBITMQ)
 
-    def _measure_first(self, demo: Demo, name: str, applied: float, target: str) -> None:
+    def _measure_first(self, demo: Demo, name: str, applied: float, target: float) -> None:
         """See the first message handled; note how long that took."""
         query = FIRST_ROW[name]
         what = f"{name} handles its first message"
         wait_for(what, lambda: demo.database.one(query) == (True,), within=PATIENCE, poll=0.1)
         seconds = time.monotonic() - applied
-        self._progress.say(f"{name}: first message {seconds:.1f} s after kubectl apply {target}")
-        demo.measured.append((f"kubectl apply to first message, {name}", f"{seconds:.1f} s {target}"))
+        judged = f"{seconds:.1f} s (at most {target:.0f} s{': MISSED' if seconds > target else ''})"
+        if seconds > target:
+            self.missed.append(f"{name} handled its first message after {judged}")
+        self._progress.say(f"{name}: first message after kubectl apply: {judged}")
+        demo.measured.append((f"kubectl apply to first message, {name}", judged))
 
     def _spark_starts(self, demo: Demo) -> None:
-        self._measure_first(demo, ANALYTICS, self._spark_applied, f"(at most {SPARK_TARGET:.0f} s)")
+        self._measure_first(demo, ANALYTICS, self._spark_applied, SPARK_TARGET)
 
     def _ready(self, demo: Demo, name: str) -> None:
         wait_for(
