@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.support.cluster import REGISTRY, kubeconfig
-from tests.support.postgres import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+
+def _listening_port() -> int:
+    """Choose a free port below those that the kernel hands out: on a busy cluster one of them is soon taken."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 @dataclass
@@ -25,7 +35,7 @@ class OperatorProcess:
     lease_namespace: str
     logs: Path
     identity: str = "operator-0"
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=_listening_port)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
