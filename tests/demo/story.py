@@ -131,6 +131,8 @@ class Story:
                     self._apply_publisher,
                     ready[RABBITMQ],
                     lambda: self._killed.append(kill_publisher(demo)),
+                    # It takes a pod to ask for the claim: not beside a JVM that starts.
+                    ready[ANALYTICS],
                     partial(second_resource.run, demo),
                 ],
                 ANALYTICS: [
