@@ -37,11 +37,11 @@ def _scenario_of(item: Any) -> str:
     return name
 
 
-def until_handled(room: Room, resource: Resource, count: int, within: float = 60) -> None:
+def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:
     resource.until(f"{count} messages are handled", lambda: len(room.handled()) >= count, within)
 
 
-def until_owner(resource: Resource, within: float = 60) -> None:
+def until_owner(resource: Resource, within: float = 120) -> None:
     resource.until_condition("OwnershipGranted", "True", within=within)
 
 

@@ -367,17 +367,17 @@ class Resource:
                 return found
         return {}
 
-    def until(self, what: str, look: Callable[[], T], within: float = 60) -> T:
+    def until(self, what: str, look: Callable[[], T], within: float = 120) -> T:
         return wait(f"{self.name}: {what}", look, within=within, explain=lambda: self.cluster.explain(self.namespace))
 
-    def until_condition(self, kind: str, status: str, reason: str = "", within: float = 60) -> Body:
+    def until_condition(self, kind: str, status: str, reason: str = "", within: float = 120) -> Body:
         def look() -> Body:
             found = self.condition(kind)
             return found if found.get("status") == status and reason in ("", found.get("reason")) else {}
 
         return self.until(f"{kind}={status} {reason}", look, within)
 
-    def until_ready(self, reason: str = "Running", within: float = 60) -> Body:
+    def until_ready(self, reason: str = "Running", within: float = 120) -> Body:
         return self.until_condition("Ready", "True", reason, within)
 
     def pods(self, role: str = "worker") -> list[Body]:
@@ -386,7 +386,7 @@ class Resource:
         found = self.cluster.items("Pod", self.namespace, labels)
         return [pod for pod in found if pod["status"].get("phase") not in ("Succeeded", "Failed")]
 
-    def until_no_pods(self, within: float = 60) -> None:
+    def until_no_pods(self, within: float = 120) -> None:
         self.until("no pods", lambda: not self.pods(), within)
 
     def events(self) -> list[str]:
