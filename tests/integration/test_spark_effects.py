@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,9 +14,12 @@ from pyspark.sql import functions as f
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
+from outbox_core.spec import Connection, ObjectRef, Source
 from outbox_spark.files import FileArea
+from outbox_spark.lineage import fetch_history, store_begin
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.staging import StagingArea, copy_rows
+from outbox_worker.postgres.key import ProcessorKey
 from tests.support.spark import start_notebook_session
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+SOURCE = Source(connection=Connection(secret_ref=ObjectRef(name="db")))
 WHOLE = OffsetRange(Checkpoint(1, 1), Checkpoint(9, 9))
 
 
@@ -135,3 +141,37 @@ def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(no
 
 def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):
     assert FileArea(database.files(), "outbox", "orders", 1).write(notebook.range(0), tmp_path, WHOLE) == []
+
+
+def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path):
+    for page, heading in (("sql/README.md", "A processor"), ("docs/spark.md", "where it does not own the schema")):
+        text = Path(page).read_text()
+        block = re.search(r"```sql\n(.*?)```", text[text.index(heading) :], re.DOTALL)
+        assert block is not None
+        database.direct().execute(block[1])
+    secret = database.files("processor")
+    staged = StagingArea(secret, secret.directory, "outbox", "orders", 1).load(notebook.range(3))
+    files = FileArea(secret, "outbox", "orders", 1)
+    key = ProcessorKey("outbox", "orders")
+    with secret.connect("test", autocommit=False) as connection:
+        assert len(connection.execute(staged.relation()).fetchall()) == 3
+        history = fetch_history(connection, SOURCE, key, Checkpoint(1, 1))
+        assert history.untouched
+        store_begin(connection, key, history.now, Checkpoint(1, 1))
+        files.list_in(connection, files.write(notebook.range(0, 3, numPartitions=1), tmp_path, WHOLE))
+        connection.commit()
+    assert files.roll_forward() == 1
+    assert StagingArea(secret, secret.directory, "outbox", "orders", 2).sweep() == 1
+
+
+def test_a_person_who_rewinds_says_where_state_is_built_from(database):
+    key, look = ProcessorKey("outbox", "orders"), database.direct()
+    history = fetch_history(look, SOURCE, key, Checkpoint(5, 5))
+    store_begin(look, key, history.now, Checkpoint(5, 5))
+    assert fetch_history(look, SOURCE, key, Checkpoint(5, 5)).untouched, "begun here, and nothing handled since"
+    assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+    look.execute("SELECT outbox.rewind_processor_checkpoint('orders', 0, '7', 7, 'a test', 'a person')")
+    decided = fetch_history(look, SOURCE, key, Checkpoint(7, 7))
+    assert decided.now.decisions > history.now.decisions
+    assert decided.untouched
+    assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
