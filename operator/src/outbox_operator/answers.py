@@ -129,6 +129,8 @@ def _source(known: Knowledge) -> Answer:
 def _workers(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
     kind = ConditionType.WORKERS_AVAILABLE
     observed = known.observed
+    if replicas == 0 and known.ownership.state == OwnershipState.TRYING and verdict.phase is Phase.UNAVAILABLE:
+        return Answer(kind, False, verdict.reason, verdict.message)
     if replicas == 0:
         return Answer(kind, None, Reason.NO_WORKERS, "no pods are wanted")
     problems = [pod.problem for pod in observed.runners if pod.problem is not None and not pod.deleting]

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _GENERATIONS: Final = {"Deployment", "StatefulSet"}
 """Kinds whose status changes all the time: their generation counts changes of the spec alone."""
 
+_REMOVAL_TRIES: Final = 5
+"""The controller of a freshly edited object writes its status just then."""
+
 
 class ObstacleError(Exception):
     """An owned object cannot be made; the resource's status says so, and it is tried again."""
@@ -130,17 +133,29 @@ class Applier:
         if live is not None and _owned_by(live, processor.uid) and self._applied.get(place) == _mark(intent, live):
             return
         await self._check_name(processor, place, live)
-        applied = await self._refusable(self._kube.apply(manifest))
-        removal = build_removal({"kind": place.kind, **applied})
-        if removal:
-            log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
-            applied = await self._remove(place, removal) or applied
+        applied = await self._apply_alone(place, manifest)
+        if applied is None:
+            # Changed at each try: not marked as done, so that the next round goes on.
+            self._applied.pop(place, None)
+            return
         applied = {"kind": place.kind, **applied}
         self._store.put(slim(applied))
         self._applied[place] = _mark(intent, applied)
 
+    async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:
+        """Apply, and take foreign fields out; None when the object was changed in between each time."""
+        for _ in range(_REMOVAL_TRIES):
+            applied = await self._refusable(self._kube.apply(manifest))
+            removal = build_removal({"kind": place.kind, **applied})
+            if not removal:
+                return applied
+            log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
+            if (removed := await self._remove(place, removal)) is not None:
+                return removed
+        return None
+
     async def _remove(self, place: Where, removal: list[dict[str, Any]]) -> dict[str, Any] | None:
-        """Take foreign fields out; None when the object has changed meanwhile, which brings it here again."""
+        """Take foreign fields out; None when the object has changed meanwhile (its status, perhaps)."""
         try:
             return await self._kube.patch(place, removal)
         except KubeError as err:

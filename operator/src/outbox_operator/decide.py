@@ -153,7 +153,8 @@ def _obstructed(known: Knowledge) -> Verdict | None:
     obstacle = known.observed.obstacle
     if obstacle is None:
         return None
-    return Verdict(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, halts=False)
+    asks = known.ownership.state == OwnershipState.TRYING
+    return Verdict(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, halts=asks)
 
 
 def _handing_over(known: Knowledge) -> Verdict | None:
@@ -320,9 +321,9 @@ POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
     _suspended,  # asked for, works in every state below
     _conflict_open,  # nobody processes until a person has decided
     _owned_elsewhere,  # a duplicate runs nothing
+    _obstructed,  # an owned object cannot be made
     _trying,  # perhaps a duplicate: it asks first
     _scaled_to_zero,
-    _obstructed,  # an owned object cannot be made
     _resolving,
     _rolling_out,
     _pods_missing,  # no process answers: the pods' own words

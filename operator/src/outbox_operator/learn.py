@@ -233,11 +233,15 @@ def _claim_in(report: Report, uid: str) -> tuple[bool, OwnerRef | None] | None:
 def _heed_siblings(observed: Observed, previous: OwnershipStatus, now: datetime) -> OwnershipStatus:
     """A new resource whose processorId an older one of this cluster owns starts with a try, not with workers.
 
-    It may be another database, and both are right: the try says so.
+    It may be another database, and both are right: the try says so. When no such resource is left, nothing is asked.
     """
-    if previous.state != OwnershipState.UNKNOWN or observed.runners:
-        return previous
-    if not any(s.granted and s.created <= observed.created for s in observed.siblings):
+    rivals = any(s.granted and s.created <= observed.created for s in observed.siblings)
+    if previous.state == OwnershipState.TRYING and not rivals:
+        # Another number: what became of the try that may be under way does not matter any more.
+        return previous.model_copy(
+            update={"state": OwnershipState.UNKNOWN, "next_try": None, "tries": previous.tries + 1, "problem": None}
+        )
+    if previous.state != OwnershipState.UNKNOWN or observed.runners or not rivals:
         return previous
     return previous.model_copy(update={"state": OwnershipState.TRYING, "next_try": now})
 
