@@ -110,11 +110,20 @@ class FileArea:
     def list_in(self, connection: psycopg.Connection[Any], files: Iterable[PendingFile]) -> None:
         """Write the manifest, in the transaction that is open on `connection` and stores the checkpoint."""
         statement = sql.SQL(
-            "INSERT INTO {} (processor_id, epoch, hidden_path, final_path, row_count) VALUES (%s, %s, %s, %s, %s)"
+            "INSERT INTO {} (processor_id, epoch, hidden_path, final_path, row_count) "
+            "SELECT %s, %s, file.* FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS file"
         ).format(self._manifest)
-        rows = [(self._processor_id, self._epoch, str(file.hidden), str(file.final), file.rows) for file in files]
-        with connection.cursor() as cursor:
-            cursor.executemany(statement, rows)
+        listed = list(files)
+        connection.execute(
+            statement,
+            (
+                self._processor_id,
+                self._epoch,
+                [str(file.hidden) for file in listed],
+                [str(file.final) for file in listed],
+                [file.rows for file in listed],
+            ),
+        )
 
     def roll_forward(self) -> int:
         """Move every file whose checkpoint is stored, of this epoch or an earlier one; return how many there were.

@@ -7,6 +7,7 @@ noticed afterwards, because a setting that lives as long as the transaction is g
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -95,6 +96,26 @@ class GuardedConnection(psycopg.Connection[Any]):
                     reason=Reason.DATABASE_UNAVAILABLE,
                 )
 
+    @override
+    @contextlib.contextmanager
+    def pipeline(self) -> Iterator[psycopg.Pipeline]:
+        try:
+            with super().pipeline() as pipeline:
+                yield pipeline
+        finally:
+            self.restart_idle_timeout()
+
+    def restart_idle_timeout(self) -> None:
+        """Make the server watch for an idle transaction again, which it does not after a pipeline.
+
+        It starts that timer when it answers Sync and stops it at the next message; psycopg ends a pipeline with Sync
+        and then Flush, which gets no answer. The empty query gets one. A failed transaction holds no lock any more.
+        """
+        with self.lock:
+            outside = self.pgconn.pipeline_status == pq.PipelineStatus.OFF
+            if outside and self.pgconn.transaction_status == pq.TransactionStatus.INTRANS:
+                self.pgconn.exec_(b"")
+
     def check_violation(self) -> None:
         """Raise again what `refuse` raised, should the handler have swallowed it."""
         if self._violation is not None:
@@ -175,7 +196,11 @@ class GuardedCursor(psycopg.Cursor[Any]):
     @override
     def executemany(self, query: Any, params_seq: Iterable[Any], **options: Any) -> None:
         self._examine(query)
-        super().executemany(query, params_seq, **options)
+        try:
+            super().executemany(query, params_seq, **options)
+        finally:
+            if isinstance(self.connection, GuardedConnection):
+                self.connection.restart_idle_timeout()
 
     @override
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:

@@ -1,0 +1,75 @@
+"""The server ends a handler's idle transaction whatever the handler did last: a pipeline too, which stops its timer."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psycopg
+import pytest
+
+from outbox_worker.guard import GuardedConnection
+from tests.support.postgres import VERSIONS, wait_until
+
+INSERT = "INSERT INTO public.effects VALUES (%s)"
+IDLE_LIMIT = 0.5
+
+
+def execute_once(connection):
+    connection.execute(INSERT, [1])
+
+
+def execute_many(connection):
+    connection.cursor().executemany(INSERT, [(1,), (2,)])
+
+
+def execute_in_a_pipeline(connection):
+    with connection.pipeline():
+        connection.execute(INSERT, [1])
+        connection.execute(INSERT, [2])
+
+
+def fail_behind_a_savepoint(connection):
+    with contextlib.suppress(psycopg.errors.UniqueViolation), connection.transaction():
+        connection.cursor().executemany(INSERT, [(1,), (1,)])
+
+
+def copy_in(connection):
+    with connection.cursor().copy("COPY public.effects FROM STDIN") as copy:
+        copy.write_row((1,))
+
+
+def stream(connection):
+    assert list(connection.cursor().stream("SELECT 1")) == [(1,)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "last_act",
+    [
+        execute_once,
+        execute_many,
+        execute_in_a_pipeline,
+        fail_behind_a_savepoint,
+        copy_in,
+        stream,
+    ],
+)
+def test_a_transaction_left_idle_is_ended_after(servers, version, last_act):
+    with servers.database(version) as database:
+        watcher = database.direct()
+        watcher.execute("CREATE TABLE public.effects (n int UNIQUE)")
+        owned = database.direct()
+        owned.execute(f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_LIMIT}s'")
+        handed = GuardedConnection(owned, "mark")
+        last_act(handed)
+        wait_until(
+            lambda: (
+                watcher.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [owned.info.backend_pid]
+                ).fetchone()
+                == (0,)
+            ),
+            "the server ended the session",
+            seconds=IDLE_LIMIT + 2.0,
+        )
+        assert watcher.execute("SELECT count(*) FROM public.effects").fetchone() == (0,)
