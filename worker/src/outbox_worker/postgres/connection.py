@@ -122,3 +122,23 @@ def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
         ) from None
     except psycopg.Error as err:
         raise translate(err) from err
+
+
+def connect_environment(application_name: str) -> psycopg.Connection[Any]:
+    """Open an autocommit connection by libpq's variables (PGSERVICE, PGHOST, PGPASSFILE …), for people at a terminal.
+
+    Raises:
+        ConfigurationError: `ConnectionSecretInvalid`: no such service, or a variable makes no sense.
+        TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
+
+    """
+    parameters: dict[str, Any] = dict(_LIVENESS)
+    try:
+        return psycopg.connect(**parameters, application_name=application_name, autocommit=True, prepare_threshold=None)
+    except psycopg.ProgrammingError:
+        raise ConfigurationError(
+            "libpq does not understand what the environment says (PGSERVICE, PGHOST …)",
+            reason=Reason.CONNECTION_SECRET_INVALID,
+        ) from None
+    except psycopg.Error as err:
+        raise translate(err) from err

@@ -1,0 +1,254 @@
+"""The command line's grammar: every command with its options, and which function runs it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outbox_cli import claims, conflicts, looking, moving, preparing, resources, running
+from outbox_cli.command import (
+    acting_options,
+    cluster_options,
+    database_options,
+    manifest_options,
+    output_options,
+    reason_options,
+)
+from outbox_cli.place import Place, choose_place
+from outbox_core.checkpoint import Checkpoint, parse_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_cli.command import Context
+    from outbox_cli.errors import Exit
+
+COUNT_AT_MOST = 1_000_000
+"""Messages that a preview counts exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """Where commands are added, and the groups of options they share."""
+
+    commands: Any
+    output: argparse.ArgumentParser
+    database: argparse.ArgumentParser
+    manifest: argparse.ArgumentParser
+    cluster: argparse.ArgumentParser
+    acting: argparse.ArgumentParser
+    reason: argparse.ArgumentParser
+
+    def add(
+        self,
+        name: str,
+        run: Callable[[Context], Exit | int],
+        *parents: argparse.ArgumentParser,
+        text: str,
+        commands: Any = None,
+    ) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = (commands or self.commands).add_parser(
+            name, parents=[self.output, *parents], help=text, description=text, allow_abbrev=False
+        )
+        made.set_defaults(run=run, verb=name)
+        return made
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add every command."""
+    grammar = _Grammar(
+        parser.add_subparsers(required=True, metavar="COMMAND"),
+        output_options(),
+        database_options(),
+        manifest_options(),
+        cluster_options(),
+        acting_options(),
+        reason_options(),
+    )
+    _add_looking(grammar)
+    _add_conflicts(grammar)
+    _add_moving(grammar)
+    _add_claims(grammar)
+    _add_cluster(grammar)
+    _add_preparing(grammar)
+    _add_run(grammar)
+
+
+def either(
+    database: Callable[[Context], Exit | int], cluster: Callable[[Context], Exit | int]
+) -> Callable[[Context], Exit | int]:
+    """Make a command that works on what its options name."""
+
+    def command(context: Context) -> Exit | int:
+        place = choose_place(context.options, context.environment, plugin=context.plugin)
+        return database(context) if place is Place.DATABASE else cluster(context)
+
+    return command
+
+
+def _add_looking(g: _Grammar) -> None:
+    status = g.add(
+        "status", either(looking.status, resources.status), g.database, g.manifest, g.cluster,
+        text="who owns each processor, how far it is, what waits for a person",
+    )  # fmt: skip
+    status.add_argument("processor", nargs="?", help="only this one: processorId, in a cluster the resource's name")
+    status.add_argument("-A", "--all-namespaces", action="store_true", help="resources of every namespace")
+
+    lag = g.add("lag", looking.lag, g.database, g.manifest, text="what waits behind each checkpoint")
+    lag.add_argument("processor", nargs="?")
+    lag.add_argument("--cap", type=_positive, help="count exactly up to so many messages (10000)")
+    lag.add_argument("--max-messages", type=_positive, help="exit status 4 when more wait")
+    lag.add_argument("--max-seconds", type=float, help="exit status 4 when the oldest waits longer")
+
+    stall = g.add("stall", looking.stall, g.database, g.manifest, text="who holds the reading bound back")
+    stall.add_argument("--all", action="store_true", help="every open transaction that has written, the oldest first")
+    stall.add_argument("--check", action="store_true", help="exit status 4 when messages wait for somebody's end")
+
+    acts = g.add("acts", looking.acts, g.database, text="what people decided")
+    acts.add_argument("processor", nargs="?")
+    acts.add_argument("--limit", type=_positive, default=100, help="the latest so many (%(default)s)")
+
+
+def _add_conflicts(g: _Grammar) -> None:
+    parser = g.commands.add_parser("conflicts", help="refusals that wait for a person", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="list|accept")
+    listing = g.add(
+        "list", conflicts.list_all, g.database, text="conflicts that wait for a person", commands=commands
+    )  # fmt: skip
+    listing.add_argument("processor", nargs="?")
+    listing.add_argument("--all", action="store_true", help="decided ones, and refusals that needed nobody, too")
+    listing.add_argument("--limit", type=_positive, default=100, help="the latest so many (%(default)s)")
+    listing.add_argument("--check", action="store_true", help="exit status 4 when one is open")
+    accepting = g.add(
+        "accept", conflicts.accept, g.database, g.manifest, g.acting, g.reason,
+        text="go on from the pair that is stored now", commands=commands,
+    )  # fmt: skip
+    accepting.add_argument("conflict", type=_positive, help="number of the conflict")
+    accepting.add_argument("--pair", type=_pair, help="the stored pair that you saw; refused if it is another")
+    _add_count(accepting)
+
+
+def _add_moving(g: _Grammar) -> None:
+    rewind = g.add(
+        "rewind", either(moving.rewind, resources.rewind), g.database, g.manifest, g.cluster, g.acting, g.reason,
+        text="go back: messages are handled again",
+    )  # fmt: skip
+    skip = g.add(
+        "skip-to", moving.skip_to, g.database, g.manifest, g.acting, g.reason,
+        text="go forward: messages are passed over, never handled",
+    )  # fmt: skip
+    for parser in (rewind, skip):
+        parser.add_argument("processor", nargs="?", help="processorId, in a cluster the resource's name")
+        parser.add_argument("--partition", type=int, default=0, help="partition (%(default)s)")
+        parser.add_argument("--conflict", type=_positive, help="number of the open conflict that this decides")
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("--to", type=_pair, metavar="TRANSACTION_ID:POSITION", help="the last message not handled")
+        where.add_argument("--to-position", type=int, metavar="N", help="handle from the first message >= N")
+        where.add_argument("--to-time", type=_time, metavar="RFC3339", help="handle from what was stored at that time")
+        if parser is rewind:
+            where.add_argument("--to-beginning", action="store_true", help="handle everything again")
+        else:
+            where.add_argument("--to-end", action="store_true", help="pass over all that is settled")
+        _add_count(parser)
+    _add_wait(rewind)
+
+
+def _add_claims(g: _Grammar) -> None:
+    parser = g.commands.add_parser("claim", help="which resource owns a processor", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="show|release")
+    show = g.add("show", claims.show, g.database, text="who holds each claim", commands=commands)
+    show.add_argument("processor", nargs="?")
+    release = g.add(
+        "release", claims.release, g.database, g.acting, g.reason,
+        text="take a claim from a resource that will not give it up", commands=commands,
+    )  # fmt: skip
+    release.add_argument("processor", help="processorId")
+    release.add_argument("--force", action="store_true", help="needed: a claim belongs to its resource")
+
+
+def _add_cluster(g: _Grammar) -> None:
+    for name, run, text in (
+        ("pause", resources.pause, "suspend a resource: checkpoint and claim are kept"),
+        ("resume", resources.resume, "let a suspended resource go on"),
+    ):
+        parser = g.add(name, run, g.cluster, text=text)
+        parser.add_argument("processor", help="the resource's name")
+        _add_wait(parser)
+    accept = g.add(
+        "accept", resources.accept, g.cluster, g.acting,
+        text="decide a resource's open conflict: go on from the stored pair",
+    )  # fmt: skip
+    accept.add_argument("processor", help="the resource's name")
+    accept.add_argument("--conflict", type=_positive, help="number of the conflict that you saw")
+    _add_wait(accept)
+
+
+def _add_preparing(g: _Grammar) -> None:
+    migrate = g.add("migrate", preparing.migrate, g.database, text="bring the schema to this version")
+    migrate.add_argument("--dry-run", action="store_true", help="say what would be done")
+    migrate.add_argument(
+        "--phase", choices=["pre", "post", "all"], default="pre", help="post: after the last old worker"
+    )
+    adopt = g.add("adopt", preparing.adopt, g.database, text="make an outbox that exists already readable")
+    adopt.add_argument("--dry-run", action="store_true", help="say what would be done")
+    adopt.add_argument("--table", required=True, help="schema.name of the table")
+    adopt.add_argument("--transaction-id-column", default="transaction_id")
+    adopt.add_argument("--position-column", default="position")
+    adopt.add_argument("--ordered-by", help="column whose order old rows get; without it they are never read")
+    adopt.add_argument("--only-where-null", help="backfill only rows where this column is NULL: processed_on_utc")
+    adopt.add_argument("--publication-column", help="column of publications, to be indexed too")
+    adopt.add_argument("--batch", type=int, default=5_000, help="rows in one transaction of the backfill")
+    identity = g.add(
+        "confirm-identity", preparing.confirm_identity, g.database, text="after a copy, a move or a restore"
+    )  # fmt: skip
+    identity.add_argument("--dry-run", action="store_true", help="say what would be done")
+    identity.add_argument("action", choices=["keep", "renew"], help="keep: it moved here. renew: the original lives on")
+
+
+def _add_run(g: _Grammar) -> None:
+    run = g.add("run", running.run, g.database, text="run one processor here, without Kubernetes; Ctrl-C drains")
+    run.add_argument(
+        "-f", "--file", type=Path, action="append", required=True, metavar="YAML",
+        help="the processor's manifest; repeat it for the ConfigMap of its code",
+    )  # fmt: skip
+    run.add_argument("--handler", type=Path, metavar="DIR", help="folder of the Python files, instead of a ConfigMap")
+    run.add_argument("--target-connection", type=Path, metavar="DIR", help="files of the broker's Secret")
+    run.add_argument("--cluster-id", help="name of this place in claims (local/HOSTNAME)")
+    run.add_argument("--port", type=int, default=0, help="HTTP port of /status and /metrics; 0: any")
+
+
+def _add_count(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--count-at-most", type=_positive, default=COUNT_AT_MOST, metavar="N",
+        help="the preview counts exactly up to so many messages (%(default)s)",
+    )  # fmt: skip
+
+
+def _add_wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", action="store_true", help="in a cluster: until it is done")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait (%(default)s)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def _pair(text: str) -> Checkpoint:
+    try:
+        return parse_checkpoint(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-11-21T10:00:00Z") from err
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

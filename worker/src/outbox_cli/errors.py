@@ -1,0 +1,39 @@
+"""How a command can end other than well, and the exit status of each."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit statuses; docs/cli.md lists them for scripts."""
+
+    DONE = 0
+    FAILED = 1
+    """Could not be done: database or cluster not reached, right missing, schema missing … Why is on stderr."""
+    USAGE = 2
+    """The command line makes no sense."""
+    REFUSED = 3
+    """Understood and not done, nothing was changed: an owner is live, the pair is another by now, you said no …"""
+    FOUND = 4
+    """Only with --check: there is something that wants attention."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+class CommandError(Exception):
+    """Ends a command; the message says what to do."""
+
+    status = Exit.FAILED
+
+
+class UsageError(CommandError):
+    """The command line lacks something that only shows when it is put together."""
+
+    status = Exit.USAGE
+
+
+class RefusedError(CommandError):
+    """Nothing was changed."""
+
+    status = Exit.REFUSED

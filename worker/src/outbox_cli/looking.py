@@ -1,0 +1,229 @@
+"""`status`, `lag`, `stall` and `acts` against a database: nothing is changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database
+from outbox_cli.console import Column, format_age
+from outbox_cli.errors import Exit, RefusedError
+from outbox_worker.postgres.messages import LAG_CAP, MessageReader
+from outbox_worker.postgres.overview import list_acts, list_processors
+from outbox_worker.postgres.writers import list_writers
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_cli.place import Subject
+    from outbox_core.report import Lag
+    from outbox_worker.postgres.overview import ProcessorView
+    from outbox_worker.postgres.writers import Writer
+
+_STATUS: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("STATE", "state"),
+    Column("CLAIM", "claim"),
+    Column("POD", "pod"),
+    Column("EPOCH", "epoch"),
+    Column("CHECKPOINT", "checkpoint"),
+    Column("STORED", "storedAt"),
+    Column("LAG", "lagText"),
+    Column("CONFLICTS", "conflicts"),
+    Column("OPEN", "openConflict"),
+)
+_LAG: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("CHECKPOINT", "checkpoint"),
+    Column("MESSAGES", "messages"),
+    Column("AGE", "seconds"),
+)
+_ACTS: Final = (
+    Column("ID", "id"),
+    Column("TIME", "time"),
+    Column("ACT", "act"),
+    Column("PROCESSOR", "processorId"),
+    Column("FROM", "from"),
+    Column("TO", "to"),
+    Column("BY", "decidedBy"),
+    Column("REASON", "reason"),
+)
+
+
+def state_of(view: ProcessorView) -> str:
+    """One word for people: Blocked, Running, Vacated, Claimed or Free."""
+    if view.open_conflict is not None:
+        return "Blocked"
+    if view.live:
+        return "Running"
+    if view.holder is None:
+        return "Free"
+    return "Claimed" if view.vacated_at is None else "Vacated"
+
+
+def status_record(view: ProcessorView, lag: Lag | None) -> Record:
+    """Write one partition for a person or a program."""
+    return {
+        "processorId": view.processor_id,
+        "partition": view.partition,
+        "state": state_of(view),
+        "claim": None if view.holder is None else str(view.holder),
+        "vacatedAt": view.vacated_at,
+        "pod": view.pod if view.live else None,
+        "epoch": view.epoch,
+        "leaseExpiresAt": view.expires_at if view.live else None,
+        "checkpoint": None if view.pair is None else str(view.pair),
+        "storedAt": view.stored_at,
+        "lag": None if lag is None else lag.model_dump(by_alias=True),
+        "conflicts": view.conflicts,
+        "openConflict": view.open_conflict,
+    }
+
+
+def format_lag(lag: Lag | None) -> str | None:
+    """Write how much waits, and since when."""
+    if lag is None:
+        return None
+    if not lag.messages and not lag.at_least:
+        return "0"
+    return f"{lag.messages}{'+' if lag.at_least else ''} ({format_age(lag.seconds)})"
+
+
+def find_partitions(connection: psycopg.Connection[Any], subject: Subject) -> list[ProcessorView]:
+    """Read all processors, or the one asked for.
+
+    Raises:
+        RefusedError: the database has never heard of it.
+
+    """
+    views = list_processors(connection, subject.schema, subject.processor_id)
+    if not views and subject.processor_id is not None:
+        raise RefusedError(f"schema {subject.schema} knows no processor {subject.processor_id}")
+    return views
+
+
+@against_database
+def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Say who owns each processor, how far it is, and what waits for a person."""
+    subject = context.subject
+    reader = MessageReader(subject.source)
+    records = []
+    for view in find_partitions(connection, subject):
+        lag = None if view.pair is None else reader.lag(connection, view.pair)
+        record = status_record(view, lag)
+        records.append(record if context.console.is_json else record | {"lagText": format_lag(lag)})
+    context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
+    return Exit.DONE
+
+
+@against_database
+def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
+    subject, options = context.subject, context.options
+    reader = MessageReader(subject.source)
+    records: list[Record] = []
+    exceeded = False
+    for view in find_partitions(connection, subject):
+        if view.pair is None:
+            continue
+        found = reader.lag(connection, view.pair, options.cap or LAG_CAP)
+        exceeded |= options.max_messages is not None and (found.messages > options.max_messages)
+        exceeded |= options.max_seconds is not None and (found.seconds > options.max_seconds)
+        counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
+        records.append(
+            {
+                "processorId": view.processor_id,
+                "partition": view.partition,
+                "checkpoint": str(view.pair),
+                "messages": counted,
+                "atLeast": found.at_least,
+                "seconds": found.seconds,
+            }
+        )
+    context.console.show(records, _LAG, empty=f"no processor has a checkpoint in schema {subject.schema}")
+    return Exit.FOUND if exceeded else Exit.DONE
+
+
+@against_database
+def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Name who holds the reading bound back; with --all every open transaction that has written."""
+    found = list_writers(connection)
+    waits = MessageReader(context.subject.source).has_waiting(connection)
+    holder = found.holder
+    record: Record = {"bound": found.bound, "messagesWait": waits}
+    record |= {"holder": None} if holder is None else {"holder": _writer(holder)}
+    if context.options.all:
+        record["writers"] = [_writer(writer) for writer in found.writers]
+    console = context.console
+    console.document(record)
+    if holder is None:
+        console.say(f"nothing holds the reading bound back (transaction id {found.bound})")
+    else:
+        console.say(f"the reading bound stands at transaction id {found.bound}, held by {describe(holder)}")
+        console.say("committed messages wait behind it" if waits else "no committed message waits behind it")
+        console.say(f"to end it: {remedy(holder)}")
+    if context.options.all:
+        for writer in found.writers:
+            console.say(f"{writer.transaction_id}: {describe(writer)}")
+    if any(writer.age_seconds is None for writer in found.writers):
+        console.note("ages of other roles' transactions are hidden from this role: GRANT pg_read_all_stats TO it")
+    return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
+
+
+def describe(writer: Writer) -> str:
+    """Say who it is and for how long."""
+    age = "" if writer.age_seconds is None else f", open for {format_age(writer.age_seconds)}"
+    if writer.prepared is not None:
+        return f"prepared transaction '{writer.prepared}' of role {writer.role} in database {writer.database}{age}"
+    named = f", application '{writer.application}'" if writer.application else ""
+    state = f", {writer.state}" if writer.state else ""
+    return f"session {writer.pid} of role {writer.role} in database {writer.database}{named}{state}{age}"
+
+
+def remedy(writer: Writer) -> str:
+    """Say how to end it."""
+    if writer.prepared is not None:
+        name = writer.prepared.replace("'", "''")
+        return f"COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}', in database {writer.database}"
+    if (writer.application or "").startswith("outbox "):
+        return "it is a processor's own worker: delivery.timeout bounds it, or lower delivery.batchSize"
+    return f"let its program finish, or SELECT pg_terminate_backend({writer.pid})"
+
+
+def _writer(writer: Writer) -> Record:
+    return {
+        "transactionId": writer.transaction_id,
+        "pid": writer.pid,
+        "application": writer.application,
+        "database": writer.database,
+        "role": writer.role,
+        "state": writer.state,
+        "preparedTransaction": writer.prepared,
+        "ageSeconds": writer.age_seconds,
+    }
+
+
+@against_database
+def acts(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List what people decided."""
+    subject = context.subject
+    records = [
+        {
+            "id": act.id,
+            "time": act.acted_at,
+            "act": act.act,
+            "processorId": act.processor_id,
+            "partition": act.partition,
+            "from": None if act.before is None else str(act.before),
+            "to": None if act.after is None else str(act.after),
+            "decidedBy": act.decided_by,
+            "sessionRole": act.session_role,
+            "reason": act.reason,
+        }
+        for act in list_acts(connection, subject.schema, subject.processor_id, context.options.limit)
+    ]
+    context.console.show(records, _ACTS, empty="nobody has decided anything yet")
+    return Exit.DONE

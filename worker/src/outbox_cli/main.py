@@ -1,0 +1,81 @@
+"""`outbox`: reads the command line, runs one command, and turns how it ends into an exit status.
+
+    outbox status|lag|stall|conflicts|acts             look at a database (status also at a cluster)
+    outbox rewind|skip-to|claim                        recorded acts
+    outbox accept|pause|resume                         by the resource, in a cluster
+    outbox migrate|adopt|confirm-identity              prepare a database
+    outbox run -f processor.yaml                       run a processor here, without Kubernetes
+
+As `kubectl outbox` the commands that know both mean the cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_cli.command import Context
+from outbox_cli.commands import add_commands
+from outbox_cli.console import Console
+from outbox_cli.errors import CommandError, Exit
+from outbox_core.errors import OutboxError
+from outbox_sql.adopt import AdoptionError
+from outbox_sql.runner import MigrationError
+from outbox_worker.postgres.errors import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command as `outbox`."""
+    return _run(arguments, plugin=False)
+
+
+def kubectl(arguments: Sequence[str] | None = None) -> int:
+    """Run one command as `kubectl outbox`."""
+    return _run(arguments, plugin=True)
+
+
+def build_parser(*, plugin: bool) -> argparse.ArgumentParser:
+    """Put the command line together."""
+    parser = argparse.ArgumentParser(
+        prog="kubectl outbox" if plugin else "outbox",
+        description="Look after outbox processors, in a database or in a cluster.",
+        allow_abbrev=False,
+    )
+    add_commands(parser)
+    return parser
+
+
+def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
+    options = build_parser(plugin=plugin).parse_args(arguments)
+    console = Console(options.output, assume_yes=getattr(options, "yes", False))
+    context = Context(options, console, os.environ, plugin)
+    try:
+        return int(options.run(context))
+    except CommandError as err:
+        return _fail(str(err), err.status)
+    except psycopg.Error as err:
+        return _fail(str(translate(err)), Exit.FAILED)
+    except (OutboxError, MigrationError, AdoptionError) as err:
+        return _fail(str(err), Exit.FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not worth a word, and nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+
+
+def _fail(message: str, status: Exit) -> int:
+    print(f"outbox: {message}", file=sys.stderr)  # noqa: T201  # a command line speaks
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""`migrate`, `adopt` and `confirm-identity` against a database, as the schema's owner."""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from outbox_cli.command import against_database
+from outbox_cli.errors import Exit
+from outbox_cli.place import DEFAULT_SCHEMA
+from outbox_sql import adopt as adoption
+from outbox_sql import runner
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.command import Context
+
+
+@against_database
+def migrate(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Bring the schema to this version."""
+    options, console = context.options, context.console
+    schema = options.schema or DEFAULT_SCHEMA
+    phases = tuple(runner.Phase) if options.phase == "all" else (runner.Phase(options.phase),)
+    missing = runner.pending(runner.fetch_applied(connection, schema), phases, runner.load_migrations())
+    if options.dry_run:
+        names = [migration.name for migration in missing]
+        console.document({"schema": schema, "pending": names})
+        console.say("\n".join(f"would apply {name}" for name in names) or "nothing to apply")
+        return Exit.DONE
+    done: list[str] = []
+    with console.progress("migrations", len(missing)) as progress:
+
+        def announce(name: str) -> None:
+            done.append(name)
+            console.say(f"applied {name}")
+            progress.reach(len(done))
+
+        runner.migrate(connection, schema, phases=phases, announce=announce)
+    console.document({"schema": schema, "applied": done})
+    if not done:
+        console.say("nothing to apply")
+    return Exit.DONE
+
+
+@against_database
+def adopt(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Make an outbox that exists already readable."""
+    options, console = context.options, context.console
+    schema, dot, table = options.table.partition(".")
+    if not dot:
+        schema, table = "public", schema
+    said: list[str] = []
+
+    def announce(line: str) -> None:
+        said.append(line)
+        console.say(line)
+
+    adoption.adopt(
+        connection,
+        adoption.Adoption(
+            schema=schema,
+            table=table,
+            transaction_id=options.transaction_id_column,
+            position=options.position_column,
+            ordered_by=options.ordered_by,
+            only_where_null=options.only_where_null,
+            publication_id=options.publication_column,
+            batch=options.batch,
+        ),
+        dry_run=options.dry_run,
+        announce=announce,
+    )
+    console.document({"table": f"{schema}.{table}", "dryRun": options.dry_run, "steps": said})
+    return Exit.DONE
+
+
+@against_database
+def confirm_identity(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Say what a database is after a copy, a move or a restore."""
+    options, console = context.options, context.console
+    schema = options.schema or DEFAULT_SCHEMA
+    if options.dry_run:
+        console.document({"schema": schema, "action": options.action, "done": False})
+        console.say(f"would {options.action} the identity of schema {schema}")
+        return Exit.DONE
+    statement = sql.SQL("SELECT {}.confirm_identity(%s, %s)").format(sql.Identifier(schema))
+    row = connection.execute(statement, (options.action, getpass.getuser())).fetchone()
+    database = str(row[0]) if row else None
+    console.document({"schema": schema, "action": options.action, "done": True, "database": database})
+    console.say(f"this database is now {database or 'unknown'}")
+    return Exit.DONE

@@ -1,0 +1,135 @@
+"""`outbox run -f processor.yaml`: one processor in the foreground, without Kubernetes.
+
+The manifest becomes the same configuration that the operator would write, and the worker's own `main` runs it: the
+same code, claim, lease and checkpoint as in a pod. Ctrl-C or SIGTERM drains.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
+from outbox_cli.manifest import read_manifest
+from outbox_cli.place import has_environment, secret_directory
+from outbox_core.spec import Engine
+from outbox_worker import main as worker
+
+if TYPE_CHECKING:
+    from outbox_cli.command import Context
+    from outbox_cli.manifest import Manifest
+
+_IDENTITIES: Final = uuid.UUID("2a0a2c0e-52f1-5b0c-9c5b-6c1f0f0ad7f4")
+TARGET_DIRECTORY: Final = "OUTBOX_TARGET_CONNECTION"
+"""Names the broker's directory of files where no option does."""
+
+
+def run(context: Context) -> Exit | int:
+    """Run until Ctrl-C; the exit status is the worker's."""
+    options = context.options
+    cluster = options.cluster_id or f"local/{socket.gethostname()}"
+    first = read_manifest(options.file, cluster=cluster, uid="").processor
+    # The same uid every time: the claim is found again by the next run of the same manifest on this machine.
+    uid = str(uuid.uuid5(_IDENTITIES, f"{cluster}/{first.namespace}/{first.name}"))
+    manifest = read_manifest(options.file, cluster=cluster, uid=uid)
+    check_runnable(manifest)
+    with tempfile.TemporaryDirectory(prefix="outbox-run-") as directory:
+        home = Path(directory)
+        _lay_out(context, manifest, home)
+        context.console.note(
+            f"{manifest.processor.processor_id} runs as {manifest.processor.ref}; Ctrl-C finishes or rolls back the "
+            "batch and stops"
+        )
+        return worker.main(
+            [
+                "--config", str(home / "processor.json"), "--connections", str(home / "connections"),
+                "--handler", str(home / "handler"), "--termination-log", str(home / "none"), "--port",
+                str(options.port),
+            ]
+        )  # fmt: skip
+
+
+def check_runnable(manifest: Manifest) -> None:
+    """Refuse what cannot run here.
+
+    Raises:
+        RefusedError: another engine's, suspended, or given away.
+
+    """
+    spec = manifest.processor.spec
+    if spec.engine is not Engine.WORKER:
+        raise RefusedError(f"engine {spec.engine} needs its own runtime: `outbox run` runs engine Worker")
+    if spec.suspend:
+        raise RefusedError("spec.suspend is true: nothing would be handled")
+    if spec.hand_over_to is not None:
+        raise RefusedError("spec.handOverTo is set: this resource gives its processor away")
+
+
+def _lay_out(context: Context, manifest: Manifest, home: Path) -> None:
+    """Put the files where a pod would have them mounted; connections are links, so that no secret is copied."""
+    # Late, and not before it is needed: it brings the operator's renderer along.
+    from outbox_operator.manifests import build_config, format_config
+    from outbox_operator.settings import Images
+
+    config = build_config(manifest.processor, Images())
+    (home / "processor.json").write_text(format_config(config))
+    (home / "handler").mkdir()
+    _place_handler(context, manifest, home)
+    connections = home / "connections"
+    connections.mkdir()
+    directory = secret_directory(context.options)
+    if directory is not None:
+        if not directory.is_dir():
+            raise CommandError(f"{directory} is not a directory with a connection's files")
+        (connections / "source").symlink_to(directory.resolve())
+    elif context.options.dsn_file is not None:
+        (connections / "source").mkdir()
+        (connections / "source" / "uri").symlink_to(context.options.dsn_file.resolve())
+    elif has_environment(context.environment):
+        (connections / "source").mkdir()
+        # Names nothing, so libpq takes everything from the environment.
+        (connections / "source" / "uri").write_text("postgresql://")
+    else:
+        raise UsageError("which database? --connection, --connections, --dsn-file, or PGSERVICE or PGHOST")
+    _link_target(context, manifest, connections)
+
+
+def _place_handler(context: Context, manifest: Manifest, home: Path) -> None:
+    """Files of the ConfigMap that came with the manifest, or of --handler."""
+    target = manifest.processor.spec.target
+    if target is None or target.python is None:
+        return
+    if context.options.handler is not None:
+        (home / "handler").rmdir()
+        (home / "handler").symlink_to(context.options.handler.resolve())
+        return
+    if target.python.config_map_ref is None:
+        return  # the module is to be found on the Python path, as in an image of one's own
+    name = target.python.config_map_ref.name
+    files = manifest.config_maps.get(name)
+    if files is None:
+        raise CommandError(f"ConfigMap {name} is in none of the files: add it with -f, or name a folder with --handler")
+    for file, text in files.items():
+        (home / "handler" / Path(file).name).write_text(text)
+
+
+def _link_target(context: Context, manifest: Manifest, connections: Path) -> None:
+    target = manifest.processor.spec.target
+    if target is None or target.rabbitmq is None:
+        return
+    options = context.options
+    named = options.target_connection or os.environ.get(TARGET_DIRECTORY)
+    directory = Path(named) if named else None
+    if directory is None and options.connections is not None:
+        directory = options.connections / "target"
+    if directory is None:
+        raise UsageError(
+            f"which broker? --target-connection DIR, --connections DIR (DIR/target), or {TARGET_DIRECTORY}"
+        )
+    if not directory.is_dir():
+        raise CommandError(f"{directory} is not a directory with the broker's files")
+    (connections / "target").symlink_to(directory.resolve())

@@ -1,0 +1,66 @@
+"""What a move of a checkpoint would mean: how many messages of which type lie between two pairs.
+
+Counted page by page on the server, each page a statement of its own, so that nothing runs for long, a bound can be set,
+and somebody can watch. What lies below the reading bound is settled: pages add up to one truth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.checkpoint import parse_checkpoint
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_worker.postgres.messages import MessageReader
+
+PAGE: Final = 50_000
+"""Messages that one statement counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Messages by type; `at_least`: counting stopped at its cap, there are these or more."""
+
+    by_type: dict[str, int]
+    at_least: bool
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.by_type.values())
+
+
+def count_between(
+    connection: psycopg.Connection[Any],
+    reader: MessageReader,
+    after: Checkpoint,
+    up_to: Checkpoint,
+    *,
+    cap: int,
+    page: int = PAGE,
+    watch: Callable[[int], None] = lambda _: None,
+) -> Count:
+    """Count what matches the source's filters in (after, up_to], exactly up to `cap`; tell `watch` the sum so far."""
+    found: Counter[str] = Counter()
+    while True:
+        limit = min(page, cap + 1 - found.total())
+        statement = load("count_types").format(rows=reader.batch_relation(after, up_to))
+        with translated():
+            rows = connection.execute(statement, {"limit": limit}).fetchall()
+        for message_type, count, end in rows:
+            found[message_type] += count
+            after = parse_checkpoint(end)
+        watch(found.total())
+        if sum(count for _, count, _ in rows) < limit:
+            return Count(dict(found.most_common()), at_least=False)
+        if found.total() > cap:
+            return Count(dict(found.most_common()), at_least=True)

@@ -1,0 +1,27 @@
+-- Every processor and partition that the database has heard of: who claims it, who works on it, how far it is, and the
+-- conflict that waits for a person.
+WITH known AS (
+    SELECT c.processor_id, c.partition FROM {schema}.processor_checkpoints AS c
+    UNION
+    SELECT l.processor_id, l.partition FROM {schema}.processor_leases AS l
+    UNION
+    SELECT f.processor_id, f.partition FROM {schema}.processor_conflicts AS f
+    UNION
+    SELECT m.processor_id, 0 FROM {schema}.processor_claims AS m
+    WHERE NOT EXISTS (SELECT 1 FROM {schema}.processor_leases AS l WHERE l.processor_id = m.processor_id)
+)
+SELECT k.processor_id, k.partition,
+       m.cluster, m.namespace, m.name, m.uid, m.claimed_at, m.vacated_at,
+       l.epoch, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
+       c.last_processed_transaction_id::text AS transaction_id, c.last_processed_position AS "position", c.stored_at,
+       (SELECT count(*) FROM {schema}.processor_conflicts AS f
+        WHERE f.processor_id = k.processor_id AND f.partition = k.partition) AS conflicts,
+       (SELECT max(f.id) FROM {schema}.processor_conflicts AS f
+        WHERE f.processor_id = k.processor_id AND f.partition = k.partition
+          AND f.needs_person AND f.resolved_at IS NULL) AS open_conflict
+FROM known AS k
+LEFT JOIN {schema}.processor_claims AS m ON m.processor_id = k.processor_id
+LEFT JOIN {schema}.processor_leases AS l ON l.processor_id = k.processor_id AND l.partition = k.partition
+LEFT JOIN {schema}.processor_checkpoints AS c ON c.processor_id = k.processor_id AND c.partition = k.partition
+WHERE %(processor_id)s::text IS NULL OR k.processor_id = %(processor_id)s
+ORDER BY k.processor_id, k.partition
