@@ -1,0 +1,162 @@
+"""`outbox` as a person runs it: a real process, its output, its exit status; and processors in every state."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outbox_core.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
+from outbox_core.report import ResourceRef
+from outbox_worker.postgres import checkpoints, conflicts, ownership
+from outbox_worker.postgres.key import ProcessorKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from tests.support.postgres import Database
+
+PROGRAM = Path(sys.executable).with_name("outbox")
+SCHEMA = "outbox"
+
+
+@dataclass
+class Cli:
+    """Runs `outbox` against one database."""
+
+    directory: Path
+
+    def run(self, *arguments: str, where: tuple[str, ...] | None = None, **variables: str) -> Any:
+        named = ("--connection", str(self.directory)) if where is None else where
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        return subprocess.run(
+            [str(PROGRAM), *arguments, *named],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=clean | variables,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def json(self, *arguments: str, status: int = 0) -> Any:
+        done = self.run(*arguments, "--output", "json")
+        assert done.returncode == status, done.stderr
+        return json.loads(done.stdout)
+
+    def at_a_terminal(self, *arguments: str, answer: str) -> tuple[int, str, str]:
+        """Run with a terminal on stdin and stderr; return exit status, stdout, what the terminal showed."""
+        outer, inner = pty.openpty()
+        try:
+            process = subprocess.Popen(
+                [str(PROGRAM), *arguments, "--connection", str(self.directory)],
+                stdin=inner,
+                stdout=subprocess.PIPE,
+                stderr=inner,
+                text=True,
+            )
+            os.close(inner)
+            os.write(outer, f"{answer}\n".encode())
+            said, _ = process.communicate(timeout=60)
+            return process.returncode, said, _drain(outer)
+        finally:
+            os.close(outer)
+
+
+def _drain(terminal: int) -> str:
+    shown = b""
+    try:
+        while part := os.read(terminal, 65_536):
+            shown += part
+    except OSError:  # the other side is closed: all is read
+        pass
+    return shown.decode()
+
+
+@pytest.fixture
+def cli(database: Database) -> Cli:
+    """`outbox` against a migrated database, as its owner."""
+    return Cli(database.files().directory)
+
+
+@dataclass
+class Shop:
+    """One processor's surroundings: messages, claim, lease, checkpoint, conflicts, all by the product's own calls."""
+
+    database: Database
+    connection: psycopg.Connection[Any]
+    key: ProcessorKey
+    resource: ResourceRef
+
+    def produce(self, count: int, message_type: str = "OrderPlaced") -> list[Checkpoint]:
+        """Store messages, each in a transaction of its own; return their pairs."""
+        found = []
+        for number in range(count):
+            row = self.connection.execute(
+                "INSERT INTO outbox.messages (message_type, data) VALUES (%s, jsonb_build_object('n', %s::int)) "
+                "RETURNING transaction_id::text, position",
+                (message_type, number),
+            ).fetchone()
+            assert row is not None
+            found.append(Checkpoint(int(row[0]), row[1]))
+        return found
+
+    def own(self, *, live: bool = False) -> tuple[int, uuid.UUID]:
+        """Claim, and hold the lease for long or not at all."""
+        assert ownership.claim(self.connection, self.key, self.resource).granted
+        token = uuid.uuid4()
+        lease = ownership.acquire_lease(
+            self.connection, self.key, claim_uid=self.resource.uid, pod="pod-a", token=token,
+            lease=timedelta(minutes=5),
+        )  # fmt: skip
+        assert lease.epoch is not None
+        if not live:
+            assert ownership.release_lease(self.connection, self.key, epoch=lease.epoch, token=token)
+        return lease.epoch, token
+
+    def store(self, pair: Checkpoint) -> None:
+        """Store a checkpoint as the owner, then leave."""
+        before = checkpoints.load(self.connection, self.key)
+        epoch, token = self.own(live=True)
+        answer = checkpoints.store(
+            self.connection, self.key, new=pair, expected=before.pair if before else None, epoch=epoch, token=token
+        )
+        assert answer is StoreAnswer.STORED
+        assert ownership.release_lease(self.connection, self.key, epoch=epoch, token=token)
+
+    def stored(self) -> Checkpoint | None:
+        found = checkpoints.load(self.connection, self.key)
+        return None if found is None else found.pair
+
+    def refuse(self, expected: Checkpoint, stored: Checkpoint | None, *, code: StoreAnswer = StoreAnswer.AHEAD) -> int:
+        """Record what a worker was told: an open conflict."""
+        told = conflicts.Refusal(code, expected, stored, expected, 1, "pod-a", self.resource.uid, needs_person=True)
+        return conflicts.record_refusal(self.connection, self.key, told)
+
+    def acts(self) -> list[tuple[Any, ...]]:
+        return self.connection.execute(
+            "SELECT act, from_transaction_id::text || ':' || from_position, "
+            "to_transaction_id::text || ':' || to_position, reason, decided_by FROM outbox.recorded_acts ORDER BY id"
+        ).fetchall()
+
+
+@pytest.fixture
+def shop(database: Database) -> Shop:
+    """The processor `orders`, which has done nothing yet."""
+    resource = ResourceRef(cluster="test", namespace="shop", name="orders", uid="uid-orders")
+    return Shop(database, database.direct(), ProcessorKey(SCHEMA, "orders"), resource)
+
+
+def pair(text: str) -> Checkpoint:
+    return parse_checkpoint(text)
