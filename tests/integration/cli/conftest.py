@@ -21,8 +21,6 @@ from outbox_worker.postgres import checkpoints, conflicts, ownership
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import psycopg
 
     from tests.support.postgres import Database
@@ -69,12 +67,13 @@ class Cli:
             os.close(inner)
             os.write(outer, f"{answer}\n".encode())
             said, _ = process.communicate(timeout=60)
-            return process.returncode, said, _drain(outer)
+            return process.returncode, said, drain(outer)
         finally:
             os.close(outer)
 
 
-def _drain(terminal: int) -> str:
+def drain(terminal: int) -> str:
+    """What a terminal showed, once its process ended."""
     shown = b""
     try:
         while part := os.read(terminal, 65_536):

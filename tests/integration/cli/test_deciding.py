@@ -133,9 +133,7 @@ def test_releasing_a_live_claim_warns_and_ends_the_lease(cli, shop):
     done = cli.run("claim", "release", "orders", "--force", "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert "it is alive (pod-a)" in done.stderr
-    answer = shop.connection.execute(
-        "SELECT outbox.renew_lease('orders', 0, %s, %s, '1 s')", (epoch, token)
-    ).fetchone()
+    answer = shop.connection.execute("SELECT outbox.renew_lease('orders', 0, %s, %s, '1 s')", (epoch, token)).fetchone()
     assert answer == (False,)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from datetime import timedelta
 
 import pytest
@@ -60,7 +61,9 @@ def test_places_by_position_time_beginning_and_end(cli, shop, moved):
     assert target("rewind", "orders", "--to-beginning") == "0:0"
     at = moved[1]
     assert target("rewind", "orders", "--to-position", str(at.position)) == f"{at.transaction_id}:{at.position - 1}"
-    row = shop.connection.execute("SELECT scheduled FROM outbox.messages WHERE position = %s", (at.position,)).fetchone()
+    row = shop.connection.execute(
+        "SELECT scheduled FROM outbox.messages WHERE position = %s", (at.position,)
+    ).fetchone()
     when = (row[0] - timedelta(microseconds=1)).isoformat()
     assert target("rewind", "orders", "--to-time", when) == f"{at.transaction_id}:{at.position - 1}"
     end = pair(target("skip-to", "orders", "--to-end"))
@@ -119,8 +122,8 @@ def test_what_is_in_flight_is_never_passed_over(cli, shop, moved):
     assert cli.run("skip-to", "orders", "--to-end", "--yes", *WHY).returncode == 0
     writer.commit()
     rows = shop.connection.execute(
-        "SELECT message_type FROM outbox.messages m, outbox.processor_checkpoints c WHERE (m.transaction_id, m.position)"
-        " > (c.last_processed_transaction_id, c.last_processed_position) ORDER BY m.transaction_id, m.position"
+        "SELECT message_type FROM outbox.messages m, outbox.processor_checkpoints c "
+        "WHERE (m.transaction_id, m.position) > (c.last_processed_transaction_id, c.last_processed_position) ORDER BY m.transaction_id, m.position"
     ).fetchall()
     assert rows == [("Late",), ("OrderPlaced",)]
 
@@ -138,8 +141,6 @@ def test_somebody_who_worked_during_the_question_is_noticed(cli, shop, moved):
     """The preview was of another move: everything is rolled back."""
     lock = shop.database.direct(autocommit=False)
     lock.execute("SELECT 1 FROM outbox.processor_leases FOR UPDATE")
-    import threading
-
     done = []
     waiting = threading.Thread(target=lambda: done.append(cli.run("rewind", "orders", "--to-beginning", "--yes", *WHY)))
     waiting.start()
@@ -168,12 +169,16 @@ def test_a_processor_without_a_checkpoint_is_not_moved(cli, shop):
 def test_a_preview_counts_up_to_a_cap(cli, shop, moved):
     found = cli.json("rewind", "orders", "--to-beginning", "--dry-run", "--count-at-most", "2")
     assert (found["messages"], found["atLeast"]) == (3, True)
-    assert "3 or more messages" in cli.run("rewind", "orders", "--to-beginning", "--dry-run", "--count-at-most", "2").stdout
+    assert (
+        "3 or more messages"
+        in cli.run("rewind", "orders", "--to-beginning", "--dry-run", "--count-at-most", "2").stdout
+    )
 
 
 def test_a_preview_counts_many_pages(cli, shop):
     shop.connection.execute(
-        "INSERT INTO outbox.messages (message_type, data) SELECT 'Kind' || n % 3, '{}' FROM generate_series(1, 120000) n"
+        "INSERT INTO outbox.messages (message_type, data) "
+        "SELECT 'Kind' || n % 3, '{}' FROM generate_series(1, 120000) n"
     )
     (last,) = shop.produce(1)
     shop.store(last)

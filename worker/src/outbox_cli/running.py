@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -17,7 +18,7 @@ from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
 from outbox_cli.place import has_environment, secret_directory
 from outbox_core.spec import Engine
-from outbox_worker import main as worker
+from outbox_worker.logs import LOG_FORMAT
 
 if TYPE_CHECKING:
     from outbox_cli.command import Context
@@ -44,7 +45,12 @@ def run(context: Context) -> Exit | int:
             f"{manifest.processor.processor_id} runs as {manifest.processor.ref}; Ctrl-C finishes or rolls back the "
             "batch and stops"
         )
-        return worker.main(
+        if sys.stderr.isatty():
+            os.environ.setdefault(LOG_FORMAT, "text")
+        # Late: the other commands start without a worker's metrics, HTTP server and targets.
+        from outbox_worker.main import main as run_worker
+
+        return run_worker(
             [
                 "--config", str(home / "processor.json"), "--connections", str(home / "connections"),
                 "--handler", str(home / "handler"), "--termination-log", str(home / "none"), "--port",

@@ -1,9 +1,13 @@
-"""Structured logs: one JSON object a line on standard error. Never a payload, never a secret."""
+"""Structured logs: one JSON object a line on standard error. Never a payload, never a secret.
+
+`OUTBOX_LOG_FORMAT=text` writes the same for a person at a terminal (`outbox run` does).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Final
@@ -30,10 +34,26 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+class TextFormatter(logging.Formatter):
+    """The same on one line for a person: time, level, message, fields."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        fields = {name: value for name, value in vars(record).items() if name not in _STANDARD and value is not None}
+        told = " ".join(f"{name}={value}" for name, value in fields.items())
+        line = f"{time} {record.levelname.lower():<7} {record.getMessage()} {told}".rstrip()
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+LOG_FORMAT: Final = "OUTBOX_LOG_FORMAT"
+"""Variable of the environment: `json` or `text`."""
+
+
 def set_up_logging(level: str = "INFO") -> None:
-    """Send every logger's records to standard error as JSON."""
+    """Send every logger's records to standard error as JSON, or as the environment says."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(TextFormatter() if os.environ.get(LOG_FORMAT) == "text" else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

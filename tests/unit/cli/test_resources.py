@@ -1,0 +1,83 @@
+"""What is read from a resource's status, without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_cli.cluster import parse_answer
+from outbox_cli.errors import CommandError, RefusedError
+from outbox_cli.resources import condition, is_running, is_suspended, open_conflict, resource_record
+from outbox_operator.learn import read_resolution
+
+CONFLICT = {"id": 7, "code": 2, "expected": "790:40", "stored": "815:42"}
+
+
+def body(reason="Running", status="True", *, generation=3, about=3, conflict=None, **spec):
+    ready = {"type": "Ready", "status": status, "reason": reason, "message": "m", "observedGeneration": about}
+    return {
+        "metadata": {"namespace": "shop", "name": "orders", "uid": "u", "generation": generation},
+        "spec": spec,
+        "status": {
+            "phase": reason,
+            "conditions": [ready],
+            "owner": {"pod": "orders-a", "epoch": 4},
+            "checkpoint": {"pair": "815:42"},
+            "conflicts": {"count": 2} | ({"open": conflict} if conflict else {}),
+        },
+    }
+
+
+def test_a_resource_is_read():
+    record = resource_record(body(conflict=CONFLICT, processorId="sales", suspend=True))
+    assert (record["processorId"], record["suspended"], record["engine"]) == ("sales", True, "Worker")
+    assert (record["owner"], record["epoch"], record["checkpoint"]) == ("orders-a", 4, "815:42")
+    assert (record["conflicts"], record["openConflict"], record["ready"]) == (2, CONFLICT, "Running")
+
+
+def test_a_new_resource_has_no_status_yet():
+    record = resource_record({"metadata": {"name": "orders"}, "spec": {}})
+    assert (record["ready"], record["phase"], record["conflicts"]) == ("no: unknown", None, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "suspended", "running"),
+    [
+        pytest.param(body(), False, True, id="running"),
+        pytest.param(body("Suspended"), True, False, id="suspended"),
+        pytest.param(body("Stopping", "False"), False, False, id="on its way"),
+        pytest.param(body(generation=4), False, False, id="status of an older spec"),
+    ],
+)
+def test_what_waiting_waits_for(found, suspended, running):
+    assert (is_suspended(found), is_running(found)) == (suspended, running)
+
+
+def test_an_old_condition_is_none():
+    assert condition(body(generation=9), "Ready") == {}
+
+
+def test_the_open_conflict_must_be_the_one_that_was_seen():
+    assert open_conflict(body(conflict=CONFLICT), None) == CONFLICT
+    assert open_conflict(body(conflict=CONFLICT), 7) == CONFLICT
+    with pytest.raises(RefusedError, match="conflict 7 is open, not 6"):
+        open_conflict(body(conflict=CONFLICT), 6)
+    with pytest.raises(RefusedError, match="no conflict is open"):
+        open_conflict(body(), None)
+
+
+@pytest.mark.parametrize("verb", ["accept", "rewind"])
+def test_the_annotation_is_what_the_operator_reads(verb):
+    decided = read_resolution({f"outbox-operator.dev/{verb}-checkpoint": f"{CONFLICT['id']}={CONFLICT['stored']}"})
+    assert decided is not None
+    assert decided.resolution is not None
+    assert (decided.resolution.conflict_id, decided.resolution.pair) == (7, "815:42")
+
+
+def test_answers_of_the_api_server():
+    assert parse_answer(200, b'{"items": []}') == {"items": []}
+    with pytest.raises(RefusedError, match="not found"):
+        parse_answer(404, b'{"message": "outboxprocessors \\"x\\" not found"}')
+    with pytest.raises(CommandError, match="answers 403: forbidden"):
+        parse_answer(403, b'{"message": "forbidden"}')
+    with pytest.raises(CommandError, match="answers 502: <html>"):
+        parse_answer(502, b"<html>")
