@@ -123,7 +123,8 @@ def test_what_is_in_flight_is_never_passed_over(cli, shop, moved):
     writer.commit()
     rows = shop.connection.execute(
         "SELECT message_type FROM outbox.messages m, outbox.processor_checkpoints c "
-        "WHERE (m.transaction_id, m.position) > (c.last_processed_transaction_id, c.last_processed_position) ORDER BY m.transaction_id, m.position"
+        "WHERE (m.transaction_id, m.position) > (c.last_processed_transaction_id, c.last_processed_position) "
+        "ORDER BY m.transaction_id, m.position"
     ).fetchall()
     assert rows == [("Late",), ("OrderPlaced",)]
 

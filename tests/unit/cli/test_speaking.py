@@ -17,7 +17,7 @@ from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
     ("value", "text"),
     [
         (None, "-"), ("", "-"), ([], "-"), (True, "yes"), (False, "no"), (0, "0"), (0.04, "0.0s"), ("a", "a"),
-        (["a", "b"], "a, b"), (datetime(2026, 11, 21, 10, 0, tzinfo=UTC), "2026-11-21 10:00:00Z"),
+        (["a", "b"], "a, b"), ({"a": 1}, "{'a': 1}"), (datetime(2026, 11, 21, 10, 0, tzinfo=UTC), "2026-11-21 10:00:00Z"),
     ],
 )  # fmt: skip
 def test_cells(value, text):

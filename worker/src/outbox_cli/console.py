@@ -111,9 +111,9 @@ def format_table(records: Sequence[Record], columns: Sequence[Column]) -> Iterab
 
 def format_cell(value: object) -> str:
     """Write one value for people."""
+    if value is None or value in ("", []):
+        return "-"
     match value:
-        case None | "" | [] | {}:
-            return "-"
         case bool():
             return "yes" if value else "no"
         case float():

@@ -99,17 +99,21 @@ def status(context: Context) -> Exit:
     if console.is_json:
         console.document(record)
         return Exit.DONE
-    conditions = record.pop("conditions")
-    console.show_one(_short(record))
-    for found in conditions:
+    console.show_one({name: value for name, value in _short(record).items() if name not in ("conditions", "message")})
+    for found in record["conditions"]:
         console.say(f"  {found['type']}={found['status']} {found['reason']}: {found.get('message', '')}")
     return Exit.DONE
 
 
 def _short(record: Record) -> Record:
-    opened = record.get("openConflict")
-    lag = record.get("lag") or {}
-    return record | {"lagText": lag.get("text"), "openConflict": None if opened is None else opened["id"]}
+    """Put objects into words."""
+    opened, bound = record["openConflict"], record["bound"] or {}
+    short = {name: value for name, value in record.items() if name != "lag"}
+    return short | {
+        "lagText": (record["lag"] or {}).get("text"),
+        "bound": bound.get("holder") or bound.get("transactionId"),
+        "openConflict": None if opened is None else opened["id"],
+    }
 
 
 def pause(context: Context) -> Exit:

@@ -1,0 +1,159 @@
+"""`kubectl outbox` against the real cluster: what it asks for, the operator and its workers carry out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.acceptance.scenarios import Scenarios
+from tests.chart.chart import tool
+from tests.support.cluster import kubeconfig
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Rooms
+    from tests.support.cluster import Resource, Room
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
+
+PROGRAM = Path(sys.executable).with_name("kubectl-outbox")
+scenarios = Scenarios()
+
+
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
+    wanted = [name for item in request.session.items if (name := _scenario_of(item))]
+    rooms.server.prepare(len(wanted))
+    scenarios.start(wanted, rooms)
+    return scenarios
+
+
+def _scenario_of(item: Any) -> str:
+    """Name the scenario of a selected test of this module."""
+    if getattr(item, "originalname", "") != "test_scenario" or item.module.__name__ != __name__:
+        return ""
+    name: str = item.callspec.params["name"]
+    return name
+
+
+def outbox(room: Room, *arguments: str, status: int = 0) -> str:
+    """Run `kubectl-outbox` in the room's namespace; return stdout, with what it said on stderr when it should fail."""
+    command = [str(PROGRAM), *arguments, "--kubeconfig", str(kubeconfig()), "-n", room.namespace]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, stdin=subprocess.DEVNULL)
+    assert done.returncode == status, f"{done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout if status == 0 else done.stdout + done.stderr
+
+
+def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:
+    resource.until(f"{count} messages are handled", lambda: len(room.handled()) >= count, within)
+
+
+def block(room: Room, orders: Resource, change: int) -> dict[str, Any]:
+    """Edit the checkpoint row behind the owner's back; answer the open conflict."""
+    orders.until_ready()
+    room.shop.produce(5)
+    until_handled(room, orders, 5)
+    room.shop.query(
+        "UPDATE outbox.processor_checkpoints SET last_processed_position = last_processed_position + %s", change
+    )
+    room.shop.produce(1)
+    orders.until_condition("CheckpointHealthy", "False")
+    opened: dict[str, Any] = orders.status["conflicts"]["open"]
+    return opened
+
+
+@scenarios.add
+def status_shows_what_the_resource_says(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        orders.until_ready()
+        room.shop.produce(3)
+        until_handled(room, orders, 3)
+        stored = orders.until("the checkpoint", lambda: orders.status.get("checkpoint", {}).get("pair", ""))
+        (record,) = json.loads(outbox(room, "status", "-o", "json"))
+        assert (record["name"], record["phase"], record["ready"]) == ("orders", "Running", "Running")
+        assert record["owner"] == orders.status["owner"]["pod"]
+        assert record["checkpoint"]
+        assert stored
+        assert "Ready=True Running" in outbox(room, "status", "orders")
+        assert "not found" in outbox(room, "status", "nothing", status=3)
+
+
+@scenarios.add
+def pause_waits_until_nothing_runs_and_resume_until_it_does(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        orders.until_ready()
+        outbox(room, "pause", "orders", "--wait")
+        assert orders.pods() == []
+        assert json.loads(outbox(room, "status", "orders", "-o", "json"))["suspended"] is True
+        room.shop.produce(3)
+        outbox(room, "resume", "orders", "--wait")
+        until_handled(room, orders, 3)
+
+
+@scenarios.add
+def accept_decides_the_conflict_that_was_seen(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        opened = block(room, orders, 100)
+        number = str(opened["id"])
+        assert f"--conflict {number}" in outbox(room, "accept", "orders", "--yes", status=3)
+        assert "is open, not" in outbox(room, "accept", "orders", "--yes", "--conflict", "99999", status=3)
+        outbox(room, "accept", "orders", "--yes", "--conflict", number, "--wait")
+        orders.until_ready()
+        acts = room.shop.query("SELECT act, to_position FROM outbox.recorded_acts")
+        assert acts == [("Accept", int(opened["stored"].partition(":")[2]))]
+        assert "no conflict is open" in outbox(room, "accept", "orders", status=3)
+
+
+@scenarios.add
+def rewind_decides_the_conflict_the_other_way(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        opened = block(room, orders, 100)
+        arguments = ("rewind", "orders", "--to", opened["expected"], "--conflict", str(opened["id"]))
+        assert opened["expected"] in outbox(room, *arguments, "--dry-run")
+        outbox(room, *arguments, "--yes", "--wait")
+        until_handled(room, orders, 6)
+        assert len(set(room.handled())) == 6
+
+
+@scenarios.add
+def paused_a_checkpoint_is_rewound_in_the_database(rooms: Rooms) -> None:
+    """Without a conflict: pause, rewind, resume; the messages are handled again."""
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        orders.until_ready()
+        room.shop.produce(4)
+        until_handled(room, orders, 4)
+        outbox(room, "pause", "orders", "--wait")
+        shop = room.shop
+        variables = os.environ | {
+            "PGHOST": shop.host, "PGDATABASE": shop.name, "PGUSER": shop.name, "PGPASSWORD": shop.password,
+        }  # fmt: skip
+        command = [str(PROGRAM.with_name("outbox")), "rewind", "orders", "--to-beginning", "--yes", "--reason", "test"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, timeout=60)
+        assert done.returncode == 0, done.stderr
+        outbox(room, "resume", "orders", "--wait")
+        until_handled(room, orders, 8)
+        assert len(set(room.handled())) == 4
+
+
+@pytest.mark.parametrize("name", scenarios.names)
+def test_scenario(running: Scenarios, name: str) -> None:
+    running.finish(name, within=540)
+
+
+def test_kubectl_finds_the_plugin(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        variables = os.environ | {"PATH": f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"}
+        command = [str(tool("kubectl")), "outbox", "status", "--kubeconfig", str(kubeconfig()), "-n", room.namespace]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "there is no OutboxProcessor" in done.stderr
