@@ -114,8 +114,11 @@ def adopt(
     *,
     dry_run: bool = False,
     announce: Callable[[str], None] = lambda _: None,
+    watch: Callable[[int, int], None] = lambda _done, _estimate: None,
 ) -> None:
     """Add what is missing, backfill if asked, build the index. The connection must be in autocommit.
+
+    `watch` is told how many old rows are numbered, and the catalog's estimate of how many rows there are.
 
     Raises:
         AdoptionError: the table cannot be adopted, or stayed locked.
@@ -132,7 +135,7 @@ def adopt(
         _with_retry(connection, lambda: _add_columns(connection, adoption, missing), "to add columns")
         announce(f"added {' and '.join(missing)}: a change of the catalog, no row was rewritten")
     if adoption.ordered_by is not None:
-        count = _backfill(connection, adoption, announce)
+        count = _backfill(connection, adoption, lambda done: watch(done, found.rows))
         announce(f"backfilled {count} old rows in the order of {adoption.ordered_by}")
     for columns in _indexes(adoption):
         if _ensure_index(connection, adoption, found.oid, columns):
@@ -221,7 +224,7 @@ def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, missin
         connection.execute(sql.SQL("GRANT USAGE ON SEQUENCE {sequence} TO PUBLIC").format(**names))
 
 
-def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, announce: Callable[[str], None]) -> int:
+def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, watch: Callable[[int], None]) -> int:
     """Number old rows along the ordering column; each batch goes on where the last one ended, by the index."""
     order = sql.Identifier(adoption.ordered_by or "")
     only: sql.Composable = sql.SQL("")
@@ -244,7 +247,7 @@ def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, announce:
         total += count
         if count < adoption.batch:
             return total
-        announce(f"{total} rows …")
+        watch(total)
 
 
 def _type_of(connection: psycopg.Connection[Any], adoption: Adoption) -> str:

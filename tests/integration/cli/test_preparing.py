@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.cli.conftest import Cli
+
 PROGRAM = Path(sys.executable).with_name("outbox")
 
 
@@ -40,6 +42,31 @@ def test_adopt(outbox, empty_database):
     assert refused.stderr == "outbox: there is no table nowhere.t\n"
     columns = empty_database.direct().execute("SELECT * FROM public.t").description
     assert [column.name for column in columns] == ["x", "transaction_id", "position"]
+
+
+def test_adopting_shows_a_bar_at_a_terminal(empty_database):
+    empty_database.direct().execute(
+        "CREATE TABLE public.t (n int PRIMARY KEY); INSERT INTO public.t SELECT generate_series(1, 25); "
+        "ANALYZE public.t"
+    )
+    cli = Cli(empty_database.files().directory)
+    arguments = ("adopt", "--table", "t", "--ordered-by", "n", "--batch", "10")
+    status, said, shown = cli.at_a_terminal(*arguments, answer="")
+    assert status == 0
+    assert "backfilled 25 old rows in the order of n" in said
+    assert "rows numbered [" in shown
+    assert "10/25" in shown
+
+
+def test_in_json_each_is_one_document(empty_database):
+    cli = Cli(empty_database.files().directory)
+    names = cli.json("migrate", "--dry-run")["pending"]
+    assert names[0] == "0001_pre_tables"
+    assert cli.json("migrate") == {"schema": "outbox", "applied": names}
+    assert cli.json("confirm-identity", "renew", "--dry-run")["done"] is False
+    assert len(cli.json("confirm-identity", "renew")["database"]) == 36
+    empty_database.direct().execute("CREATE TABLE public.t (n int)")
+    assert cli.json("adopt", "--table", "t")["table"] == "public.t"
 
 
 def test_confirm_identity(outbox, empty_database):

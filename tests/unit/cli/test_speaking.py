@@ -17,7 +17,8 @@ from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
     ("value", "text"),
     [
         (None, "-"), ("", "-"), ([], "-"), (True, "yes"), (False, "no"), (0, "0"), (0.04, "0.0s"), ("a", "a"),
-        (["a", "b"], "a, b"), ({"a": 1}, "{'a': 1}"), (datetime(2026, 11, 21, 10, 0, tzinfo=UTC), "2026-11-21 10:00:00Z"),
+        (["a", "b"], "a, b"),
+        ({"a": 1}, "{'a': 1}"), (datetime(2026, 11, 21, 10, 0, tzinfo=UTC), "2026-11-21 10:00:00Z"),
     ],
 )  # fmt: skip
 def test_cells(value, text):
@@ -62,6 +63,15 @@ def test_a_log_gets_a_line_now_and_then():
         progress.reach(1234)
         progress.reach(1300)
     assert log.getvalue() == "rows: 1,234 …\n"
+
+
+def test_a_total_may_be_known_late():
+    terminal = Terminal()
+    with Progress("rows", None, terminal, clock=iter(range(100)).__next__) as progress:
+        progress.reach(5, 10)
+        progress.reach(12, 10)
+    assert "5/10" in terminal.getvalue()
+    assert "12/12" in terminal.getvalue()
 
 
 def test_progress_of_nothing_is_whole():

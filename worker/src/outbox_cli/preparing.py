@@ -59,21 +59,18 @@ def adopt(connection: psycopg.Connection[Any], context: Context) -> Exit:
         said.append(line)
         console.say(line)
 
-    adoption.adopt(
-        connection,
-        adoption.Adoption(
-            schema=schema,
-            table=table,
-            transaction_id=options.transaction_id_column,
-            position=options.position_column,
-            ordered_by=options.ordered_by,
-            only_where_null=options.only_where_null,
-            publication_id=options.publication_column,
-            batch=options.batch,
-        ),
-        dry_run=options.dry_run,
-        announce=announce,
+    wanted = adoption.Adoption(
+        schema=schema,
+        table=table,
+        transaction_id=options.transaction_id_column,
+        position=options.position_column,
+        ordered_by=options.ordered_by,
+        only_where_null=options.only_where_null,
+        publication_id=options.publication_column,
+        batch=options.batch,
     )
+    with console.progress("rows numbered") as progress:
+        adoption.adopt(connection, wanted, dry_run=options.dry_run, announce=announce, watch=progress.reach)
     console.document({"table": f"{schema}.{table}", "dryRun": options.dry_run, "steps": said})
     return Exit.DONE
 

@@ -42,13 +42,14 @@ class Progress:
             self._stream.write("\r" + " " * self._drawn + "\r")
             self._stream.flush()
 
-    def reach(self, done: int) -> None:
-        """Tell how much is done."""
+    def reach(self, done: int, of: int | None = None) -> None:
+        """Tell how much is done; `of` is a total that is known only now, perhaps estimated."""
         now = self._clock()
         if now < self._due:
             return
         self._due = now + (_REDRAW_SECONDS if self._bar else EVERY_SECONDS)
-        line = format_progress(self._what, done, self._total, bar=self._bar)
+        total = self._total if of is None or of <= 0 else max(of, done)
+        line = format_progress(self._what, done, total, bar=self._bar)
         if self._bar:
             self._stream.write("\r" + line.ljust(self._drawn))
             self._drawn = max(self._drawn, len(line))
