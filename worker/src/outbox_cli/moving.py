@@ -135,6 +135,9 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     view = find_partition(connection, subject, options.partition)
     after = _wanted(connection, context)
     _check(connection, view, after, direction)
+    if not options.dry_run:
+        refuse_live(view)
+        _heed_conflict(context, view)
     move = preview(connection, context, view, view.pair, after)
     if options.dry_run:
         console.document(move.record(done=False))
@@ -142,8 +145,6 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
         if view.live:
             console.note(f"now it would be refused: pod {view.pod} is the live owner")
         return Exit.DONE
-    refuse_live(view)
-    _heed_conflict(context, view)
     console.note(move.sentence())
     console.confirm("Move the checkpoint?")
     _carry_out(connection, context, move)
