@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outbox_cli.main import main
 from outbox_core.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres import checkpoints, conflicts, ownership
@@ -29,17 +32,39 @@ PROGRAM = Path(sys.executable).with_name("outbox")
 SCHEMA = "outbox"
 
 
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 @dataclass
 class Cli:
-    """Runs `outbox` against one database."""
+    """Runs `outbox` against one database: in this process where only its words and its exit status matter."""
 
     directory: Path
 
-    def run(self, *arguments: str, where: tuple[str, ...] | None = None, **variables: str) -> Any:
-        named = ("--connection", str(self.directory)) if where is None else where
+    @property
+    def where(self) -> tuple[str, str]:
+        return "--connection", str(self.directory)
+
+    def run(self, *arguments: str) -> Done:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = main([*arguments, *self.where])
+            except SystemExit as ended:  # argparse
+                status = int(ended.code or 0)
+        return Done(status, out.getvalue(), err.getvalue())
+
+    def process(self, *arguments: str, where: tuple[str, ...] | None = None, **variables: str) -> Done:
+        """Run the installed program."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        return subprocess.run(
-            [str(PROGRAM), *arguments, *named],
+        done = subprocess.run(
+            [str(PROGRAM), *arguments, *(self.where if where is None else where)],
             check=False,
             capture_output=True,
             text=True,
@@ -47,6 +72,7 @@ class Cli:
             env=clean | variables,
             stdin=subprocess.DEVNULL,
         )
+        return Done(done.returncode, done.stdout, done.stderr)
 
     def json(self, *arguments: str, status: int = 0) -> Any:
         done = self.run(*arguments, "--output", "json")
@@ -58,7 +84,7 @@ class Cli:
         outer, inner = pty.openpty()
         try:
             process = subprocess.Popen(
-                [str(PROGRAM), *arguments, "--connection", str(self.directory)],
+                [str(PROGRAM), *arguments, *self.where],
                 stdin=inner,
                 stdout=subprocess.PIPE,
                 stderr=inner,

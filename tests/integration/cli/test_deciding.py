@@ -42,7 +42,7 @@ def test_accepting_shows_what_it_means_and_lets_work_go_on(cli, shop, blocked):
     assert not lease_is_granted(shop)
     preview = cli.json("conflicts", "accept", str(number), "--dry-run")
     assert (preview["direction"], preview["messages"], preview["done"]) == ("forward", 3, False)
-    done = cli.run("conflicts", "accept", str(number), "--pair", str(stored), "--yes", *WHY)
+    done = cli.process("conflicts", "accept", str(number), "--pair", str(stored), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert "3 messages would be passed over, never handled" in done.stderr
     ((act, _, after, reason, decided_by),) = shop.acts()
@@ -118,7 +118,7 @@ def test_a_claim_is_released_by_force_as_a_recorded_act(cli, shop):
     assert (looked.returncode, unforced.returncode) == (0, 3)
     assert "--force" in unforced.stderr
     assert len(cli.json("claim", "show")) == 1
-    done = cli.run("claim", "release", "orders", "--force", "--yes", "--reason", "the cluster is lost")
+    done = cli.process("claim", "release", "orders", "--force", "--yes", "--reason", "the cluster is lost")
     assert done.returncode == 0, done.stderr
     assert cli.json("claim", "show") == []
     ((act, _, _, reason, _),) = shop.acts()

@@ -47,7 +47,7 @@ def test_a_rewind_is_a_recorded_act(cli, shop, moved):
 def test_a_skip_is_a_recorded_act(cli, shop, moved):
     preview = cli.json("skip-to", "orders", "--to", str(moved[4]), "--dry-run")
     assert (preview["direction"], preview["byType"]) == ("forward", {"OrderPaid": 1})
-    done = cli.run("skip-to", "orders", "--to", str(moved[4]), "--yes", *WHY)
+    done = cli.process("skip-to", "orders", "--to", str(moved[4]), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert "1 messages would be passed over, never handled" in done.stderr
     assert shop.stored() == moved[4]
@@ -143,7 +143,9 @@ def test_somebody_who_worked_during_the_question_is_noticed(cli, shop, moved):
     lock = shop.database.direct(autocommit=False)
     lock.execute("SELECT 1 FROM outbox.processor_leases FOR UPDATE")
     done = []
-    waiting = threading.Thread(target=lambda: done.append(cli.run("rewind", "orders", "--to-beginning", "--yes", *WHY)))
+    waiting = threading.Thread(
+        target=lambda: done.append(cli.process("rewind", "orders", "--to-beginning", "--yes", *WHY))
+    )
     waiting.start()
     wait_until(
         lambda: shop.connection.execute(

@@ -125,7 +125,7 @@ def test_the_database_is_named_by_the_environment(outbox, run, tmp_path, databas
     run("-f", manifest(tmp_path, SQL_TARGET), **variables)
     ids = outbox.produce(3)
     outbox.wait_handled(ids)
-    done = Cli(tmp_path).run("status", "--output", "json", where=(), **variables)
+    done = Cli(tmp_path).process("status", "--output", "json", where=(), **variables)
     assert json.loads(done.stdout)[0]["pod"] == "laptop"
 
 
@@ -188,7 +188,7 @@ def test_what_cannot_run_says_what_to_change(database, tmp_path, target, spec, s
 
 
 def test_without_a_database_it_asks_for_one(tmp_path):
-    done = Cli(tmp_path).run("run", "-f", str(manifest(tmp_path, {"log": {}})), where=())
+    done = Cli(tmp_path).process("run", "-f", str(manifest(tmp_path, {"log": {}})), where=())
     assert done.returncode == 2
     assert "which database?" in done.stderr
 
