@@ -130,11 +130,12 @@ def test_a_handler_may_compute_for_longer_than_the_lease(outbox, workers):
     assert second.report().state == "Standby"
 
 
-def test_sigterm_finishes_the_batch_and_lets_the_standby_in_at_once(outbox, workers):
+@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+def test_sigterm_finishes_the_batch_and_lets_the_standby_in_at_once(outbox, workers, guarantee):
     ids = outbox.produce(60)
-    owner, gate = gated(outbox, workers, "pod-a", batchSize=20)
+    owner, gate = gated(outbox, workers, "pod-a", batchSize=20, guarantee=guarantee)
     gate.wait_entered()
-    second = standby(outbox, workers, batchSize=20)
+    second = standby(outbox, workers, batchSize=20, guarantee=guarantee)
     owner.send(signal.SIGTERM)
     owner.wait_for("it drains or still handles", lambda r: r.handled == 0)
     gate.open()
