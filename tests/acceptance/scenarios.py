@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from tests.acceptance.conftest import Rooms
 
-Scenario = "Callable[[Rooms], None]"
 AT_ONCE = 4
 
 

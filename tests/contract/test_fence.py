@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
+from tests.support.postgres import wait_until
 
 OLD, NEW = str(uuid4()), str(uuid4())
 RENEW = "SELECT outbox.renew_lease('orders', 0, %s, %s::uuid, '1 hour')"
@@ -120,10 +121,11 @@ def test_no_claim_is_made_while_a_caller_without_one_is_committing(each_database
 
 
 def test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start(each_database):
-    own(each_database, OLD, lease="100 milliseconds")
     old_transaction = each_database.connect(autocommit=False)
     old_transaction.execute("SELECT now()")
-    old_transaction.execute("SELECT pg_sleep(0.15)")
+    own(each_database, OLD, lease="100 milliseconds")
+    lapsed = "SELECT expires_at < clock_timestamp() FROM outbox.processor_leases"
+    wait_until(lambda: old_transaction.execute(lapsed).fetchone() == (True,), "the lease lapses")
 
     assert store(old_transaction, (20, 5), NOTHING, owner=(1, OLD)) == NOT_OWNER
     assert old_transaction.execute(RENEW, (1, OLD)).fetchone() == (False,)

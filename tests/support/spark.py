@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tests.support.postgres import Database
 
-ORDERS = "orders.py"
 QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Tests start many JVMs and compute little."""
 PATIENCE = 240.0

@@ -12,7 +12,7 @@ from outbox_core.errors import HandlerError
 from outbox_spark.handover import ClosedError, Handover, PreparedBatch
 from outbox_spark.offsets import OffsetRange
 
-BATCH = PreparedBatch(0, OffsetRange(Checkpoint(1, 1), Checkpoint(2, 2)), None, 5)
+BATCH = PreparedBatch(OffsetRange(Checkpoint(1, 1), Checkpoint(2, 2)), None, 5)
 
 
 class SparkThread(threading.Thread):

@@ -25,14 +25,12 @@ class PreparedBatch:
     """A micro-batch whose effects wait, hidden, for the checkpoint's transaction.
 
     Attributes:
-        batch_id: Spark's number, only for logs: it starts again from 0 when the directory is lost.
         whole: the range, after what was handled before.
         effects: what to commit; None for a batch that was handled before and is only to be answered 0.
         count: messages in it.
 
     """
 
-    batch_id: int
     whole: OffsetRange
     effects: Effects | None
     count: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
@@ -169,18 +169,13 @@ class QueryRun:
         if whole.end <= parts.stored:
             if parts.stateful:
                 rows.write.format("noop").mode("overwrite").save()
-            self._handover.offer(PreparedBatch(batch_id, whole, None, 0))
+            self._handover.offer(PreparedBatch(whole, None, 0))
             return
         todo = whole.after(parts.stored)
         effects = Effects(parts.staging, parts.files, todo)
         parts.apply(rows, effects)
-        self._handover.offer(PreparedBatch(batch_id, todo, effects, parts.count(todo)))
+        self._handover.offer(PreparedBatch(todo, effects, parts.count(todo)))
         if effects.pending:
             parts.files.roll_forward()
         if effects.statements:
             parts.staging.clear()
-
-
-def describe_batch(batch: PreparedBatch) -> dict[str, Any]:
-    """Fields for the log."""
-    return {"range": str(batch.whole), "batch_id": batch.batch_id, "messages": batch.count}
