@@ -63,6 +63,8 @@ class Controller:
         self._obstacles: dict[Key, Problem] = {}
         self._beat = time.monotonic()
         self._silent_rounds = 0
+        self.has_listed = False
+        """Every kind was listed once: the CRD is there, and the rights are."""
 
     async def run(self) -> None:
         """List everything, then work until cancelled."""
@@ -177,6 +179,7 @@ class Controller:
             log.warning("cannot list", extra={"error": str(err)})
             self._beat = time.monotonic()  # the API server's silence is not this process's fault
             return False
+        self.has_listed = True
         metrics.MISSED_CHANGES.inc(missed)
         self._silent_rounds = self._silent_rounds + 1 if missed else 0
         self._beat = time.monotonic()

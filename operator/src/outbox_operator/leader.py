@@ -58,6 +58,11 @@ class Leader:
                 renewed = started
         self.active = False
 
+    @property
+    def informed(self) -> bool:
+        """The API server has told who is active: this process, or another whose Lease was read."""
+        return self.active or bool(self._seen[0])
+
     async def release(self) -> None:
         """Give the Lease up, so that another process need not wait for its end."""
         self.active = False

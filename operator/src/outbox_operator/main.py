@@ -33,14 +33,21 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
     return str(namespace["metadata"]["uid"])
 
 
+def is_ready(leader: Leader, controller: Controller | None) -> bool:
+    """Say whether this process can do its part: stand by, or, when it is the active one, list what it serves."""
+    return leader.informed and (not leader.active or (controller is not None and controller.has_listed))
+
+
 async def run(settings: Settings) -> None:
     """Serve until a signal comes or the Lease is lost."""
     async with Kube() as kube:
         controller: list[Controller] = []
-        runner = await health.serve(
-            settings.port, lambda: controller[0].stale_seconds if controller else 0.0, lambda: True
-        )
         leader = Leader(kube, settings.lease_namespace, settings.lease_name, settings.identity)
+        runner = await health.serve(
+            settings.port,
+            lambda: controller[0].stale_seconds if controller else 0.0,
+            lambda: is_ready(leader, controller[0] if controller else None),
+        )
         try:
             await leader.acquire()
             metrics.LEADER.set(1)
