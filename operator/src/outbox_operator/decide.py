@@ -146,9 +146,6 @@ def wanted_replicas(observed: Observed) -> int:
     return spec.worker.replicas if spec.engine is Engine.WORKER else 1
 
 
-# --- policies: what holds, most important first -----------------------------------------------------------------------
-
-
 def _obstructed(known: Knowledge) -> Verdict | None:
     obstacle = known.observed.obstacle
     if obstacle is None:
@@ -334,9 +331,6 @@ POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
 def judge(known: Knowledge) -> Verdict:
     """Ask the policies in order; the first that has something to say wins."""
     return next((verdict for policy in POLICIES if (verdict := policy(known)) is not None), _running(known))
-
-
-# --- what follows -----------------------------------------------------------------------------------------------------
 
 
 def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetime) -> ProcessorStatus:
