@@ -127,6 +127,9 @@ INVALID = [
     pytest.param(spark(spark=None), "engine Spark needs the block spark", id="Spark without its block"),
     pytest.param(spark(target=None), "engine Spark needs something to do", id="Spark without work"),
     pytest.param(spark(target=RABBITMQ), "engine Spark knows target.sql and target.parquet", id="Spark to a broker"),
+    pytest.param(
+        spark(delivery={"guarantee": "AtLeastOnce"}), "engine Spark is Transactional", id="Spark at least once"
+    ),
     pytest.param(spark(worker={"replicas": 2}), "worker goes with engine Worker", id="two drivers"),
     pytest.param(spark(worker={"image": "mine"}), "worker goes with engine Worker", id="Spark with a worker image"),
     pytest.param(spark(target=PARQUET), "must lie on one of spark.volumes", id="Parquet on no volume"),

@@ -199,6 +199,10 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "a broker or log is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it out",
     ),
     rule(
+        "self.engine != 'Spark' || !has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'",
+        "engine Spark is Transactional in all it does: leave delivery.guarantee out",
+    ),
+    rule(
         f"self.delivery.checkpoint != 'BeforeHandling' || !{_BROKER}",
         "delivery.checkpoint BeforeHandling needs a target in the same transaction: sql or python",
     ),
