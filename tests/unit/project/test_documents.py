@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.processor import initial_state
+from outbox_core.report import WorkerState
 from outbox_operator import metrics
 from outbox_operator.crd import build_crd
 from outbox_operator.naming import config_name, workload_name
@@ -71,6 +72,11 @@ def test_the_map_from_idea_to_file_is_right():
         beside = {str(Path(first).parent / other) for other in others if "/" not in other.rstrip("/")}
         from_root = {other for other in others if "/" in other.rstrip("/")}
         assert beside | from_root <= {*PATHS, *FOLDERS}
+
+
+def test_architecture_tells_every_state_of_a_worker():
+    told = re.findall(r"^\| `([A-Z]\w+)` \|", PAGES["ARCHITECTURE.md"], re.MULTILINE)
+    assert told == [state.value for state in WorkerState]
 
 
 @pages
