@@ -18,7 +18,7 @@ from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import WorkerState
 from outbox_core.spec import Engine
 from outbox_operator.answers import build_answers
-from outbox_operator.conditions import Reason, answered
+from outbox_operator.conditions import Reason, answered, shorten
 from outbox_operator.hand_over import HandOverStep, hand_over_job_name, learn_hand_over
 from outbox_operator.happenings import Happening, tell
 from outbox_operator.learn import (
@@ -144,6 +144,9 @@ def wanted_replicas(observed: Observed) -> int:
     """How many pods the spec asks for."""
     spec = observed.processor.spec
     return spec.worker.replicas if spec.engine is Engine.WORKER else 1
+
+
+# --- policies: what holds, most important first -----------------------------------------------------------------------
 
 
 def _obstructed(known: Knowledge) -> Verdict | None:
@@ -333,6 +336,9 @@ def judge(known: Knowledge) -> Verdict:
     return next((verdict for policy in POLICIES if (verdict := policy(known)) is not None), _running(known))
 
 
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
 def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetime) -> ProcessorStatus:
     """Build the whole status."""
     observed = known.observed
@@ -429,3 +435,6 @@ def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> time
     if next_try is not None and known.ownership.state in _ASKING:
         waits.append(max(next_try - now, timedelta(seconds=0.2)))
     return min(waits)
+
+
+__all__ = ["Decision", "JobPlan", "decide", "shorten"]

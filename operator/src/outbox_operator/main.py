@@ -33,11 +33,6 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
     return str(namespace["metadata"]["uid"])
 
 
-def is_ready(leader: Leader, controller: Controller | None) -> bool:
-    """Say whether this process can do its part: stand by, or, when it is the active one, list what it serves."""
-    return leader.informed and (not leader.active or (controller is not None and controller.has_listed))
-
-
 async def run(settings: Settings) -> None:
     """Serve until a signal comes or the Lease is lost."""
     async with Kube() as kube:
@@ -58,6 +53,11 @@ async def run(settings: Settings) -> None:
             if leader.active:
                 await leader.release()
             await runner.cleanup()
+
+
+def is_ready(leader: Leader, controller: Controller | None) -> bool:
+    """Say whether this process can do its part: stand by, or, when it is the active one, list what it serves."""
+    return leader.informed and (not leader.active or (controller is not None and controller.has_listed))
 
 
 async def lead(controller: Controller, leader: Leader, settings: Settings) -> None:

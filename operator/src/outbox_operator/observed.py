@@ -89,6 +89,9 @@ class WorkloadView:
     name: str
     replicas: int
     intent_hash: str
+    updated: int = 0
+    settled: bool = True
+    """Its controller has seen the latest change."""
     problem: Problem | None = None
 
 

@@ -143,6 +143,8 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
         name=body["metadata"]["name"],
         replicas=spec.get("replicas", 1),
         intent_hash=spec["template"]["metadata"].get("labels", {}).get(TEMPLATE_LABEL, ""),
+        updated=status.get("updatedReplicas", 0),
+        settled=status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0),
         problem=problem,
     )
 
