@@ -280,3 +280,28 @@ async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
     failing = [when for when, key in calls if key == ("a", "fails")]
     assert failing[1] - failing[0] >= 0.5
     assert sum(key == ("a", "b") for _, key in calls) == 2
+
+
+async def test_a_key_whose_work_takes_long_delays_no_other_although_it_is_due_again():
+    slow, other = ("a", "slow"), ("a", "other")
+    started, seen, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work(key: tuple[str, str]) -> float | None:
+        if key == other:
+            seen.set()
+        elif not started.is_set():
+            started.set()
+            await release.wait()
+        return None
+
+    queue = KeyedQueue(work, workers=2)
+    queue.add(other, 0.2)
+    queue.add(slow)
+    task = asyncio.create_task(queue.run())
+    async with asyncio.timeout(5):
+        await started.wait()
+        queue.add(slow)
+        await seen.wait()
+    release.set()
+    task.cancel()
+    assert seen.is_set()
