@@ -117,9 +117,9 @@ class KeyedQueue:
                 return found
             await self._wait(None if next_due is None else max(next_due - now, 0.001))
 
-    async def _wait(self, timeout: float | None) -> None:
-        """Wait for a change, or for `timeout` seconds."""
+    async def _wait(self, seconds: float | None) -> None:
+        """Wait for a change, or until `seconds` are over."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
             return
