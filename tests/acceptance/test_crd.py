@@ -61,6 +61,13 @@ VALID = [
     pytest.param(worker(source={**SOURCE, "publications": ["a", "b"], "messageTypes": ["X"]}), id="filters"),
     pytest.param(spark(), id="the least Spark"),
     pytest.param(spark(target=PARQUET, spark={"volumes": VOLUMES}), id="Parquet on a volume"),
+    pytest.param(
+        spark(target=PARQUET, spark={"volumes": [{**VOLUMES[0], "mountPath": "/data/"}]}),
+        id="Parquet on a volume's path/",
+    ),
+    pytest.param(
+        spark(target={"parquet": {"path": "/data"}}, spark={"volumes": VOLUMES}), id="Parquet on the volume itself"
+    ),
     pytest.param(spark(target=None, spark={"application": {"module": "orders"}}), id="an application"),
     pytest.param(spark(spark={"application": {"module": "orders"}}), id="an application that transforms"),
     pytest.param(spark(spark={"executor": {"instances": 3, "memory": "2g"}, "config": {"a": "b"}}), id="executors"),
@@ -133,6 +140,11 @@ INVALID = [
     pytest.param(spark(worker={"replicas": 2}), "worker goes with engine Worker", id="two drivers"),
     pytest.param(spark(worker={"image": "mine"}), "worker goes with engine Worker", id="Spark with a worker image"),
     pytest.param(spark(target=PARQUET), "must lie on one of spark.volumes", id="Parquet on no volume"),
+    pytest.param(
+        spark(target={"parquet": {"path": "/database"}}, spark={"volumes": VOLUMES}),
+        "must lie on one of spark.volumes",
+        id="Parquet beside a volume",
+    ),
     pytest.param(
         spark(target={"parquet": {"path": "data"}}, spark={"volumes": VOLUMES}), "should match", id="a relative path"
     ),

@@ -6,6 +6,7 @@ prints, and a rule here is what the API server enforces. CEL rules say in their 
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema
@@ -130,6 +131,10 @@ class SparkVolume(SpecModel):
         description="Where driver and executors see it."
     )
 
+    def holds(self, path: str) -> bool:
+        """Tell whether a path lies on this volume; the CRD's rule for target.parquet.path says the same."""
+        return PurePosixPath(path).is_relative_to(self.mount_path)
+
 
 class Spark(SparkPlan):
     """The Spark application (engine Spark): one driver pod in client mode and its executors."""
@@ -208,7 +213,8 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     ),
     rule(
         "!has(self.target) || !has(self.target.parquet) || !has(self.spark) || "
-        "(has(self.spark.volumes) && self.spark.volumes.exists(v, self.target.parquet.path.startsWith(v.mountPath)))",
+        "(has(self.spark.volumes) && self.spark.volumes.exists(v, "
+        "(self.target.parquet.path + '/').startsWith(v.mountPath.endsWith('/') ? v.mountPath : v.mountPath + '/')))",
         "target.parquet.path must lie on one of spark.volumes, which driver and executors share",
     ),
 )

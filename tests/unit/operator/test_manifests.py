@@ -159,6 +159,23 @@ def test_a_query_checkpoint_on_no_volume_lives_with_the_pod():
     assert {"name": "query-checkpoint", "emptyDir": {}} in pod["volumes"]
 
 
+@pytest.mark.parametrize(
+    ("mount", "path", "held"),
+    [
+        ("/var/lib/outbox", "/var/lib/outbox/query", True),
+        ("/var/lib/outbox/", "/var/lib/outbox/query", True),
+        ("/var/lib/outbox/query", "/var/lib/outbox/query", True),
+        ("/var/lib/out", "/var/lib/outbox/query", False),
+    ],
+)
+def test_a_query_checkpoint_is_on_a_volume_by_whole_names_of_its_path(mount: str, path: str, *, held: bool):
+    volumes = [{"name": "data", "claimName": "c", "mountPath": mount}]
+    bare = {**SPARK, "target": {"sql": {"statement": "SELECT 1"}}}
+    bare["spark"] = {"volumes": volumes, "queryCheckpointPath": path}
+    pod = build_workload(build_processor(**bare), IMAGES, 1)["spec"]["template"]["spec"]
+    assert ("query-checkpoint" not in [volume["name"] for volume in pod["volumes"]]) is held
+
+
 @pytest.mark.parametrize("length", [1, 20, 44, 45, 46, 52])
 def test_names_fit_and_differ(length: int):
     name = "a" * length
