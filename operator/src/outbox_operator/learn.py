@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.checkpoint import parse_checkpoint
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.report import ExitCode, WorkerState
+from outbox_operator.naming import child_name
 from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.status import (
@@ -267,7 +268,7 @@ def _place(observed: Observed) -> str:
 
 def claim_job_name(name: str, tries: int) -> str:
     """Name the job of one try; the number, never used again, keeps two tries apart."""
-    return f"{name}-claim-{tries}"
+    return child_name(name, f"claim-{tries}")
 
 
 def _finished_try(observed: Observed, previous: OwnershipStatus) -> tuple[JobView, PodView | None] | None:

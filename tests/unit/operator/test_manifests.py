@@ -10,6 +10,8 @@ import yaml
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_operator.crd import destinations, render
+from outbox_operator.hand_over import hand_over_job_name
+from outbox_operator.learn import claim_job_name
 from outbox_operator.manifests import build_config, build_job, build_owned, build_release, build_workload, template_hash
 from outbox_operator.naming import child_name, workload_name
 from outbox_operator.observed import Role
@@ -181,6 +183,8 @@ def test_names_fit_and_differ(length: int):
     name = "a" * length
     assert len(workload_name(build_processor(name=name, **SPARK))) <= 52
     assert len(child_name(name, "worker")) <= 63
+    assert len(claim_job_name(name, 1_000_000)) <= 63, "one try in five minutes, for years"
+    assert len(hand_over_job_name(build_processor(name=name))) <= 63
     assert child_name(name, "driver", 52) != child_name(name[:-1] + "b", "driver", 52)
 
 
