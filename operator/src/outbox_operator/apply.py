@@ -118,7 +118,14 @@ class Applier:
 
     async def _apply_owned(self, observed: Observed, decision: Decision, replicas: int) -> None:
         processor = observed.processor
-        manifests = build_owned(processor, self._images, replicas, decision.resolution, decision.sweep_uids)
+        manifests = build_owned(
+            processor,
+            self._images,
+            replicas,
+            decision.resolution,
+            decision.sweep_uids,
+            last_decision=observed.workload.decision if observed.workload is not None else "",
+        )
         for manifest in manifests:
             await self._apply_one(processor, manifest)
         wanted = {where(manifest) for manifest in manifests}

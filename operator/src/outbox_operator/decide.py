@@ -18,7 +18,7 @@ from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import WorkerState
 from outbox_core.spec import Engine
 from outbox_operator.answers import build_answers
-from outbox_operator.conditions import Reason, answered, shorten
+from outbox_operator.conditions import Reason, answered
 from outbox_operator.hand_over import HandOverStep, hand_over_job_name, learn_hand_over
 from outbox_operator.happenings import Happening, tell
 from outbox_operator.learn import (
@@ -252,6 +252,10 @@ def _scaled_to_zero(known: Knowledge) -> Verdict | None:
 def _resolving(known: Knowledge) -> Verdict | None:
     if known.resolution is None:
         return None
+    lead = known.lead
+    if lead is not None and lead.state is WorkerState.BLOCKED:
+        # It was started with the decision and could not carry it out; its message says why.
+        return Verdict(Phase.BLOCKED, lead.reason, lead.message, stalled=True, halts=False)
     message = f"a person decided conflict {known.resolution.conflict_id}: a worker carries it out"
     return Verdict(Phase.STARTING, Reason.RESOLVING, message, halts=False)
 
@@ -435,6 +439,3 @@ def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> time
     if next_try is not None and known.ownership.state in _ASKING:
         waits.append(max(next_try - now, timedelta(seconds=0.2)))
     return min(waits)
-
-
-__all__ = ["Decision", "JobPlan", "decide", "shorten"]

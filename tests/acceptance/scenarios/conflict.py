@@ -51,6 +51,21 @@ def a_checkpoint_edited_ahead_waits_until_a_person_accepts(rooms: Rooms) -> None
 
 
 @scenarios.add
+def a_decision_about_another_pair_is_refused_and_can_be_corrected(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        opened = conflict(room, orders, 1)
+        orders.annotate(accept_checkpoint=f"{opened['id']}={opened['expected']}")
+        orders.until("the refusal is told", lambda: "another pair" in orders.condition("Ready").get("message", ""))
+        assert len(room.handled()) == 5, "nothing is handled while a conflict is open"
+        orders.annotate(accept_checkpoint=f"{opened['id']}={opened['stored']}")
+        orders.until_ready()
+        orders.until("the annotation is gone", lambda: not _annotations(orders))
+        room.shop.produce(2)
+        until_handled(room, orders, 7)
+
+
+@scenarios.add
 def a_checkpoint_edited_back_waits_until_a_person_rewinds(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders")

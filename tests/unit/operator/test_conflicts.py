@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outbox_core.config import ResolutionAction
 from outbox_core.report import Reason, WorkerState
 from outbox_operator.decide import decide
+from outbox_operator.naming import label_decision
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.status import Phase
 from tests.unit.operator.building import (
@@ -30,10 +33,34 @@ def test_a_decided_conflict_is_carried_out_and_then_forgotten():
     assert before.resolution is not None
     assert (before.resolution.action, before.resolution.pair) == (ResolutionAction.REWIND, "790:40")
     assert before.remove_annotations == ()
-    after = decide(build_observed(ACTIVE, previous=before.status, processor=processor), NOW)
+    started = replace(ACTIVE, decision=label_decision(before.resolution))
+    after = decide(build_observed(started, previous=before.status, processor=processor), NOW)
     assert after.status.conflicts.open is None
     assert after.remove_annotations == (REWIND_ANNOTATION,)
     assert "ConflictResolved" in [happening.reason for happening in after.happenings]
+
+
+def test_a_standby_that_has_not_looked_again_closes_no_conflict():
+    processor = build_processor(annotations={REWIND_ANNOTATION: "7=790:40"})
+    standby = build_pod(report=build_report(WorkerState.STANDBY, Reason.LEASE_HELD))
+    decision = decide(build_observed(standby, previous=BLOCKED, processor=processor), NOW)
+    assert decision.status.conflicts.open is not None
+    assert decision.remove_annotations == ()
+
+
+def test_a_decision_that_could_not_be_carried_out_says_why():
+    processor = build_processor(annotations={ACCEPT_ANNOTATION: "7=815:61"})
+    words = "the decision on the resource names another pair than the one stored now"
+    report = build_report(
+        WorkerState.BLOCKED,
+        Reason.CHECKPOINT_AHEAD,
+        message=f"conflict 7: changed; {words}",
+        conflicts=summary_of(build_conflict(2), opened=True),
+    )
+    decision = decide(build_observed(build_pod(report=report), previous=BLOCKED, processor=processor), NOW)
+    assert condition(decision, "Stalled") == ("True", "CheckpointAhead")
+    assert words in next(c.message for c in decision.status.conditions if c.type == "Ready")
+    assert decision.replicas == 1, "corrected, its pods are replaced; scaled down, they would be made again and again"
 
 
 def test_an_unreadable_annotation_decides_nothing_and_says_how_to_write_it():

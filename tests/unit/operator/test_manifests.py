@@ -13,7 +13,7 @@ from outbox_operator.crd import destinations, render
 from outbox_operator.hand_over import hand_over_job_name
 from outbox_operator.learn import claim_job_name
 from outbox_operator.manifests import build_config, build_job, build_owned, build_release, build_workload, template_hash
-from outbox_operator.naming import child_name, workload_name
+from outbox_operator.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
 from outbox_operator.observed import Role
 from outbox_operator.settings import Images
 from tests.support.cluster import ROOT
@@ -127,6 +127,22 @@ def test_a_new_generation_or_decision_alone_replaces_no_pod():
     processor = build_processor()
     later = processor.model_copy(update={"generation": 99, "annotations": {"a": "b"}})
     assert template_hash(later, IMAGES) == template_hash(processor, IMAGES)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_a_corrected_decision_replaces_pods_and_one_that_is_done_does_not(processor: Any):
+    def pods(pair: str | None, last: str = "") -> dict[str, Any]:
+        decided = Resolution(conflict_id=7, action=ResolutionAction.ACCEPT, pair=pair) if pair else None
+        template: dict[str, Any] = build_owned(processor, IMAGES, 1, decided, (), last_decision=last)[-1]["spec"][
+            "template"
+        ]
+        return template
+
+    first = pods("815:42")
+    label = first["metadata"]["labels"][DECISION_LABEL]
+    assert pods("815:43", label) != first
+    assert pods(None, label) == first
+    assert first["metadata"]["labels"][TEMPLATE_LABEL] == pods(None)["metadata"]["labels"][TEMPLATE_LABEL]
 
 
 def test_the_users_settings_win_where_they_do_not_break_the_pods():
