@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
+    from outbox_operator.status import ConflictStatus
 
 LOOK_AGAIN: Final = timedelta(seconds=2)
 """While something is in flight."""
@@ -136,8 +137,17 @@ def learn(observed: Observed, now: datetime) -> Knowledge:
         hand_over=hand_over,
         decided=decided,
         resolution=resolution if applies else None,
+        decision_error=_decision_error(decided, open_now),
         lead=lead_report(observed),
     )
+
+
+def _decision_error(decided: Decided | None, conflict: ConflictStatus | None) -> str | None:
+    if decided is None or conflict is None:
+        return None
+    if decided.resolution is not None and decided.resolution.conflict_id != conflict.id:
+        return f"{decided.annotation} is about conflict {decided.resolution.conflict_id}, open is {conflict.id}"
+    return decided.error
 
 
 def wanted_replicas(observed: Observed) -> int:
@@ -200,7 +210,7 @@ def describe_open(known: Knowledge) -> str:
         if conflict.stored
         else ""
     )
-    error = f" ({known.decided.error})" if known.decided is not None and known.decided.error else ""
+    error = f" ({known.decision_error})" if known.decision_error else ""
     return (
         f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
         f"{conflict.expected or '(none)'}, which the owner expected: somebody else changed it. Nothing is handled "

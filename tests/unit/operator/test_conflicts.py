@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from outbox_core.config import ResolutionAction
 from outbox_core.report import Reason, WorkerState
@@ -69,6 +72,29 @@ def test_an_unreadable_annotation_decides_nothing_and_says_how_to_write_it():
     assert decision.replicas == 0
     assert "AnnotationInvalid" in [happening.reason for happening in decision.happenings]
     assert "7=815:42" in next(c.message for c in decision.status.conditions if c.type == "Ready")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "spec", "words"),
+    [
+        pytest.param("yes please", {}, "must be CONFLICT=TRANSACTION_ID:POSITION", id="unreadable"),
+        pytest.param("6=815:60", {}, "is about conflict 6, open is 7", id="about another conflict"),
+        pytest.param("yes please", {"suspend": True}, "must be CONFLICT=", id="unreadable, suspended"),
+    ],
+)
+def test_an_annotation_that_decides_nothing_is_told_once(annotation: str, spec: dict[str, Any], words: str):
+    processor = build_processor(annotations={ACCEPT_ANNOTATION: annotation}, **spec)
+    first = decide(build_observed(previous=BLOCKED, processor=processor), NOW)
+    assert any(words in told.message for told in first.happenings if told.reason == "AnnotationInvalid")
+    assert words in next(c.message for c in first.status.conditions if c.type == "CheckpointHealthy")
+    again = decide(build_observed(previous=first.status, processor=processor), NOW)
+    assert again.happenings == ()
+
+
+def test_an_annotation_without_a_conflict_is_no_news():
+    processor = build_processor(annotations={ACCEPT_ANNOTATION: "yes please"})
+    decision = decide(build_observed(ACTIVE, previous=GRANTED, processor=processor), NOW)
+    assert "AnnotationInvalid" not in [happening.reason for happening in decision.happenings]
 
 
 def test_a_conflict_shows_both_pairs_and_both_ways_out():
