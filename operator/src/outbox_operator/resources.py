@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Delivery, Engine, ObjectName, Source, SparkPlan, SpecModel, StartFrom, Target
+from outbox_operator.overlay import check_overlay
 
 GROUP: Final = "outbox-operator.dev"
 VERSION: Final = "v1alpha1"
@@ -43,7 +44,9 @@ Quantity = Annotated[
 """A Kubernetes quantity such as 500m, 1 or 256Mi."""
 
 PodTemplateOverlay = Annotated[
-    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    dict[str, Any],
+    AfterValidator(check_overlay),
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
 """A partial PodTemplateSpec; not schematised, which keeps the CRD small. The API server checks it at the workload."""
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from outbox_operator.drift import build_removal
 from outbox_operator.observed import Role
@@ -14,7 +15,7 @@ from outbox_operator.overlay import merge, placement_of
 from outbox_operator.podstate import find_problem, parse_report, view_job, view_pod
 from outbox_operator.store import Store
 from outbox_operator.workqueue import KeyedQueue
-from tests.unit.operator.building import build_report
+from tests.unit.operator.building import build_processor, build_report
 
 # --- overlay ----------------------------------------------------------------------------------------------------------
 
@@ -59,6 +60,26 @@ BASE: dict[str, Any] = {
 )
 def test_an_overlay_is_laid_over_by_name(overlay: dict[str, Any], expected: dict[str, Any]):
     assert merge(BASE, overlay) == expected
+
+
+@pytest.mark.parametrize(
+    ("overlay", "words"),
+    [
+        ({"metadata": None}, "metadata must be an object"),
+        ({"metadata": {"labels": "team"}}, "metadata.labels must be an object"),
+        ({"spec": []}, "spec must be an object"),
+        ({"spec": {"containers": ["worker"]}}, "spec.containers[0] must be an object with 'name'"),
+        ({"spec": {"containers": [{"image": "mine"}]}}, "spec.containers[0] must be an object with 'name'"),
+        (
+            {"spec": {"containers": [{"name": "worker", "env": [{"name": {}}]}]}},
+            "spec.containers[0].env[0] must be an object with 'name'",
+        ),
+    ],
+)
+def test_an_overlay_that_cannot_be_laid_over_is_refused_with_its_place(overlay: dict[str, Any], words: str):
+    with pytest.raises(ValidationError) as refusal:
+        build_processor(worker={"podTemplate": overlay})
+    assert words in str(refusal.value)
 
 
 def test_jobs_take_of_an_overlay_only_where_they_run():
