@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,16 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
     return str(namespace["metadata"]["uid"])
 
 
+def end_on_sigterm() -> None:
+    """End a standby at once: the first process of a container ignores signals without a handler. Kopf has its own."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 async def run(settings: Settings) -> None:
     """Serve until a signal comes or the Lease is lost."""
+    end_on_sigterm()
     async with Kube() as kube:
         controller: list[Controller] = []
         leader = Leader(kube, settings.lease_namespace, settings.lease_name, settings.identity)
