@@ -84,8 +84,7 @@ class Applier:
             await self._events.write(processor, happening)
         if decision.keep_claim:
             await self._tell(processor, decision.keep_claim)
-        if decision.replicas is not None:
-            await self._apply_owned(observed, decision, decision.replicas)
+        await self._apply_owned(observed, decision)
         for job in decision.start_jobs:
             if self._store.get("Job", processor.namespace, job.name) is None:
                 await self._refusable(self._kube.create(build_job(processor, self._images, job.name, job.role)))
@@ -116,12 +115,12 @@ class Applier:
         pods = [self._store.get("Pod", processor.namespace, name) for name in names]
         await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM)
 
-    async def _apply_owned(self, observed: Observed, decision: Decision, replicas: int) -> None:
+    async def _apply_owned(self, observed: Observed, decision: Decision) -> None:
         processor = observed.processor
         manifests = build_owned(
             processor,
             self._images,
-            replicas,
+            decision.replicas,
             decision.resolution,
             decision.sweep_uids,
             last_decision=observed.workload.decision if observed.workload is not None else "",

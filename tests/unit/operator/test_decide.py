@@ -10,8 +10,9 @@ import pytest
 from outbox_core.report import Bound, Reason, WorkerState
 from outbox_operator.conditions import ConditionType
 from outbox_operator.conditions import Reason as OperatorReason
-from outbox_operator.decide import POLICIES, decide
+from outbox_operator.decide import decide
 from outbox_operator.observed import Observed, Problem
+from outbox_operator.policies import POLICIES
 from outbox_operator.resources import ACCEPT_ANNOTATION
 from tests.unit.operator.building import (
     ACTIVE,
