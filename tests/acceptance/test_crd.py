@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outbox_operator import crd
 from outbox_operator.resources import parse_processor
-from tests.support.cluster import ApiError, namespaces
+from tests.chart.chart import tool
+from tests.support.cluster import ApiError, kubeconfig, namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,6 +261,23 @@ def test_resources_are_found_by_processor_id_and_engine(cluster: Cluster, namesp
         cluster.delete("OutboxProcessor", namespace, name)
     assert [body["metadata"]["name"] for body in by_id] == ["one"]
     assert [body["metadata"]["name"] for body in by_engine] == ["two"]
+
+
+def test_kubectl_shows_what_matters_and_explains_the_fields(cluster: Cluster, namespace: str):
+    cluster.create(manifest(namespace, worker()))
+    header, row = kubectl("get", "obp", "--namespace", namespace, "--output", "wide").splitlines()
+    explained = kubectl("explain", "obp.spec.delivery")
+    cluster.delete("OutboxProcessor", namespace, "orders")
+    shown = ["ENGINE", "MODE", "PHASE", "OWNER", "LAG", "CONFLICTS", "AGE", "READY", "CHECKPOINT"]
+    assert header.split() == ["NAME", *shown]
+    assert row.split()[:3] == ["orders", "Worker", "Ordered"]
+    assert "How messages are handled." in explained
+    assert "batchSize" in explained
+
+
+def kubectl(*arguments: str) -> str:
+    command = [str(tool("kubectl")), "--kubeconfig", str(kubeconfig()), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_every_field_of_the_spec_is_explained():
