@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _GENERATIONS: Final = {"Deployment", "StatefulSet"}
 """Kinds whose status changes all the time: their generation counts changes of the spec alone."""
 
+REMEMBERED: Final = 20_000
+"""Of how many objects the last state is remembered."""
+
 _REMOVAL_TRIES: Final = 5
 """The controller of a freshly edited object writes its status just then."""
 
@@ -146,6 +149,9 @@ class Applier:
             return
         applied = {"kind": place.kind, **applied}
         self._store.put(slim(applied))
+        if len(self._applied) >= REMEMBERED:
+            # Objects come and go; one that is forgotten is applied once more, which changes nothing.
+            del self._applied[next(iter(self._applied))]
         self._applied[place] = _mark(intent, applied)
 
     async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:

@@ -269,6 +269,7 @@ def test_the_store_finds_resources_by_processor_id():
     assert len(store.with_processor_id("other")) == 1
     store.remove(body(3))
     assert store.with_processor_id("other") == []
+    assert not store._by_id, "names come and go, and must leave nothing"
 
 
 async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
