@@ -15,7 +15,6 @@ setup_cluster() {
 }
 
 build_cluster() {
-  sweep_unfinished
   cached "kubernetes/$KUBERNETES_VERSION" build_kubernetes
   cached "$(node_tools)" build_node_tools
   cached "etcd/$ETCD_VERSION" build_module etcd go.etcd.io/etcd/server/v3
