@@ -108,8 +108,8 @@ class QueryRun:
         return batch
 
     def busy(self) -> bool:
-        """A batch is being prepared."""
-        return self._handover.busy_for() is not None
+        """A batch is in hand: prepared, waiting for the loop, or committed and not over yet on Spark's side."""
+        return self._handover.in_hand()
 
     def stop_admitting(self) -> None:
         """Let no further batch begin."""
@@ -118,7 +118,7 @@ class QueryRun:
     def stop(self) -> None:
         """End the query; a batch that is committed already is noted by Spark first, any other is rolled back."""
         self._handover.close()
-        if self._handover.wait_idle(0):
+        if self._handover.wait_settled(_SPARK_NOTES_SECONDS):
             self._wait_for_note()
         try:
             self._query.stop()
