@@ -15,6 +15,7 @@ from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_spark.effects import Effects
 from outbox_spark.failure import explain_failure
+from outbox_spark.files import file_uri
 from outbox_spark.handover import ClosedError, Handover, PreparedBatch
 from outbox_worker.logs import get_logger
 
@@ -75,7 +76,7 @@ class QueryRun:
         self._query: StreamingQuery = (
             rows.writeStream.foreachBatch(self._on_batch)
             .outputMode(output_mode)
-            .option("checkpointLocation", parts.directory.location.as_uri())
+            .option("checkpointLocation", file_uri(parts.directory.location))
             .trigger(processingTime=f"{max(int(trigger_seconds * 1000), 1)} milliseconds")
             .start()
         )
