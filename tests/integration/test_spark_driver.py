@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.postgres import wait_until
+from tests.support.proxy import CommitCutter, Cut
 from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_config, wait_handled
 
 if TYPE_CHECKING:
@@ -191,6 +192,29 @@ def handle(messages, effects):
         PATIENCE,
     )
     end_gracefully(driver)
+
+
+def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, database, orders, tmp_path):
+    """`target.parquet` without an application; the server commits a batch, and the driver does not hear of it."""
+    cutter = CommitCutter(database.port)
+    config = spark_config(database, tmp_path, target={"parquet": {"path": str(orders.files)}})
+    driver = drivers.launch(drivers.prepare(config, cutter.uri(database.uri())))
+
+    def wait_for_files(count: int) -> None:
+        orders.produce(count)
+        driver.wait_for("all are there", lambda _: len(orders.positions_in_files()) == orders.produced, PATIENCE)
+
+    wait_for_files(40)
+    cutter.arm(Cut.AFTER, after=b"spark_files", once=True)
+    wait_for_files(30)
+    assert cutter.cuts == 1
+    wait_for_files(10)
+    assert driver.report().conflicts.count == 0, "it finds out what is stored, and Spark goes on from there"
+    end_gracefully(driver)
+    cutter.close()
+    assert orders.codes() == []
+    rows = orders.connection.execute("SELECT position FROM outbox.messages ORDER BY 1").fetchall()
+    assert orders.positions_in_files() == [row[0] for row in rows]
 
 
 def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, orders):

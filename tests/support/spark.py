@@ -116,7 +116,7 @@ class Orders:
         """What a reader of the directory sees; hidden files are passed over, as by Spark."""
         import pyarrow.dataset as ds
 
-        if not self.files.exists():
+        if not any(self.files.glob("*.parquet")):
             return []
         return sorted(ds.dataset(self.files, format="parquet").to_table(columns=["position"]).column(0).to_pylist())
 
