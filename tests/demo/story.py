@@ -181,7 +181,9 @@ class Story:
         """Say what to try with the cluster, which stays up."""
         variable = f"export KUBECONFIG={self._place.kubeconfig}"
         name = PROJECTION
-        lines = ["The cluster stays up. Try:", f"  {variable}   # kubectl and helm are in $OUTBOX_CACHE/bin"]
+        lines = ["The cluster stays up. Try:", f"  {variable}"]
+        if self._place.local:
+            lines.append(f"  export PATH={self._place.programs}:$PATH   # kubectl and helm")
         lines += [
             f"  kubectl get obp -n {NAMESPACE} -o wide",
             f"  kubectl describe obp -n {NAMESPACE} {LOYALTY}",
