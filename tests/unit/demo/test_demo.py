@@ -79,6 +79,21 @@ def test_on_a_terminal_the_table_is_drawn_over_itself() -> None:
     assert "\x1b[2F\x1b[J" in out.getvalue()
 
 
+def test_a_table_that_cannot_be_made_this_time_is_made_the_next() -> None:
+    out = io.StringIO()
+    progress = Progress(out, terminal=True)
+    looks = iter([True, False, False])
+
+    def lines() -> list[str]:
+        if next(looks, False):
+            raise DemoError("the API server is busy")
+        return ["a table"]
+
+    with progress.table(lines):
+        wait_for("the table is drawn", lambda: "a table\n" in out.getvalue(), within=10, poll=0.01)
+    assert "(no table this time: the API server is busy)" in out.getvalue()
+
+
 def test_waiting_in_vain_says_for_what() -> None:
     with pytest.raises(DemoError, match="in vain: the sky to fall"):
         wait_for("the sky to fall", lambda: None, within=0.05, poll=0.01)
