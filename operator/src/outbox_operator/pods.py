@@ -29,7 +29,7 @@ EXECUTOR_CONTAINER: Final = "executor"
 DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
     Role.WORKER: {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
     Role.DRIVER: {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-    Role.CLAIM: {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+    Role.CLAIM: {"requests": {"cpu": "200m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
 }
 
 
