@@ -148,6 +148,18 @@ def test_sigterm_finishes_the_batch_and_lets_the_standby_in_at_once(outbox, work
     assert owner.termination().handled == 20
 
 
+def test_sigterm_stores_the_checkpoint_of_a_batch_that_cannot_be_recalled(outbox, workers):
+    ids = outbox.produce(20)
+    owner, gate = gated(outbox, workers, "pod-a", batchSize=20, guarantee="AtLeastOnce")
+    gate.wait_entered()
+    owner.send(signal.SIGTERM)
+    gate.open()
+    assert owner.process.wait(10) == ExitCode.DONE
+    assert outbox.handled() == ids
+    assert outbox.stored() == outbox.last()
+    assert outbox.connection.execute("SELECT token FROM outbox.processor_leases").fetchone() == (None,)
+
+
 def test_sigterm_rolls_a_batch_back_that_does_not_end_within_the_grace_period(outbox, workers):
     outbox.produce(20)
     config = build_config(outbox.database, PYTHON_TARGET)

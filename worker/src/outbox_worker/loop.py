@@ -12,7 +12,7 @@ import psycopg
 from outbox_core import happening as h
 from outbox_core.errors import OutboxError
 from outbox_core.processor import Policy, ProcessorState, Step, decide_next
-from outbox_core.report import Reason, WorkerState
+from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.errors import translate
 from outbox_worker.shutdown import Interrupted
@@ -84,8 +84,8 @@ class Loop:
 
     def _interruption(self, state: ProcessorState) -> h.Happening | None:
         shutdown: Shutdown = self._parts.shutdown
-        if shutdown.requested and state.state is not WorkerState.DRAINING:
-            return h.StopRequested()  # once: what the decision still lets be done must be done
+        if shutdown.requested and not state.is_last_work:
+            return h.StopRequested()
         ownership = self._parts.ownership
         if state.step.needs_claim and (why := ownership.claim_lost):
             return h.OwnershipLost(why)
