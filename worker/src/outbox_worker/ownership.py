@@ -130,8 +130,11 @@ class Ownership:
         """Send something on the handler's connection if it is between statements.
 
         A handler may compute for longer than the idle timeout, which is there for a process that is frozen: then this
-        thread is frozen too, and the server ends the transaction as it should.
+        thread is frozen too, and the server ends the transaction as it should. So it should when the lease is lost: the
+        next owner must not wait for a batch that will be refused.
         """
+        if self.lease_lost is not None or self.claim_lost is not None:
+            return
         with self._lock:
             connection = self._busy
             if connection is None or not connection.lock.acquire(blocking=False):
@@ -220,6 +223,8 @@ class Heartbeat(threading.Thread):
             renewed = calls.renew_lease(connection, self._key, epoch=lease.epoch, token=lease.token, lease=self._lease)
             if renewed:
                 self._ownership.note_renewal(lease)
+                if ended := calls.end_stuck_transactions(connection, self._key, epoch=lease.epoch):
+                    _log.warning("ended transactions that a former owner left stuck", extra={"count": ended})
             else:
                 self._ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
                 self._on_loss()
