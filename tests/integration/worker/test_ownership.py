@@ -175,6 +175,27 @@ def test_sigterm_rolls_a_batch_back_that_does_not_end_within_the_grace_period(ou
     assert claims(outbox) == [("test", "orders", True)]
 
 
+def test_sigterm_ends_a_step_that_waits_for_a_locked_table(outbox, workers):
+    config = build_config(outbox.database, SQL_TARGET)
+    home = workers.prepare(config, outbox.database.uri())
+    owner = workers.launch(home, environment={"OUTBOX_GRACE_SECONDS": "2"})
+    owner.wait_state("Active", "Idle")
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name NOT LIKE '%heartbeat'"
+    with outbox.connection.transaction(force_rollback=True):
+        outbox.connection.execute("LOCK TABLE outbox.messages IN ACCESS EXCLUSIVE MODE")
+        wait_until(lambda: outbox.connection.execute(waiting).fetchone() is not None, "the worker waits for the lock")
+        assert owner.terminate(6) == ExitCode.DONE
+    assert claims(outbox) == [("test", "orders", True)]
+    assert outbox.connection.execute("SELECT token FROM outbox.processor_leases").fetchone() == (None,)
+
+
+def test_a_claim_vacated_by_another_replica_is_said_again_however_long_the_lease(outbox, workers):
+    config = build_config(outbox.database, SQL_TARGET, delivery={"leaseDuration": "10m"})
+    workers.start(config, outbox.database.uri()).wait_state("Active")
+    assert outbox.connection.execute("SELECT outbox.vacate_claim('orders', 'uid-orders')").fetchone() == (True,)
+    wait_until(lambda: claims(outbox) == [("test", "orders", False)], "the claim is said again", 15)
+
+
 @pytest.mark.parametrize(
     ("intent", "left"),
     [(None, [("test", "orders", True)]), ("KeepClaim", [("test", "orders", False)]), ("ReleaseClaim", [])],
