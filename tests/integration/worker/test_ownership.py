@@ -189,6 +189,30 @@ def test_sigterm_ends_a_step_that_waits_for_a_locked_table(outbox, workers):
     assert outbox.connection.execute("SELECT token FROM outbox.processor_leases").fetchone() == (None,)
 
 
+def test_a_pod_that_drains_does_not_take_the_claim_from_the_resource_created_again(outbox, workers):
+    ids = outbox.produce(10)
+    former, gate = gated(outbox, workers, "pod-a")
+    gate.wait_entered()
+    former.send(signal.SIGTERM)
+    config = build_config(outbox.database, SQL_TARGET, resource={"uid": "uid-again"})
+    again = workers.start(config, outbox.database.uri(), pod="pod-b")
+    outbox.wait_handled(ids)
+    held = "SELECT c.uid, l.epoch, l.pod FROM outbox.processor_claims c, outbox.processor_leases l"
+    seen = set()
+
+    def renewed_often():
+        assert outbox.connection.execute(held).fetchall() == [("uid-again", 2, "pod-b")]
+        seen.add(outbox.connection.execute("SELECT renewed_at FROM outbox.processor_leases").fetchone())
+        return len(seen) > 5
+
+    wait_until(renewed_often, "heartbeats of both")
+    gate.open()
+    assert former.process.wait(10) == ExitCode.DONE
+    assert outbox.handled() == ids
+    assert again.report().handled == 10
+    assert claims(outbox) == [("test", "orders", False)]
+
+
 def test_a_claim_vacated_by_another_replica_is_said_again_however_long_the_lease(outbox, workers):
     config = build_config(outbox.database, SQL_TARGET, delivery={"leaseDuration": "10m"})
     workers.start(config, outbox.database.uri()).wait_state("Active")

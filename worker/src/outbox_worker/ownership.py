@@ -231,7 +231,13 @@ class Heartbeat(threading.Thread):
                 self._ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
                 self._on_loss()
         if self._ownership.claimed:
+            self._say_claim(connection)
+
+    def _say_claim(self, connection: psycopg.Connection[Any]) -> None:
+        """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""
+        answer = calls.fetch_claim(connection, self._key)
+        if answer.holder is None or (answer.holder.uid == self._resource.uid and answer.vacated_at is not None):
             answer = calls.claim(connection, self._key, self._resource)
-            if not answer.granted and answer.holder is not None and answer.holder.uid != self._resource.uid:
-                self._ownership.lose_claim(f"{answer.holder} took the claim")
-                self._on_loss()
+        if answer.holder is not None and answer.holder.uid != self._resource.uid:
+            self._ownership.lose_claim(f"{answer.holder} took the claim")
+            self._on_loss()
