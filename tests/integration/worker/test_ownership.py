@@ -130,12 +130,11 @@ def test_a_handler_may_compute_for_longer_than_the_lease(outbox, workers):
     assert second.report().state == "Standby"
 
 
-@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
-def test_sigterm_finishes_the_batch_and_lets_the_standby_in_at_once(outbox, workers, guarantee):
+def test_sigterm_finishes_the_batch_and_lets_the_standby_in_at_once(outbox, workers):
     ids = outbox.produce(60)
-    owner, gate = gated(outbox, workers, "pod-a", batchSize=20, guarantee=guarantee)
+    owner, gate = gated(outbox, workers, "pod-a", batchSize=20)
     gate.wait_entered()
-    second = standby(outbox, workers, batchSize=20, guarantee=guarantee)
+    second = standby(outbox, workers, batchSize=20)
     owner.send(signal.SIGTERM)
     owner.wait_for("it drains or still handles", lambda r: r.handled == 0)
     gate.open()
