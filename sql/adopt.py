@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FROZEN_TRANSACTION_ID: Final = 2
 LOCK_TIMEOUT: Final = "2s"
+IDLE_TIMEOUT: Final = "5s"
+"""Suspended with the table locked (Ctrl-Z), the command would stop all producers."""
 ATTEMPTS: Final = 30
 
 _INSPECT: Final = """
@@ -297,6 +299,9 @@ def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None],
         try:
             with connection.transaction():
                 connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+                connection.execute(
+                    sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(sql.Literal(IDLE_TIMEOUT))
+                )
                 change()
         except psycopg.errors.LockNotAvailable as err:
             if attempt == ATTEMPTS:

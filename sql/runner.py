@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LOCK_KEY: Final = 0x6F757462  # "outb": one migration run at a time in a database
 LOCK_TIMEOUT: Final = "3s"
+IDLE_TIMEOUT: Final = "30s"
+"""Frozen between two statements, a run must not keep its locks, nor others from migrating."""
 DEADLINE_SECONDS: Final = 60.0
 
 _NAME: Final = re.compile(r"\d{4}_(pre|post)_[a-z0-9_]+\.sql")
@@ -173,6 +175,7 @@ def _apply_with_retry(connection: psycopg.Connection[Any], schema: str, migratio
 def _apply(connection: psycopg.Connection[Any], schema: str, migration: Migration) -> bool:
     """Run one migration inside the open transaction unless somebody else did meanwhile."""
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
+    connection.execute(sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(sql.Literal(IDLE_TIMEOUT)))
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
     _ensure_bookkeeping(connection, schema)
     if migration.name in fetch_applied(connection, schema):

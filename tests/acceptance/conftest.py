@@ -70,7 +70,6 @@ class Rooms:
 
     cluster: Cluster
     server: DatabaseServer
-    operator_namespace: str
     free: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
     @contextmanager
@@ -107,7 +106,7 @@ class Rooms:
 def rooms(cluster: Cluster, server: DatabaseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
     names = [f"room{number}" for number in range(ROOMS)]
     with namespaces(cluster, "system", *names) as (system, *served):
-        found = Rooms(cluster, server, system)
+        found = Rooms(cluster, server)
         for namespace in served:
             found.free.put(namespace)
         with operator_of(system, served, tmp_path_factory.mktemp("operator") / "log"):

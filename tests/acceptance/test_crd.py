@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outbox_operator import crd
 from outbox_operator.resources import parse_processor
-from tests.support.cluster import ApiError, namespaces
+from tests.chart.chart import tool
+from tests.support.cluster import ApiError, kubeconfig, namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +63,13 @@ VALID = [
     pytest.param(worker(source={**SOURCE, "publications": ["a", "b"], "messageTypes": ["X"]}), id="filters"),
     pytest.param(spark(), id="the least Spark"),
     pytest.param(spark(target=PARQUET, spark={"volumes": VOLUMES}), id="Parquet on a volume"),
+    pytest.param(
+        spark(target=PARQUET, spark={"volumes": [{**VOLUMES[0], "mountPath": "/data/"}]}),
+        id="Parquet on a volume's path/",
+    ),
+    pytest.param(
+        spark(target={"parquet": {"path": "/data"}}, spark={"volumes": VOLUMES}), id="Parquet on the volume itself"
+    ),
     pytest.param(spark(target=None, spark={"application": {"module": "orders"}}), id="an application"),
     pytest.param(spark(spark={"application": {"module": "orders"}}), id="an application that transforms"),
     pytest.param(spark(spark={"executor": {"instances": 3, "memory": "2g"}, "config": {"a": "b"}}), id="executors"),
@@ -127,9 +136,17 @@ INVALID = [
     pytest.param(spark(spark=None), "engine Spark needs the block spark", id="Spark without its block"),
     pytest.param(spark(target=None), "engine Spark needs something to do", id="Spark without work"),
     pytest.param(spark(target=RABBITMQ), "engine Spark knows target.sql and target.parquet", id="Spark to a broker"),
+    pytest.param(
+        spark(delivery={"guarantee": "AtLeastOnce"}), "engine Spark is Transactional", id="Spark at least once"
+    ),
     pytest.param(spark(worker={"replicas": 2}), "worker goes with engine Worker", id="two drivers"),
     pytest.param(spark(worker={"image": "mine"}), "worker goes with engine Worker", id="Spark with a worker image"),
     pytest.param(spark(target=PARQUET), "must lie on one of spark.volumes", id="Parquet on no volume"),
+    pytest.param(
+        spark(target={"parquet": {"path": "/database"}}, spark={"volumes": VOLUMES}),
+        "must lie on one of spark.volumes",
+        id="Parquet beside a volume",
+    ),
     pytest.param(
         spark(target={"parquet": {"path": "data"}}, spark={"volumes": VOLUMES}), "should match", id="a relative path"
     ),
@@ -244,6 +261,23 @@ def test_resources_are_found_by_processor_id_and_engine(cluster: Cluster, namesp
         cluster.delete("OutboxProcessor", namespace, name)
     assert [body["metadata"]["name"] for body in by_id] == ["one"]
     assert [body["metadata"]["name"] for body in by_engine] == ["two"]
+
+
+def test_kubectl_shows_what_matters_and_explains_the_fields(cluster: Cluster, namespace: str):
+    cluster.create(manifest(namespace, worker()))
+    header, row = kubectl("get", "obp", "--namespace", namespace, "--output", "wide").splitlines()
+    explained = kubectl("explain", "obp.spec.delivery")
+    cluster.delete("OutboxProcessor", namespace, "orders")
+    shown = ["ENGINE", "MODE", "PHASE", "OWNER", "LAG", "CONFLICTS", "AGE", "READY", "CHECKPOINT"]
+    assert header.split() == ["NAME", *shown]
+    assert row.split()[:3] == ["orders", "Worker", "Ordered"]
+    assert "How messages are handled." in explained
+    assert "batchSize" in explained
+
+
+def kubectl(*arguments: str) -> str:
+    command = [str(tool("kubectl")), "--kubeconfig", str(kubeconfig()), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_every_field_of_the_spec_is_explained():

@@ -76,7 +76,7 @@ def test_a_hand_over_completes_when_the_operator_is_killed_at_each_step(room: Ro
             room.shop.produce(3)
             produced += 3
             giver.spec(handOverTo={"namespace": room.namespace, "name": taker.name})
-            _await_quickly(giver, reached)
+            _await_quickly(giver, step, reached)
             operator.kill()
             operator.start()
             giver.until_ready("HandedOver")
@@ -90,9 +90,10 @@ def test_a_hand_over_completes_when_the_operator_is_killed_at_each_step(room: Ro
         assert len(set(room.handled())) == len(room.handled()) == produced
 
 
-def _await_quickly(giver: Resource, reached: Callable[[Resource], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not reached(giver) and time.monotonic() < deadline:
+def _await_quickly(giver: Resource, step: str, reached: Callable[[Resource], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached(giver):
+        assert time.monotonic() < deadline, f"waited 60 s in vain: {step}"
         time.sleep(0.02)
 
 

@@ -79,9 +79,9 @@ def test_a_foreign_service_account_must_be_named():
 
 
 def test_old_kubernetes_is_refused():
-    done = chart.helm("template", "x", str(CHART), "--kube-version", "1.28.0", values={})
+    done = chart.helm("template", "x", str(CHART), "--kube-version", "1.30.9", values={})
     assert done.returncode != 0
-    assert "requires kubeVersion: >=1.29.0-0" in done.stderr
+    assert "requires kubeVersion: >=1.31.0-0" in done.stderr
 
 
 def _schema_at(path: str) -> dict[str, Any]:

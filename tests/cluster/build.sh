@@ -11,6 +11,11 @@ buildah() {
   command buildah --root "$STORE" --runroot /run/outbox-buildah --storage-driver overlay "$@"
 }
 
+# What builds that were killed left: their containers, mounted. Under the lock of images.sh there are no others.
+sweep_builds() {
+  [ ! -d "$STORE" ] || buildah rm --all >/dev/null 2>&1 || true
+}
+
 built() { [ "$(cat "$BUILT/$1" 2>/dev/null)" = "$2" ] && buildah inspect --type image "localhost/$(tagged "$1")" >/dev/null 2>&1; }
 
 # build NAME KEY DOCKERFILE CONTEXT OPTION...: does nothing when the image of that key is there.
@@ -22,9 +27,13 @@ build() {
   # Packages come from where this machine gets its own, and none of that stays in the image. A copy: packages write there.
   rm -rf "$STAGE/apt"
   mkdir -p "$STAGE"
-  cp -rL /etc/apt "$STAGE/apt"
-  if ! buildah bud --isolation chroot --network host --layers --volume "$STAGE/apt:/etc/apt" "$@" \
-    --file "$dockerfile" --tag "localhost/$(tagged "$name")" "$context" >"$log" 2>&1; then
+  # With its modes: there may be passwords in it.
+  cp -rL --preserve=mode /etc/apt "$STAGE/apt"
+  local rc=0
+  buildah bud --isolation chroot --network host --layers --volume "$STAGE/apt:/etc/apt" "$@" \
+    --file "$dockerfile" --tag "localhost/$(tagged "$name")" "$context" >"$log" 2>&1 || rc=$?
+  rm -rf "$STAGE/apt"
+  if [ "$rc" != 0 ]; then
     tail -20 "$log" >&2
     fail "could not build $name (whole log: $log)"
   fi
@@ -111,7 +120,7 @@ build_wheel() {
 # keep_newest FOLDER N: of what every change of code or of a lock leaves behind.
 keep_newest() {
   find "$1" -mindepth 1 -maxdepth 1 -not -name '.tmp-*' -printf '%T@ %p\n' | sort -rn | tail -n "+$(($2 + 1))" |
-    cut -d' ' -f2- | xargs -r rm -rf
+    cut -d' ' -f2- | xargs -r -d '\n' rm -rf --
 }
 
 make_wheel() {

@@ -14,6 +14,7 @@ declare -A NAMES=([base]=outbox-base [python]=outbox-python [postgres]=postgres:
 
 build_and_load() {
   local image
+  sweep_builds
   for image in "$@"; do
     "build_$image"
     if [ -n "$registry" ]; then

@@ -6,6 +6,15 @@ CHECKOUT=$(cd "$CLUSTER_DIR/../.." && pwd)
 OUTBOX_CACHE=${OUTBOX_CACHE:-${HOME:?}/.cache/outbox-operator}
 OUTBOX_STATE=${OUTBOX_STATE:-/var/lib/outbox-operator}
 OUTBOX_RUN=${OUTBOX_RUN:-/run/outbox-operator}
+# What is taken away later is named below these three: none may be a folder of the machine's own, or a relative one.
+for place in "$OUTBOX_CACHE" "$OUTBOX_STATE" "$OUTBOX_RUN"; do
+  case $place in
+    */../* | */.. | */./* | */. | *//* | */ | /var/lib | /var/cache) ;;
+    /*/*) continue ;;
+  esac
+  printf 'error: %s cannot be a folder of the local cluster: name one of its own, by its whole path\n' "$place" >&2
+  exit 1
+done
 # One umask for all of it: what is unpacked here is read by postgres, by pods and by builds.
 umask 022
 
@@ -48,8 +57,23 @@ with_lock() {
   exec {fd}>&-
 }
 
+# unmount_below FOLDER: whatever is mounted inside of it, the innermost first.
+unmount_below() {
+  local mount
+  while read -r mount; do umount -l "$(printf '%b' "$mount")" 2>/dev/null || true; done < <(
+    awk -v place="$(realpath -m "$1")/" 'index($2, place) == 1 {print $2}' /proc/mounts | sort -r
+  )
+}
+
+# remove_tree FOLDER: a half-made Debian has the machine's own /proc in it.
+remove_tree() {
+  unmount_below "$1"
+  rm -rf --one-file-system "$1"
+}
+
 # cached DIR FUNCTION ARGS...: FUNCTION fills an empty folder, given as its first argument; it becomes DIR only when
-# FUNCTION succeeded, by one rename. Does nothing when DIR is there. DIR is relative to the cache, or absolute.
+# FUNCTION succeeded, by one rename. Does nothing when DIR is there. DIR is relative to the cache, or absolute. Called
+# under one lock for everything that has DIR's parent, so what is half-made there is of a run that was killed.
 cached() {
   local name=$1 dir=$1 make=$2
   shift 2
@@ -57,6 +81,9 @@ cached() {
   [ -d "$dir" ] && return 0
   mkdir -p "$(dirname "$dir")"
   local tmp
+  for tmp in "$(dirname "$dir")"/.tmp-*; do
+    if [ -d "$tmp" ]; then remove_tree "$tmp"; fi
+  done
   tmp=$(mktemp -d "$(dirname "$dir")/.tmp-$(basename "$dir")-XXXXXX")
   chmod 755 "$tmp"
   # In a subshell of its own so that errexit holds inside FUNCTION whatever the caller tests.
@@ -66,15 +93,10 @@ cached() {
   rc=$?
   set -e
   if [ "$rc" != 0 ]; then
-    rm -rf "$tmp"
+    remove_tree "$tmp"
     fail "could not make $name (exit $rc)"
   fi
   mv -T "$tmp" "$dir"
-}
-
-# A folder's half-made predecessors, of runs that were killed. Only called under the lock of its maker.
-sweep_unfinished() {
-  find "$OUTBOX_CACHE" -maxdepth 3 -name '.tmp-*' -type d -prune -exec rm -rf {} + 2>/dev/null || true
 }
 
 # The hash of files and strings: hash_of FILE... ; folders count with every file in them, names included.
@@ -92,7 +114,8 @@ hash_of() {
   done | sha256sum | cut -c1-16
 }
 
-# debian PACKAGE...: installs what is missing. No service is started or enabled by that.
+# debian PACKAGE...: installs what is missing. No service is started or enabled by that, and no package taken away: that
+# would be Docker's own container runtime, for example.
 debian() {
   local missing=() package
   for package in "$@"; do
@@ -105,18 +128,19 @@ debian() {
 }
 
 install_debian() {
-  local log=$OUTBOX_CACHE/logs/apt.log policy=/usr/sbin/policy-rc.d own=''
+  local log=$OUTBOX_CACHE/logs/apt.log policy=/usr/sbin/policy-rc.d own='' mark='# by outbox-operator, while it installs'
   mkdir -p "$OUTBOX_CACHE/logs"
-  if [ ! -e "$policy" ]; then
+  # One of ours may be left of a run that was killed: no package of this machine would ever start a service again.
+  if [ ! -e "$policy" ] || grep -qxF "$mark" "$policy"; then
     own=1
-    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    printf '#!/bin/sh\n%s\nexit 101\n' "$mark" >"$policy"
     chmod 755 "$policy"
   fi
   local rc=0
   {
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq &&
-      apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold "$@"
+      apt-get install -y -qq --no-remove --no-install-recommends -o Dpkg::Options::=--force-confold "$@"
   } >"$log" 2>&1 </dev/null || rc=$?
   [ -z "$own" ] || rm -f "$policy"
   if [ "$rc" != 0 ]; then

@@ -152,11 +152,3 @@ forget_containers() {
   rm -rf "$OUTBOX_STATE"/containerd/io.containerd.grpc.v1.cri/{containers,sandboxes}/*
 }
 
-unmount_all() {
-  local place mount
-  for place in "$OUTBOX_STATE" "$OUTBOX_RUN"; do
-    while read -r mount; do umount -l "$(printf '%b' "$mount")" 2>/dev/null || true; done < <(
-      awk -v place="$(realpath -m "$place")/" 'index($2, place) == 1 {print $2}' /proc/mounts | sort -r
-    )
-  done
-}

@@ -4,13 +4,14 @@
 #   python    uv and the checkout's .venv, from requirements.lock
 #   postgres  PostgreSQL servers 14, 15 and 18 in $OUTBOX_CACHE/postgres/MAJOR/bin, and pgbouncer
 #   rabbitmq  the RabbitMQ server, not started
+#   spark     a Java, for Spark sessions outside the cluster
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
 #   images    what images.sh builds with, and the Debian base images
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq cluster images)
+ALL=(python postgres rabbitmq spark cluster images)
 for part in "${ALL[@]}"; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"

@@ -17,7 +17,8 @@ teardown() {
   fi
   rm -f "$PIDS/containerd"
   kill_shims
-  unmount_all
+  unmount_below "$OUTBOX_STATE"
+  unmount_below "$OUTBOX_RUN"
   remove_cgroups
   [ ! -f "$OUTBOX_RUN/sysctls" ] || network_down
   # Links that the kubelet leaves in a shared folder.

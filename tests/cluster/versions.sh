@@ -1,13 +1,21 @@
 # shellcheck shell=bash disable=SC2034
 # Every version the local cluster is made of. A changed version gets its own folder in the cache.
 
+# Used where the machine has no Go that is as new; the sum is that of its module.
+GO_VERSION=1.26.8
+GO_SUM=h1:ZOmGe1OnfREDMIdb1Qi4G9JSuDPBLGExZMQ4nis1RXM=
 KUBERNETES_VERSION=1.34.4
 ETCD_VERSION=3.6.16
 COREDNS_VERSION=1.15.0
 HELM_VERSION=3.22.0
-UV_VERSION=0.13.8
+# uv's own file names it with the hashes of its wheels; lock.sh keeps those.
+UV_LOCK=$CLUSTER_DIR/uv-requirements.lock
+UV_VERSION=$(sed -nE 's/^uv==([^ ]+).*/\1/p' "$UV_LOCK")
 # Server binaries beside Debian's own PostgreSQL 15: the oldest and the newest version the project promises.
+# The sums are those of their jars.
 POSTGRES_14_VERSION=14.20.0
+POSTGRES_14_SHA256=a0f7b5095c5647ec5058b0cdb58544d02f98ba8cec6f74614c80a5acc8399b29
 POSTGRES_15_VERSION=15
 POSTGRES_18_VERSION=18.1.0
+POSTGRES_18_SHA256=65d0723e0274ad3ec6230dcbdfe034af6ee096fce15a77b0f9b8be71d2702934
 DEBIAN_RELEASE=bookworm

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.happening import Failed, HeldLease, Unsure
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import end_stuck_transactions
+from outbox_worker.transaction import StoreRequest, TransactionRunner
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
+from tests.support.postgres import wait_until
 
+KEY = ProcessorKey("outbox", "orders")
 OLD, NEW = str(uuid4()), str(uuid4())
 RENEW = "SELECT outbox.renew_lease('orders', 0, %s, %s::uuid, '1 hour')"
 ACQUIRE = "SELECT acquired, epoch FROM outbox.acquire_lease('orders', 0, 'u1', 'pod-2', %s::uuid, '1 hour')"
@@ -120,11 +129,39 @@ def test_no_claim_is_made_while_a_caller_without_one_is_committing(each_database
 
 
 def test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start(each_database):
-    own(each_database, OLD, lease="100 milliseconds")
     old_transaction = each_database.connect(autocommit=False)
     old_transaction.execute("SELECT now()")
-    old_transaction.execute("SELECT pg_sleep(0.15)")
+    own(each_database, OLD, lease="100 milliseconds")
+    lapsed = "SELECT expires_at < clock_timestamp() FROM outbox.processor_leases"
+    wait_until(lambda: old_transaction.execute(lapsed).fetchone() == (True,), "the lease lapses")
 
     assert store(old_transaction, (20, 5), NOTHING, owner=(1, OLD)) == NOT_OWNER
     assert old_transaction.execute(RENEW, (1, OLD)).fetchone() == (False,)
     assert old_transaction.execute(ACQUIRE, (NEW,)).fetchone() == (True, 2)
+
+
+def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each_database):
+    epoch = own(each_database, OLD)
+    put(each_database.direct(), (10, 1))
+    batch, standby = each_database.connect(), each_database.connect()
+    lease = HeldLease(0, epoch, UUID(OLD))
+    request = StoreRequest(lease, Checkpoint(10, 1), Checkpoint(20, 5), first=True)
+    ended = []
+
+    def copy_and_wait(transaction):
+        copying = transaction.connection.cursor().copy("COPY outbox.messages (message_type, data) FROM STDIN")
+        # Behind PgBouncer psycopg stumbles over two errors at once.
+        with contextlib.suppress(psycopg.OperationalError, ValueError), copying as copy:
+            ended.append(end_stuck_transactions(standby, KEY, epoch=None))
+            each_database.direct().execute(LAPSE)
+            assert standby.execute(ACQUIRE, (NEW,)).fetchone() == (False, epoch)
+            ended.append(end_stuck_transactions(standby, KEY, epoch=None))
+            wait_until(lambda: standby.execute(ACQUIRE, (NEW,)).fetchone()[0], "the standby is owner")
+            copy.write("m\t{}\n")
+        return 1  # nothing to commit is left
+
+    happened = TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, lease, request, copy_and_wait)
+
+    assert ended == [0, 1]
+    assert isinstance(happened, Unsure | Failed)
+    assert stored(each_database.direct()) == (10, 1)

@@ -28,15 +28,20 @@ from tests.demo.place import (
     QUEUE,
     RELEASE,
 )
-from tests.demo.waiting import wait_for
+from tests.demo.waiting import DemoError, wait_for
 from tests.ledger.amqp import Broker, BrokerError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.demo.cluster import Cluster
     from tests.demo.place import Place
     from tests.demo.progress import Progress
 
 READY_WITHIN: Final = 90.0
+OURS: Final = ("app.kubernetes.io/part-of", "outbox-demo")
+"""The label of every namespace in namespaces.yaml."""
+CRD: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/outboxprocessors.outbox-operator.dev"
 NAMESPACES: Final = (NAMESPACE, OTHER_NAMESPACE, OPERATOR_NAMESPACE)
 GATE: Final = MANIFESTS.parent / "gate.sql"
 
@@ -50,8 +55,16 @@ class Installation:
         self._forwards = ExitStack()
 
     def clear(self) -> None:
-        """Take away what an earlier demo left in the cluster; that one may have ended anywhere."""
-        found = [name for name in NAMESPACES if self._cluster.get(f"/api/v1/namespaces/{name}")]
+        """Take away what an earlier demo left in the cluster; that one may have ended anywhere.
+
+        Raises:
+            DemoError: a cluster of the user's own has an outbox-operator, or namespaces, that are not the demo's.
+
+        """
+        looked = {name: self._cluster.get(f"/api/v1/namespaces/{name}") for name in NAMESPACES}
+        if not self._place.local and (foreign := find_foreign(looked, self._cluster.get(CRD))):
+            raise DemoError(f"this cluster has what the demo did not make and would take away: {', '.join(foreign)}")
+        found = [name for name, namespace in looked.items() if namespace]
         if not found:
             return
         with self._progress.step("taking away what an earlier demo left in the cluster"):
@@ -178,6 +191,8 @@ class Installation:
         )
         self._forwards.callback(end_process, process)
         line = process.stdout.readline() if process.stdout else ""
+        if " -> " not in line:
+            raise DemoError(f"kubectl port-forward to service {service} ended: is it there, and may you?")
         return int(line.split(" -> ")[0].rpartition(":")[2])
 
     @staticmethod
@@ -186,6 +201,18 @@ class Installation:
             return server.one("SELECT true") == (True,)
         except psycopg.OperationalError:
             return False
+
+
+def find_foreign(namespaces: Mapping[str, dict[str, Any] | None], crd: dict[str, Any] | None) -> list[str]:
+    """Name what somebody else installed: namespaces without the demo's label, a CRD that belongs to another release."""
+    key, value = OURS
+    labels = {name: found["metadata"].get("labels") or {} for name, found in namespaces.items() if found}
+    foreign = [f"namespace {name}" for name, own in labels.items() if own.get(key) != value]
+    if crd is not None:
+        annotations = crd["metadata"].get("annotations") or {}
+        if annotations.get("meta.helm.sh/release-namespace") != OPERATOR_NAMESPACE:
+            foreign.append(f"the CRD {crd['metadata']['name']} of another installation")
+    return foreign
 
 
 def end_process(process: subprocess.Popen[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +40,7 @@ class Place:
         registry: prefix of the images.
         tag: their tag.
         work: directory for logs and passwords of this run.
+        programs: where kubectl and helm were put.
 
     """
 
@@ -49,6 +49,7 @@ class Place:
     registry: str
     tag: str
     work: Path
+    programs: Path
 
     def fresh_log_dir(self) -> Path:
         """Return an empty directory for the producers' commit logs."""
@@ -61,6 +62,7 @@ class Place:
 def read_place() -> Place:
     """Take the place from the environment, as run.sh left it."""
     state = Path(os.environ.get("OUTBOX_STATE", "/var/lib/outbox-operator"))
+    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache/outbox-operator"))
     given = os.environ.get("KUBECONFIG", "")
     local = given in ("", str(state / "kubeconfig"))
     return Place(
@@ -68,5 +70,7 @@ def read_place() -> Place:
         local=local,
         registry="localhost" if local else os.environ.get("OUTBOX_REGISTRY", ""),
         tag=os.environ.get("OUTBOX_TAG", "dev"),
-        work=state / "demo" if local else Path(tempfile.gettempdir()) / f"outbox-demo-{os.getuid()}",
+        # Not where others may write: there will be passwords.
+        work=state / "demo" if local else cache / "demo",
+        programs=cache / "bin",
     )

@@ -77,7 +77,10 @@ class Progress:
 
     def _keep_drawing(self, make_lines: Callable[[], Sequence[str]], finished: threading.Event) -> None:
         while not finished.wait(REDRAW_SECONDS if self._terminal else PLAIN_SECONDS):
-            lines = make_lines()
+            try:
+                lines = make_lines()
+            except Exception as error:  # noqa: BLE001  # a busy API server: the next look may be answered
+                lines = [f"(no table this time: {error})"]
             if not self._terminal:
                 self.print_lines([f"           {line}" for line in lines])
                 continue

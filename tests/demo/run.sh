@@ -2,6 +2,8 @@
 # The whole main job, as `make demo` runs it. Arguments go to the demo (--help lists them).
 #   KUBECONFIG       a cluster of your own: it is used and none is started
 #   OUTBOX_REGISTRY  with that: the registry prefix that its nodes take images from
+#   OUTBOX_TAG       their tag (dev)
+#   OUTBOX_DEMO_PATIENCE  multiplies every deadline, for a slow machine; the verdict says so
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OUTBOX_CACHE=${OUTBOX_CACHE:-${HOME:?}/.cache/outbox-operator}

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 TABLE: Final = "analytics.orders_per_minute"
 QUERY_PATH: Final = "var/lib/orders/query"
-FIRST_BATCH_WITHIN: Final = 120.0
 
 
 def find_driver(demo: Demo) -> dict[str, Any]:

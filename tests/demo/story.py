@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WORKER_TARGET: Final = 10.0
 SPARK_TARGET: Final = 40.0
+GIVEN_UP: Final = 2.0
+"""Times the target: a start that is late by less is told, as a busy machine's; one that is later fails the demo."""
 PATIENCE: Final = 120.0
 FIRST_ROW: Final = {
     PROJECTION: "SELECT EXISTS (SELECT FROM projection.handled_orders)",
@@ -99,7 +101,9 @@ class Story:
         """See the first message handled; note how long that took."""
         query = FIRST_ROW[name]
         what = f"{name} handles its first message"
-        wait_for(what, lambda: demo.database.one(query) == (True,), within=PATIENCE, poll=0.1)
+        # A cluster of the user's own fetches images first.
+        patience = applied + GIVEN_UP * target - time.monotonic() if self._place.local else PATIENCE
+        wait_for(what, lambda: demo.database.one(query) == (True,), within=max(patience, 0.0), poll=0.1)
         seconds = time.monotonic() - applied
         judged = f"{seconds:.1f} s (at most {target:.0f} s{': MISSED' if seconds > target else ''})"
         if seconds > target:
@@ -181,7 +185,9 @@ class Story:
         """Say what to try with the cluster, which stays up."""
         variable = f"export KUBECONFIG={self._place.kubeconfig}"
         name = PROJECTION
-        lines = ["The cluster stays up. Try:", f"  {variable}   # kubectl and helm are in $OUTBOX_CACHE/bin"]
+        lines = ["The cluster stays up. Try:", f"  {variable}"]
+        if self._place.local:
+            lines.append(f"  export PATH={self._place.programs}:$PATH   # kubectl and helm")
         lines += [
             f"  kubectl get obp -n {NAMESPACE} -o wide",
             f"  kubectl describe obp -n {NAMESPACE} {LOYALTY}",

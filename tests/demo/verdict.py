@@ -99,7 +99,7 @@ def take_stock(demo: Demo, log_dir: Path, broker: Broker, killed: list[KilledBat
         minutes = read_sums(connection, "analytics", "orders_per_minute", "minute")
         books.add_sums(f"(d) {ANALYTICS}: per minute", minutes, "minute")
     with parquet_files(demo) as directory:
-        rows = read_parquet(directory.rglob("*.parquet"))
+        rows = read_parquet(directory)
         books.add_list(f"(d) {ANALYTICS}: Parquet", rows, ordered=False)
     print_ledger(demo, books)
     return books.failures() + explain_duplicates(demo, books, queue, killed)

@@ -151,6 +151,22 @@ def test_a_dry_run_changes_nothing(database):
     assert any("where processed_on_utc is NULL get transaction_id 2" in line for line in said)
 
 
+def test_a_suspended_run_keeps_its_lock_for_a_bounded_time(database):
+    connection = database.direct()
+    connection.execute(SCALED)
+    connection.execute(
+        """CREATE TABLE public.noted (idle text);
+           CREATE FUNCTION public.note() RETURNS event_trigger LANGUAGE plpgsql AS $$
+           BEGIN INSERT INTO public.noted VALUES (current_setting('idle_in_transaction_session_timeout')); END $$;
+           CREATE EVENT TRIGGER noted ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION public.note()"""
+    )
+
+    adopt.adopt(connection, Adoption("public", "outbox_messages"))
+
+    noted = connection.execute("SELECT DISTINCT idle FROM public.noted").fetchall()
+    assert noted == [(adopt.IDLE_TIMEOUT,)]
+
+
 def test_writers_are_not_queued_behind_a_long_transaction(database):
     """The lock is asked for briefly and again: between the tries, producers go on."""
     database.direct().execute(SCALED)

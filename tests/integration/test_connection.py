@@ -9,7 +9,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.connection import ConnectionFiles, connect_uri
 from outbox_worker.postgres.errors import translate, translated
 
 SECRET = "open sesame"
@@ -41,6 +41,17 @@ def test_by_uri(database, tmp_path):
 
     with write(tmp_path, uri=uri, sslmode="prefer").connect("x", autocommit=False) as connection:
         assert connection.execute("SELECT current_user").fetchone() == ("locked",)
+
+
+def test_a_uri_may_carry_parameters_of_its_own(database, tmp_path):
+    uri = database.uri()
+    uri += f"{'&' if '?' in uri else '?'}application_name=theirs&connect_timeout=3&options=-c%20work_mem%3D5MB"
+    shown = "SELECT current_setting('application_name'), current_setting('work_mem')"
+
+    with write(tmp_path, uri=uri).connect("ours", autocommit=True) as connection:
+        assert connection.execute(shown).fetchone() == ("ours", "5MB")
+    with connect_uri(tmp_path / "uri", "the cli") as connection:
+        assert connection.execute(shown).fetchone() == ("the cli", "5MB")
 
 
 def test_a_rotated_password_is_used_at_the_next_connect(database, tmp_path):

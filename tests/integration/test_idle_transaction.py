@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 
 import psycopg
 import pytest
 
+from outbox_core.happening import HeldLease
 from outbox_worker.guard import GuardedConnection
+from outbox_worker.ownership import Ownership
 from tests.support.postgres import VERSIONS, wait_until
 
 INSERT = "INSERT INTO public.effects VALUES (%s)"
@@ -73,3 +76,24 @@ def test_a_transaction_left_idle_is_ended_after(servers, version, last_act):
             seconds=IDLE_LIMIT + 2.0,
         )
         assert watcher.execute("SELECT count(*) FROM public.effects").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["the lease is ours", "the lease is lost"])
+def test_the_heartbeat_keeps_a_computing_handlers_transaction_while(servers, kept):
+    with servers.database() as database:
+        owned, watcher = database.direct(), database.direct()
+        lease, ownership = HeldLease(0, 1, uuid.uuid4()), Ownership(3600.0)
+        ownership.note_lease(lease)
+        owned.execute(f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_LIMIT}s'")
+        ownership.enter(owned)
+        if not kept:
+            ownership.lose_lease(lease, "another has it")
+        age = "SELECT extract(epoch FROM clock_timestamp() - xact_start) FROM pg_stat_activity WHERE pid = %s"
+
+        def over():
+            ownership.touch_transaction()
+            found = watcher.execute(age, [owned.info.backend_pid]).fetchone()
+            return found is None or found[0] > 2 * IDLE_LIMIT
+
+        wait_until(over, "twice the limit passed, or the server ended it")
+        assert (watcher.execute(age, [owned.info.backend_pid]).fetchone() is not None) is kept

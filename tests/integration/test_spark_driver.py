@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.postgres import wait_until
+from tests.support.proxy import CommitCutter, Cut
 from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_config, wait_handled
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def kill_between_commit_and_sparks_log(driver: Worker, orders: Orders) -> None:
     wait_until(lambda: orders.stored() != before, "the batch is committed", PATIENCE)
     driver.kill()
     reader.rollback()
+
+
+def batches_in(log: Path) -> list[int]:
+    """The numbers of the batches in one of Spark's own logs."""
+    return sorted(int(entry.name) for entry in log.iterdir() if entry.name.isdecimal())
 
 
 def end_gracefully(driver: Worker) -> None:
@@ -163,13 +169,13 @@ def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_pers
 
 def test_a_driver_that_lost_ownership_is_told_4_and_rolls_back(drivers, home, orders, tmp_path):
     """Somebody takes the processor by force in the middle of a batch."""
-    gate = tmp_path / "gate"
+    gate, reached = tmp_path / "gate", tmp_path / "gate.reached"
     slow = f"""
 import pathlib, time
 
 def handle(messages, effects):
     effects.sql(messages.groupBy().count(), "INSERT INTO public.taken SELECT count FROM batch")
-    pathlib.Path({str(gate)!r} + ".reached").touch()
+    pathlib.Path({str(reached)!r}).touch()
     while not pathlib.Path({str(gate)!r}).exists():
         time.sleep(0.05)
 """
@@ -177,7 +183,7 @@ def handle(messages, effects):
     orders.connection.execute("CREATE TABLE public.taken (count bigint)")
     orders.produce(10)
     driver = drivers.launch(home)
-    wait_until((tmp_path / "gate.reached").exists, "the batch is in hand", PATIENCE)
+    wait_until(reached.exists, "the batch is in hand", PATIENCE)
     orders.connection.execute(
         "SELECT * FROM outbox.claim_processor('orders', 'other', 'shop', 'orders', 'uid-2', true)"
     )
@@ -190,7 +196,41 @@ def handle(messages, effects):
         "the batch is handled again, by itself",
         PATIENCE,
     )
+    # Asked to stop in the middle of a batch, it finishes that one, and Spark notes it before the driver ends.
+    gate.unlink()
+    reached.unlink()
+    orders.produce(5)
+    wait_until(reached.exists, "the next batch is in hand", PATIENCE)
+    driver.send(signal.SIGTERM)
+    gate.touch()
+    assert driver.process.wait(60) == 0, driver.log()[-4000:]
+    assert orders.connection.execute("SELECT sum(count) FROM public.taken").fetchone() == (15,)
+    (query,) = (tmp_path / "query").glob("*/*/query")
+    planned, over = (batches_in(query / log) for log in ("offsets", "commits"))
+    assert planned == over
+
+
+def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, database, orders, tmp_path):
+    """`target.parquet` without an application; the server commits a batch, and the driver does not hear of it."""
+    cutter = CommitCutter(database.port)
+    config = spark_config(database, tmp_path, target={"parquet": {"path": str(orders.files)}})
+    driver = drivers.launch(drivers.prepare(config, cutter.uri(database.uri())))
+
+    def wait_for_files(count: int) -> None:
+        orders.produce(count)
+        driver.wait_for("all are there", lambda _: len(orders.positions_in_files()) == orders.produced, PATIENCE)
+
+    wait_for_files(40)
+    cutter.arm(Cut.AFTER, after=b"spark_files", once=True)
+    wait_for_files(30)
+    assert cutter.cuts == 1
+    wait_for_files(10)
+    assert driver.report().conflicts.count == 0, "it finds out what is stored, and Spark goes on from there"
     end_gracefully(driver)
+    cutter.close()
+    assert orders.codes() == []
+    rows = orders.connection.execute("SELECT position FROM outbox.messages ORDER BY 1").fetchall()
+    assert orders.positions_in_files() == [row[0] for row in rows]
 
 
 def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, orders):

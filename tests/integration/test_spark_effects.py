@@ -124,18 +124,19 @@ def test_files_appear_when_their_checkpoint_is_stored_and_not_before(notebook, d
 
 
 def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(notebook, database, tmp_path):
+    path = tmp_path / "all orders, ä"
     first = FileArea(database.files(), "outbox", "orders", 1)
-    pending = first.write(notebook.range(0, 100, numPartitions=2), tmp_path, WHOLE)
-    first.write(notebook.range(0, 100), tmp_path, WHOLE)  # of a batch that was never stored
+    pending = first.write(notebook.range(0, 100, numPartitions=2), path, WHOLE)
+    first.write(notebook.range(0, 100), path, WHOLE)  # of a batch that was never stored
     with database.direct() as connection:
         first.list_in(connection, pending)
     pending[0].hidden.rename(pending[0].final)  # the crash came after the first of two
-    assert notebook.read.parquet(str(tmp_path)).count() == pending[0].rows
+    assert notebook.read.parquet(str(path)).count() == pending[0].rows
     second = FileArea(database.files(), "outbox", "orders", 2)
     assert second.roll_forward() == 2
-    second.write(notebook.range(0, 1), tmp_path, WHOLE)
-    assert sorted(row.id for row in notebook.read.parquet(str(tmp_path)).collect()) == list(range(100))
-    assert len(list(tmp_path.glob("_outbox/*/*"))) == 1, "what was never stored is swept, the new epoch's own stays"
+    second.write(notebook.range(0, 1), path, WHOLE)
+    assert sorted(row.id for row in notebook.read.parquet(str(path)).collect()) == list(range(100))
+    assert len(list(path.glob("_outbox/*/*"))) == 1, "what was never stored is swept, the new epoch's own stays"
     assert second.roll_forward() == 0
 
 

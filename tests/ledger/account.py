@@ -62,7 +62,6 @@ class Account:
     foreign: int = 0
     renamed: int = 0
     findings: tuple[str, ...] = ()
-    duplicates: tuple[Handled, ...] = ()
 
     def is_exact(self) -> bool:
         """Nothing lost, doubled, reordered, invented or renamed."""
@@ -77,9 +76,8 @@ def compare(name: str, produced: Sequence[Committed], handled: Iterable[Handled]
     """Count every trace in a target against the commit log (which is in pair order)."""
     place = {(m.key, m.sequence): number for number, m in enumerate(produced)}
     traces: Counter[int] = Counter()
-    duplicates: list[Handled] = []
     findings: list[str] = []
-    out_of_order = foreign = renamed = total = 0
+    duplicated = out_of_order = foreign = renamed = total = 0
     furthest = -1
     for trace in handled:
         total += 1
@@ -93,8 +91,8 @@ def compare(name: str, produced: Sequence[Committed], handled: Iterable[Handled]
             _note(findings, renamed, f"{trace.key}#{trace.sequence} came as {trace.message_id}")
         traces[number] += 1
         if traces[number] > 1:
-            duplicates.append(trace)
-            _note(findings, len(duplicates), f"{trace.key}#{trace.sequence} stands {traces[number]} times")
+            duplicated += 1
+            _note(findings, duplicated, f"{trace.key}#{trace.sequence} stands {traces[number]} times")
         elif number < furthest:
             out_of_order += 1
             _note(findings, out_of_order, f"{trace.key}#{trace.sequence} came after {produced[furthest].pair}")
@@ -106,12 +104,11 @@ def compare(name: str, produced: Sequence[Committed], handled: Iterable[Handled]
         produced=len(produced),
         handled=total,
         lost=len(missing),
-        duplicated=len(duplicates),
+        duplicated=duplicated,
         out_of_order=out_of_order if ordered else None,
         foreign=foreign,
         renamed=renamed,
         findings=tuple(findings),
-        duplicates=tuple(duplicates),
     )
 
 

@@ -10,7 +10,6 @@ from psycopg import sql
 from tests.ledger.account import Handled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     import psycopg
@@ -34,12 +33,16 @@ def read_sums(connection: psycopg.Connection[Any], schema: str, table: str, grou
     return {key: (int(messages), int(cents)) for key, messages, cents in connection.execute(query)}
 
 
-def read_parquet(files: Iterable[Path]) -> list[Handled]:
-    """Read every row of every file; files that begin with `.` or `_` are invisible, as they are to Spark."""
+def read_parquet(directory: Path) -> list[Handled]:
+    """Read every row of every file that a reader of the directory sees.
+
+    Files and folders whose names begin with `.` or `_` are invisible, as they are to Spark: what lies there is neither
+    handled twice nor, should it never have been moved out, handled at all.
+    """
     columns = ["message_id", "order_key", "order_sequence", "cents"]
     handled: list[Handled] = []
-    for path in sorted(files):
-        if path.name.startswith((".", "_")):
+    for path in sorted(directory.rglob("*.parquet")):
+        if any(part.startswith((".", "_")) for part in path.relative_to(directory).parts):
             continue
         rows = pyarrow.parquet.read_table(path, columns=columns, partitioning=None).to_pydict()
         handled += [Handled(*row) for row in zip(*(rows[name] for name in columns), strict=True)]

@@ -36,6 +36,18 @@ def migration(name="9001_pre_test", text='CREATE TABLE :"schema".extra (x int)')
     return Migration(name, Phase(name.split("_")[1]), text)
 
 
+def test_a_frozen_run_keeps_its_locks_for_a_bounded_time(empty_database):
+    shown = """CREATE TABLE :"schema".bounds AS SELECT current_setting('lock_timeout') AS lock,
+               current_setting('idle_in_transaction_session_timeout') AS idle"""
+    connection = empty_database.direct()
+
+    runner.migrate(connection, "outbox", migrations=(migration(text=shown),))
+
+    found = connection.execute("SELECT lock, idle FROM outbox.bounds").fetchone()
+    assert found == (runner.LOCK_TIMEOUT, runner.IDLE_TIMEOUT)
+    assert connection.execute("SHOW idle_in_transaction_session_timeout").fetchone() == ("0",)
+
+
 def test_applied_once_however_often(anywhere):
     first = runner.migrate(anywhere.connect(), "outbox")
     again = runner.migrate(anywhere.connect(), "outbox")

@@ -224,10 +224,6 @@ class Database:
     _open: list[psycopg.Connection[Any]] = field(default_factory=list)
     _directories: list[str] = field(default_factory=list)
 
-    @property
-    def pooled(self) -> bool:
-        return self.port != self.server.port
-
     def uri(self, user: str = "postgres", *, port: int | None = None) -> str:
         return self.server.uri(self.name, user, port or self.port)
 

@@ -94,7 +94,8 @@ def _checkpoint(known: Knowledge) -> Answer:
         )
         if known.resolution is not None:
             return Answer(kind, False, Reason.RESOLVING, message + "; a person decided, a worker carries it out")
-        return Answer(kind, False, reason, message + "; waits for a person, see Ready")
+        error = f" ({known.decision_error})" if known.decision_error else ""
+        return Answer(kind, False, reason, f"{message}; waits for a person, see Ready{error}")
     last = known.conflicts.last
     uid = known.observed.processor.uid
     foreign = last is not None and last.code == 4 and last.holder is not None and last.holder.uid != uid

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _GENERATIONS: Final = {"Deployment", "StatefulSet"}
 """Kinds whose status changes all the time: their generation counts changes of the spec alone."""
 
+REMEMBERED: Final = 20_000
+"""Of how many objects the last state is remembered."""
+
 _REMOVAL_TRIES: Final = 5
 """The controller of a freshly edited object writes its status just then."""
 
@@ -84,8 +87,7 @@ class Applier:
             await self._events.write(processor, happening)
         if decision.keep_claim:
             await self._tell(processor, decision.keep_claim)
-        if decision.replicas is not None:
-            await self._apply_owned(observed, decision, decision.replicas)
+        await self._apply_owned(observed, decision)
         for job in decision.start_jobs:
             if self._store.get("Job", processor.namespace, job.name) is None:
                 await self._refusable(self._kube.create(build_job(processor, self._images, job.name, job.role)))
@@ -116,9 +118,16 @@ class Applier:
         pods = [self._store.get("Pod", processor.namespace, name) for name in names]
         await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM)
 
-    async def _apply_owned(self, observed: Observed, decision: Decision, replicas: int) -> None:
+    async def _apply_owned(self, observed: Observed, decision: Decision) -> None:
         processor = observed.processor
-        manifests = build_owned(processor, self._images, replicas, decision.resolution, decision.sweep_uids)
+        manifests = build_owned(
+            processor,
+            self._images,
+            decision.replicas,
+            decision.resolution,
+            decision.sweep_uids,
+            last_decision=observed.workload.decision if observed.workload is not None else "",
+        )
         for manifest in manifests:
             await self._apply_one(processor, manifest)
         wanted = {where(manifest) for manifest in manifests}
@@ -140,6 +149,9 @@ class Applier:
             return
         applied = {"kind": place.kind, **applied}
         self._store.put(slim(applied))
+        if len(self._applied) >= REMEMBERED:
+            # Objects come and go; one that is forgotten is applied once more, which changes nothing.
+            del self._applied[next(iter(self._applied))]
         self._applied[place] = _mark(intent, applied)
 
     async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:

@@ -63,6 +63,8 @@ class Controller:
         self._obstacles: dict[Key, Problem] = {}
         self._beat = time.monotonic()
         self._silent_rounds = 0
+        self.has_listed = False
+        """Every kind was listed once: the CRD is there, and the rights are."""
 
     async def run(self) -> None:
         """List everything, then work until cancelled."""
@@ -132,14 +134,14 @@ class Controller:
         owner_changed = decision.status.ownership.state != observed.previous.ownership.state
         try:
             await self._applier.apply(body, observed, decision)
-            self._obstacles.pop(key, None)
         except ObstacleError as obstacle:
             known = self._obstacles.get(key) == obstacle.problem
             self._obstacles[key] = obstacle.problem
             return RESYNC / 3 if known else 0.0
         if owner_changed:
             self._wake_siblings(body)
-        return decision.look_again.total_seconds()
+        # What was in the way is gone: the status just written still names it.
+        return 0.0 if self._obstacles.pop(key, None) is not None else decision.look_again.total_seconds()
 
     async def _say_invalid(self, body: Body, err: ValidationError) -> None:
         """Say that the spec cannot be read, and leave the pods as they are."""
@@ -177,6 +179,7 @@ class Controller:
             log.warning("cannot list", extra={"error": str(err)})
             self._beat = time.monotonic()  # the API server's silence is not this process's fault
             return False
+        self.has_listed = True
         metrics.MISSED_CHANGES.inc(missed)
         self._silent_rounds = self._silent_rounds + 1 if missed else 0
         self._beat = time.monotonic()

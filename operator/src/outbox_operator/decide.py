@@ -1,9 +1,9 @@
 """PURE: what shall be done, from what was observed. Start here.
 
-`decide` learns from the workers' reports, asks an ordered tuple of policies what holds (the first that has something to
-say wins), and answers with one value: the status to write, how many pods, which short-lived jobs, and what happened for
-people to read. It is total and level-triggered: nothing is remembered between two calls that is not in the cluster, so
-an operator killed anywhere goes on where it was.
+`decide` learns from the workers' reports, asks the policies what holds (`policies.py`), and answers with one value: the
+status to write, how many pods, which short-lived jobs, and what happened for people to read. It is total and
+level-triggered: nothing is remembered between two calls that is not in the cluster, so an operator killed anywhere goes
+on where it was.
 
 Unknown is never zero: a pod that does not answer scales nothing down.
 """
@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.report import Reason as WorkerReason
-from outbox_core.report import WorkerState
 from outbox_core.spec import Engine
 from outbox_operator.answers import build_answers
-from outbox_operator.conditions import Reason, answered, shorten
+from outbox_operator.conditions import Reason, answered
 from outbox_operator.hand_over import HandOverStep, hand_over_job_name, learn_hand_over
 from outbox_operator.happenings import Happening, tell
 from outbox_operator.learn import (
@@ -35,14 +33,15 @@ from outbox_operator.learn import (
     read_resolution,
 )
 from outbox_operator.observed import Observed, Role
-from outbox_operator.status import OwnerRef, OwnershipStatus, Phase, ProcessorStatus
+from outbox_operator.policies import judge, wanted_replicas
+from outbox_operator.status import OwnerRef, OwnershipStatus, ProcessorStatus
 from outbox_operator.verdict import Knowledge, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from outbox_core.config import Resolution
+    from outbox_operator.status import ConflictStatus
 
 LOOK_AGAIN: Final = timedelta(seconds=2)
 """While something is in flight."""
@@ -64,7 +63,7 @@ class Decision:
 
     Attributes:
         status: written once, and only when it differs.
-        replicas: pods that handle messages; None: leave the workload as it is.
+        replicas: pods that handle messages.
         resolution: a person's decision that workers shall carry out.
         sweep_uids: claims of resources that are known to be gone.
         keep_claim: pods that are told so before they are taken away.
@@ -77,7 +76,7 @@ class Decision:
     """
 
     status: ProcessorStatus
-    replicas: int | None
+    replicas: int
     verdict: Verdict
     resolution: Resolution | None = None
     sweep_uids: tuple[str, ...] = ()
@@ -136,207 +135,17 @@ def learn(observed: Observed, now: datetime) -> Knowledge:
         hand_over=hand_over,
         decided=decided,
         resolution=resolution if applies else None,
+        decision_error=_decision_error(decided, open_now),
         lead=lead_report(observed),
     )
 
 
-def wanted_replicas(observed: Observed) -> int:
-    """How many pods the spec asks for."""
-    spec = observed.processor.spec
-    return spec.worker.replicas if spec.engine is Engine.WORKER else 1
-
-
-# --- policies: what holds, most important first -----------------------------------------------------------------------
-
-
-def _obstructed(known: Knowledge) -> Verdict | None:
-    obstacle = known.observed.obstacle
-    if obstacle is None:
+def _decision_error(decided: Decided | None, conflict: ConflictStatus | None) -> str | None:
+    if decided is None or conflict is None:
         return None
-    asks = known.ownership.state == OwnershipState.TRYING
-    return Verdict(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, halts=asks)
-
-
-def _handing_over(known: Knowledge) -> Verdict | None:
-    progress = known.hand_over
-    if known.observed.processor.spec.hand_over_to is None or progress is None:
-        return None
-    if progress.step == HandOverStep.DONE:
-        message = f"the claim was given to {progress.to}; remove spec.handOverTo to ask for it again"
-        return Verdict(Phase.HANDED_OVER, Reason.HANDED_OVER, message, as_asked=True)
-    if progress.step == HandOverStep.FAILED:
-        return Verdict(Phase.HANDING_OVER, Reason.HAND_OVER_FAILED, progress.message, stalled=True)
-    return Verdict(Phase.HANDING_OVER, Reason.HANDING_OVER, f"giving the claim to {progress.to}")
-
-
-def _suspended(known: Knowledge) -> Verdict | None:
-    if not known.observed.processor.spec.suspend:
-        return None
-    if known.observed.runners:
-        return Verdict(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
-    message = "suspended by spec.suspend; checkpoint and claim are kept"
-    return Verdict(Phase.SUSPENDED, Reason.SUSPENDED, message, as_asked=True)
-
-
-def _conflict_open(known: Knowledge) -> Verdict | None:
-    conflict = known.conflicts.open
-    if conflict is None or known.resolution is not None:
-        return None
-    reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
-    message = describe_open(known)
-    return Verdict(Phase.BLOCKED, reason, message, stalled=True)
-
-
-def describe_open(known: Knowledge) -> str:
-    """Say what was changed and how a person decides."""
-    conflict = known.conflicts.open
-    if conflict is None:
-        return ""
-    name = known.observed.processor.name
-    what = "further ahead than" if conflict.code == 2 else "older than"
-    accept = (
-        f"accept the stored pair with: kubectl annotate obp {name} "
-        f"outbox-operator.dev/accept-checkpoint='{conflict.id}={conflict.stored}'; or "
-        if conflict.stored
-        else ""
-    )
-    error = f" ({known.decided.error})" if known.decided is not None and known.decided.error else ""
-    return (
-        f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
-        f"{conflict.expected or '(none)'}, which the owner expected: somebody else changed it. Nothing is handled "
-        f"until a person decides: {accept}go on from another pair with: kubectl annotate obp {name} "
-        f"outbox-operator.dev/rewind-checkpoint='{conflict.id}={conflict.expected or 'TRANSACTION_ID:POSITION'}'{error}"
-    )
-
-
-def _owned_elsewhere(known: Knowledge) -> Verdict | None:
-    if known.ownership.state != OwnershipState.REFUSED:
-        return None
-    return Verdict(Phase.WAITING, Reason.CLAIM_HELD, describe_holder(known), stalled=True)
-
-
-def _trying(known: Knowledge) -> Verdict | None:
-    if known.ownership.state != OwnershipState.TRYING:
-        return None
-    pods = [pod for pod in known.observed.pods if pod.role is Role.CLAIM]
-    problem = next((pod.problem for pod in pods if pod.problem is not None), None)
-    if problem is not None:
-        return Verdict(Phase.UNAVAILABLE, problem.reason, problem.message)
-    ownership = known.ownership
-    if ownership.problem is not None:
-        return Verdict(Phase.UNAVAILABLE, ownership.problem, ownership.problem_message or "")
-    others = ", ".join(f"{sibling.namespace}/{sibling.name}" for sibling in known.observed.siblings)
-    message = f"{others} asks for the same processorId: the database is asked whose it is before workers start"
-    return Verdict(Phase.STARTING, Reason.CLAIMING, message)
-
-
-def describe_holder(known: Knowledge) -> str:
-    """Say who owns the processorId and what to do."""
-    holder = known.ownership.holder
-    who = f"{holder.cluster}/{holder.namespace}/{holder.name}" if holder is not None else "another resource"
-    return (
-        f"processorId {known.observed.processor.processor_id!r} is owned by {who}; this resource handles nothing and "
-        f"takes over when the owner goes. Delete or hand over that one, or create this one with another processorId"
-    )
-
-
-def _scaled_to_zero(known: Knowledge) -> Verdict | None:
-    if wanted_replicas(known.observed) > 0:
-        return None
-    if known.observed.runners:
-        return Verdict(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
-    message = "spec.worker.replicas is 0; checkpoint and claim are kept"
-    return Verdict(Phase.SUSPENDED, Reason.SCALED_TO_ZERO, message, as_asked=True)
-
-
-def _resolving(known: Knowledge) -> Verdict | None:
-    if known.resolution is None:
-        return None
-    message = f"a person decided conflict {known.resolution.conflict_id}: a worker carries it out"
-    return Verdict(Phase.STARTING, Reason.RESOLVING, message, halts=False)
-
-
-def _rolling_out(known: Knowledge) -> Verdict | None:
-    observed = known.observed
-    old = [pod for pod in observed.runners if pod.intent_hash != observed.intent_hash]
-    lead = known.lead
-    current = lead is not None and any(pod.name == lead.pod and pod not in old for pod in observed.runners)
-    if not old or current:
-        return None
-    return Verdict(Phase.STARTING, Reason.ROLLING_OUT, "pods of the former spec are being replaced", halts=False)
-
-
-def _pods_missing(known: Knowledge) -> Verdict | None:
-    observed = known.observed
-    if known.lead is not None:
-        return None
-    problems = [pod.problem for pod in observed.runners if pod.problem is not None and not pod.deleting]
-    if not problems and observed.workload is not None and observed.workload.problem is not None:
-        problems = [observed.workload.problem]
-    if problems:
-        return Verdict(Phase.UNAVAILABLE, problems[0].reason, problems[0].message, halts=False)
-    silent = [pod for pod in observed.runners if pod.phase == "Running" and pod.report is not None]
-    if silent:
-        message = f"pod {silent[0].name} does not answer at /status any more; its last words stay in status"
-        return Verdict(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, halts=False, unknown=True)
-    message = "waiting for the first pod's report" if observed.runners else "waiting for the first pod"
-    return Verdict(Phase.STARTING, Reason.STARTING, message, halts=False)
-
-
-_PHASES: Final = {
-    WorkerState.STARTING: Phase.STARTING,
-    WorkerState.STANDBY: Phase.STARTING,
-    WorkerState.DRAINING: Phase.STARTING,
-    WorkerState.RETRYING: Phase.RETRYING,
-    WorkerState.STOPPED: Phase.STOPPED,
-    WorkerState.UNAVAILABLE: Phase.UNAVAILABLE,
-    WorkerState.BLOCKED: Phase.BLOCKED,
-    WorkerState.CLAIM_REFUSED: Phase.WAITING,
-}
-
-
-def _worker_says(known: Knowledge) -> Verdict | None:
-    lead = known.lead
-    if lead is None or lead.state is WorkerState.ACTIVE:
-        return None
-    reason: str = lead.reason
-    message = lead.message or f"worker {lead.pod} is {lead.state}"
-    if lead.state is WorkerState.STANDBY:
-        reason = Reason.STARTING
-        message = f"no pod holds the lease that answers; {lead.pod} stands by and takes over when it lapses"
-    if lead.attempt and lead.state is WorkerState.RETRYING:
-        message = f"attempt {lead.attempt}: {message}"
-    return Verdict(_PHASES[lead.state], reason, message, halts=False, stalled=lead.state is WorkerState.STOPPED)
-
-
-def _running(known: Knowledge) -> Verdict:
-    lead = known.lead
-    idle = lead is not None and lead.reason is WorkerReason.IDLE
-    message = "nothing waits to be handled" if idle else "messages are being handled"
-    return Verdict(Phase.RUNNING, Reason.RUNNING, message, as_asked=True, halts=False)
-
-
-POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
-    _handing_over,  # asked for: first status, then the pods, then the claim
-    _suspended,  # asked for, works in every state below
-    _conflict_open,  # nobody processes until a person has decided
-    _owned_elsewhere,  # a duplicate runs nothing
-    _obstructed,  # an owned object cannot be made
-    _trying,  # perhaps a duplicate: it asks first
-    _scaled_to_zero,
-    _resolving,
-    _rolling_out,
-    _pods_missing,  # no process answers: the pods' own words
-    _worker_says,  # the process answers, and is not active
-)
-
-
-def judge(known: Knowledge) -> Verdict:
-    """Ask the policies in order; the first that has something to say wins."""
-    return next((verdict for policy in POLICIES if (verdict := policy(known)) is not None), _running(known))
-
-
-# --- what follows -----------------------------------------------------------------------------------------------------
+    if decided.resolution is not None and decided.resolution.conflict_id != conflict.id:
+        return f"{decided.annotation} is about conflict {decided.resolution.conflict_id}, open is {conflict.id}"
+    return decided.error
 
 
 def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetime) -> ProcessorStatus:
@@ -435,6 +244,3 @@ def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> time
     if next_try is not None and known.ownership.state in _ASKING:
         waits.append(max(next_try - now, timedelta(seconds=0.2)))
     return min(waits)
-
-
-__all__ = ["Decision", "JobPlan", "decide", "shorten"]

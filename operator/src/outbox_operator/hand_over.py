@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+from outbox_operator.naming import child_name
 from outbox_operator.observed import Role
 from outbox_operator.status import HandOverStatus
 
@@ -39,7 +40,7 @@ def hand_over_target(processor: Processor) -> str:
 def hand_over_job_name(processor: Processor) -> str:
     """Name the transfer's job; another target, or a mended spec, is another job."""
     text = f"{hand_over_target(processor)}@{processor.generation}"
-    return f"{processor.name}-give-{hashlib.sha256(text.encode()).hexdigest()[:5]}"
+    return child_name(processor.name, f"give-{hashlib.sha256(text.encode()).hexdigest()[:5]}")
 
 
 def learn_hand_over(observed: Observed, now: datetime) -> HandOverStatus | None:

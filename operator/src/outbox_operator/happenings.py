@@ -37,8 +37,8 @@ def tell(known: Knowledge, status: ProcessorStatus) -> tuple[Happening, ...]:
     ]
     if status.start_from_used is False and previous.start_from_used is None:
         found.append(Happening("StartFromNotUsed", "a checkpoint was stored already: spec.startFrom was not used"))
-    if known.decided is not None and known.decided.error is not None and not _told(previous, known.decided.error):
-        found.append(Happening("AnnotationInvalid", known.decided.error, warning=True))
+    if known.decision_error is not None and not _told(previous, known.decision_error):
+        found.append(Happening("AnnotationInvalid", known.decision_error, warning=True))
     return tuple(Happening(one.reason, shorten(one.message, MAX_NOTE), warning=one.warning) for one in found)
 
 

@@ -1,7 +1,8 @@
 """Serves /livez, /readyz and /metrics. Kopf's own endpoint answers 200 while nothing works, so it is not used.
 
 /livez fails when the loop has not come round for too long, or when watches stay silent although things change; the
-event loop's own lag is caught by the probe's timeout. /readyz is good in the active process and in a warm standby.
+event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in the
+active process once it has listed what it serves: without the CRD, or the rights to read it, nothing becomes ready.
 """
 
 from __future__ import annotations

@@ -29,12 +29,24 @@ log = logging.getLogger(__name__)
 class Leader:
     """One process's part in the election."""
 
-    def __init__(self, kube: Kube, namespace: str, name: str, identity: str) -> None:
-        """Take part under a unique identity."""
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        deadline: float = RENEW_DEADLINE,
+        period: float = PERIOD,
+    ) -> None:
+        """Take part under a unique identity; `deadline` and `period` in seconds."""
         self._kube = kube
         self._place = Where("Lease", namespace, name)
         self._identity = identity
         self._seen: tuple[str, float] = ("", time.monotonic())
+        self._renewed = 0.0
+        self._deadline = deadline
+        self._period = period
         self.active = False
 
     async def acquire(self) -> None:
@@ -44,19 +56,27 @@ class Leader:
             if not waiting:
                 log.info("another process is active; standing by", extra={"lease": self._place.name})
             waiting = True
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(self._period)
         self.active = True
         log.info("active", extra={"identity": self._identity})
 
     async def keep(self) -> None:
-        """Renew until that fails for too long; then return, and the process must end."""
-        renewed = time.monotonic()
-        while time.monotonic() - renewed < RENEW_DEADLINE:
-            await asyncio.sleep(PERIOD)
-            started = time.monotonic()
-            if await self._try():
-                renewed = started
-        self.active = False
+        """Renew until that fails for too long; then return, and the process must end.
+
+        The deadline cuts off a try that is under way: one that an API server answers late counts as none.
+        """
+        try:
+            while True:
+                async with asyncio.timeout(self._renewed + self._deadline - time.monotonic()):
+                    await asyncio.sleep(self._period)
+                    await self._try()
+        except TimeoutError:
+            self.active = False
+
+    @property
+    def informed(self) -> bool:
+        """The API server has told who is active: this process, or another whose Lease was read."""
+        return self.active or bool(self._seen[0])
 
     async def release(self) -> None:
         """Give the Lease up, so that another process need not wait for its end."""
@@ -69,17 +89,22 @@ class Leader:
             log.warning("the Lease lapses by itself", extra={"error": str(err)})
 
     async def _try(self) -> bool:
+        started = time.monotonic()
         try:
-            lease = await asyncio.wait_for(self._kube.get(self._place), RENEW_DEADLINE / 2)
+            lease = await asyncio.wait_for(self._kube.get(self._place), self._deadline / 2)
             if lease is None:
-                return await self._kube.create(self._lease({}, {})) is not None
-            spec = lease.get("spec") or {}
-            if spec.get("holderIdentity") not in ("", None, self._identity) and not self._lapsed(lease):
-                return False
-            await asyncio.wait_for(self._kube.replace(self._lease(lease["metadata"], spec)), RENEW_DEADLINE / 2)
+                if await asyncio.wait_for(self._kube.create(self._lease({}, {})), self._deadline / 2) is None:
+                    return False
+            else:
+                spec = lease.get("spec") or {}
+                if spec.get("holderIdentity") not in ("", None, self._identity) and not self._lapsed(lease):
+                    return False
+                await asyncio.wait_for(self._kube.replace(self._lease(lease["metadata"], spec)), self._deadline / 2)
         except (KubeError, TimeoutError) as err:
             log.warning("cannot read or renew the Lease", extra={"error": str(err)})
             return False
+        # Counted from before the call: others count from when they see its effect, which is later.
+        self._renewed = started
         return True
 
     def _lapsed(self, lease: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.checkpoint import parse_checkpoint
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.report import ExitCode, WorkerState
+from outbox_operator.naming import child_name, label_decision
 from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.status import (
@@ -127,7 +128,7 @@ def learn_conflicts(observed: Observed, resolution: Resolution | None) -> Confli
     """Merge the counters that the processes read from the database.
 
     An open conflict is believed of whoever reports it, and closed only when a person has decided it and a process that
-    has read the database since says that none is open: a standby that has not looked again must not reopen the road.
+    was started with that decision says that none is open: a standby that has not looked again must not reopen the road.
     """
     previous = observed.previous.conflicts
     informed = [report for report in (*observed.reports, *observed.last_words) if report.state not in UNINFORMED_STATES]
@@ -153,9 +154,19 @@ def _learn_open(observed: Observed, resolution: Resolution | None) -> ConflictSt
         return conflict_status(max(reported, key=lambda conflict: conflict.id))
     if previous is not None:
         decided = resolution is not None and resolution.conflict_id == previous.id
-        return None if decided and live else previous
+        return None if decided and _is_carried_out(observed, resolution) else previous
     last_words = [r.conflicts.open for r in observed.last_words if r.conflicts.open is not None and not live]
     return conflict_status(last_words[0]) if last_words else None
+
+
+def _is_carried_out(observed: Observed, resolution: Resolution | None) -> bool:
+    """Tell whether a process that was started with the decision, and has looked since, finds nothing open any more."""
+    decision = label_decision(resolution)
+    return any(
+        pod.report is not None and pod.report.state not in UNINFORMED_STATES and pod.report in observed.reports
+        for pod in observed.runners
+        if pod.decision == decision
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +278,7 @@ def _place(observed: Observed) -> str:
 
 def claim_job_name(name: str, tries: int) -> str:
     """Name the job of one try; the number, never used again, keeps two tries apart."""
-    return f"{name}-claim-{tries}"
+    return child_name(name, f"claim-{tries}")
 
 
 def _finished_try(observed: Observed, previous: OwnershipStatus) -> tuple[JobView, PodView | None] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,24 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
     return str(namespace["metadata"]["uid"])
 
 
+def end_on_sigterm() -> None:
+    """End a standby at once: the first process of a container ignores signals without a handler. Kopf has its own."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 async def run(settings: Settings) -> None:
     """Serve until a signal comes or the Lease is lost."""
+    end_on_sigterm()
     async with Kube() as kube:
         controller: list[Controller] = []
-        runner = await health.serve(
-            settings.port, lambda: controller[0].stale_seconds if controller else 0.0, lambda: True
-        )
         leader = Leader(kube, settings.lease_namespace, settings.lease_name, settings.identity)
+        runner = await health.serve(
+            settings.port,
+            lambda: controller[0].stale_seconds if controller else 0.0,
+            lambda: is_ready(leader, controller[0] if controller else None),
+        )
         try:
             await leader.acquire()
             metrics.LEADER.set(1)
@@ -51,6 +62,11 @@ async def run(settings: Settings) -> None:
             if leader.active:
                 await leader.release()
             await runner.cleanup()
+
+
+def is_ready(leader: Leader, controller: Controller | None) -> bool:
+    """Say whether this process can do its part: stand by, or, when it is the active one, list what it serves."""
+    return leader.informed and (not leader.active or (controller is not None and controller.has_listed))
 
 
 async def lead(controller: Controller, leader: Leader, settings: Settings) -> None:

@@ -15,11 +15,13 @@ from outbox_core.config import ProcessorConfig, Resolution
 from outbox_core.spec import Engine
 from outbox_operator.hand_over import hand_over_target
 from outbox_operator.naming import (
+    DECISION_LABEL,
     INTENT_ANNOTATION,
     TEMPLATE_LABEL,
     child_name,
     config_name,
     driver_name,
+    label_decision,
     labels_of,
     owner_reference,
     selector_of,
@@ -109,12 +111,15 @@ def _meta(processor: Processor, name: str) -> dict[str, Any]:
     }
 
 
-def build_workload(processor: Processor, images: Images, replicas: int) -> dict[str, Any]:
+def build_workload(processor: Processor, images: Images, replicas: int, decision: str = "") -> dict[str, Any]:
     """Build the Deployment of a worker or the StatefulSet of a driver.
 
     Neither ever adds a pod before one is gone: two of one resource would only wait for each other's lease.
+    A process reads a person's `decision` at its start, so a corrected one replaces the pods that wait with the former.
     """
     template = build_template(processor, images)
+    if decision:
+        template["metadata"]["labels"][DECISION_LABEL] = decision
     worker = processor.spec.engine is Engine.WORKER
     role = Role.WORKER if worker else Role.DRIVER
     spec: dict[str, Any] = {
@@ -136,13 +141,29 @@ def build_workload(processor: Processor, images: Images, replicas: int) -> dict[
 
 
 def build_owned(
-    processor: Processor, images: Images, replicas: int, resolution: Resolution | None, sweep_uids: Sequence[str]
+    processor: Processor,
+    images: Images,
+    replicas: int,
+    resolution: Resolution | None,
+    sweep_uids: Sequence[str],
+    *,
+    last_decision: str = "",
 ) -> list[dict[str, Any]]:
-    """Build all that shall exist for a resource, in the order in which it is made."""
+    """Build all that shall exist for a resource, in the order in which it is made.
+
+    Args:
+        processor: the resource.
+        images: for what names none.
+        replicas: pods that handle messages.
+        resolution: a person's decision that pods shall carry out.
+        sweep_uids: claims that may be replaced.
+        last_decision: hash of the former decision, which stays on the pods: to forget it is no reason to replace them.
+
+    """
     owned = [build_config_map(processor, images, resolution, sweep_uids)]
     if processor.spec.spark is not None:
         owned += build_rights(processor, images)
-    owned.append(build_workload(processor, images, replicas))
+    owned.append(build_workload(processor, images, replicas, label_decision(resolution) or last_decision))
     return [stamped(manifest) for manifest in owned]
 
 

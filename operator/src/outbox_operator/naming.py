@@ -9,6 +9,7 @@ from outbox_core.spec import Engine
 from outbox_operator.resources import API_VERSION, GROUP, KIND
 
 if TYPE_CHECKING:
+    from outbox_core.config import Resolution
     from outbox_operator.observed import Role
     from outbox_operator.resources import Processor
 
@@ -18,6 +19,8 @@ INTENT_ANNOTATION: Final = f"{GROUP}/intent"
 """Hash of the manifest as rendered, on every owned object."""
 TEMPLATE_LABEL: Final = f"{GROUP}/template"
 """Hash of pod template and configuration, on pods: tells old pods from new ones."""
+DECISION_LABEL: Final = f"{GROUP}/decision"
+"""Hash of a person's decision about a conflict, on pods that were started with it."""
 MANAGED_BY: Final = "outbox-operator"
 SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY},{PROCESSOR_LABEL}"
 """What the informers watch of other kinds."""
@@ -58,6 +61,13 @@ def labels_of(name: str, role: Role | None = None) -> dict[str, str]:
         PROCESSOR_LABEL: name,
     }
     return labels if role is None else {**labels, ROLE_LABEL: role.value}
+
+
+def label_decision(resolution: Resolution | None) -> str:
+    """Write a person's decision about a conflict as a label's value; empty without one."""
+    if resolution is None:
+        return ""
+    return hashlib.sha256(resolution.model_dump_json().encode()).hexdigest()[:16]
 
 
 def selector_of(name: str, role: Role) -> dict[str, str]:

@@ -68,6 +68,8 @@ class PodView:
     ready: bool = False
     deleting: bool = False
     intent_hash: str = ""
+    decision: str = ""
+    """Hash of the person's decision that it was started with."""
     job: str = ""
     problem: Problem | None = None
     report: Report | None = None
@@ -89,9 +91,8 @@ class WorkloadView:
     name: str
     replicas: int
     intent_hash: str
-    updated: int = 0
-    settled: bool = True
-    """Its controller has seen the latest change."""
+    decision: str = ""
+    """Hash of the latest decision of a person that pods were started with."""
     problem: Problem | None = None
 
 

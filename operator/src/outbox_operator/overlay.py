@@ -38,6 +38,37 @@ PLACEMENT: Final = (
 """The parts of a pod's spec that say where and how it may run, whatever it runs."""
 
 
+def check_overlay(overlay: dict[str, Any]) -> dict[str, Any]:
+    """Check the shape that merging relies on; what the fields mean is the API server's to judge.
+
+    Raises:
+        ValueError: an object is none, or an item of a list that is merged by a key lacks it.
+
+    """
+    metadata = overlay.get("metadata", {})
+    objects = {"metadata": metadata, "spec": overlay.get("spec", {})}
+    if isinstance(metadata, dict):
+        objects |= {f"metadata.{name}": metadata.get(name, {}) for name in ("labels", "annotations")}
+    wrong = [place for place, value in objects.items() if not isinstance(value, dict)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} must be an object")
+    _check_lists(overlay, "")
+    return overlay
+
+
+def _check_lists(node: Any, path: str) -> None:
+    if not isinstance(node, dict):
+        return
+    for field, value in node.items():
+        here = f"{path}.{field}" if path else field
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            key = _KEYS.get(field)
+            if key is not None and not (isinstance(item, dict) and isinstance(item.get(key), str | int)):
+                raise ValueError(f"{here}[{index}] must be an object with {key!r}")
+            _check_lists(item, f"{here}[{index}]")
+        _check_lists(value, here)
+
+
 def merge(base: Any, overlay: Any, field: str = "") -> Any:
     """Lay `overlay` over `base`; neither is changed."""
     if isinstance(base, dict) and isinstance(overlay, dict):

@@ -29,7 +29,7 @@ EXECUTOR_CONTAINER: Final = "executor"
 DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
     Role.WORKER: {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
     Role.DRIVER: {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
-    Role.CLAIM: {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+    Role.CLAIM: {"requests": {"cpu": "200m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
 }
 
 
@@ -192,7 +192,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
     mounts.append({"name": "config", "mountPath": EXECUTOR_PATH, "subPath": EXECUTOR_KEY, "readOnly": True})
     mounts += [{"name": v.name, "mountPath": v.mount_path} for v in spark.volumes]
     volumes += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim_name}} for v in spark.volumes]
-    if not any(spark.query_checkpoint_path.startswith(v.mount_path) for v in spark.volumes):
+    if not any(volume.holds(spark.query_checkpoint_path) for volume in spark.volumes):
         # The database is the authority: a lost query checkpoint costs a plan, not a message.
         volumes.append({"name": "query-checkpoint", "emptyDir": {}})
         mounts.append({"name": "query-checkpoint", "mountPath": spark.query_checkpoint_path})

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outbox_core.report import Report
 from outbox_operator.conditions import Reason
-from outbox_operator.naming import ROLE_LABEL, TEMPLATE_LABEL
+from outbox_operator.naming import DECISION_LABEL, ROLE_LABEL, TEMPLATE_LABEL
 from outbox_operator.observed import JobView, PodView, Problem, Role, WorkloadView
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def view_pod(
         ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
         deleting="deletionTimestamp" in meta,
         intent_hash=meta.get("labels", {}).get(TEMPLATE_LABEL, ""),
+        decision=meta.get("labels", {}).get(DECISION_LABEL, ""),
         job=meta.get("labels", {}).get("batch.kubernetes.io/job-name", ""),
         problem=find_problem(body, notes),
         report=report,
@@ -134,6 +135,7 @@ def _container_problem(container: dict[str, Any]) -> Problem | None:
 def view_workload(body: dict[str, Any]) -> WorkloadView:
     """Build the view of a Deployment or StatefulSet."""
     spec, status = body["spec"], body.get("status") or {}
+    labels = spec["template"]["metadata"].get("labels", {})
     problem = None
     for condition in status.get("conditions") or ():
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
@@ -142,9 +144,8 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
         kind=body["kind"],
         name=body["metadata"]["name"],
         replicas=spec.get("replicas", 1),
-        intent_hash=spec["template"]["metadata"].get("labels", {}).get(TEMPLATE_LABEL, ""),
-        updated=status.get("updatedReplicas", 0),
-        settled=status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0),
+        intent_hash=labels.get(TEMPLATE_LABEL, ""),
+        decision=labels.get(DECISION_LABEL, ""),
         problem=problem,
     )
 

@@ -28,6 +28,8 @@ PERIOD: Final = 2.0
 TIMEOUT: Final = aiohttp.ClientTimeout(total=1.5, connect=1.0)
 INTENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0, connect=1.0)
 PARALLEL: Final = 32
+LONGEST_REPORT: Final = 256 * 1024
+"""Bytes; a report has a few thousand."""
 PATIENCE: Final = 2
 """Unanswered questions in a row before a pod counts as unreachable."""
 
@@ -85,10 +87,36 @@ class Reporters:
 
     async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Report | None:
         try:
-            async with self._slots, session.get(_url(pod, "status")) as answer:
-                return parse_report(await answer.text()) if answer.status == 200 else None
+            async with self._slots:
+                return await fetch_report(session, _url(pod, "status"))
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
+
+
+async def fetch_report(session: aiohttp.ClientSession, url: str) -> Report | None:
+    """Ask one process; None when it answers something else.
+
+    The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError, OSError: it does not answer.
+
+    """
+    async with session.get(url, allow_redirects=False) as answer:
+        if answer.status != 200:
+            return None
+        text = await _read_some(answer.content)
+    return parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
+
+
+async def _read_some(content: aiohttp.StreamReader) -> bytes:
+    """Read all, or a little more than a report may have."""
+    text = b""
+    async for chunk in content.iter_any():
+        text += chunk
+        if len(text) > LONGEST_REPORT:
+            break
+    return text
 
 
 def _answers(pod: Body) -> bool:
@@ -126,7 +154,7 @@ async def tell_intent(pods: list[Body], intent: Intent) -> None:
 
     async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
         try:
-            async with session.post(_url(pod, "intent"), json={"intent": intent}) as answer:
+            async with session.post(_url(pod, "intent"), json={"intent": intent}, allow_redirects=False) as answer:
                 if answer.status != 200:
                     log.warning("intent refused", extra={"pod": pod["metadata"]["name"], "status": answer.status})
         except (aiohttp.ClientError, TimeoutError, OSError) as err:

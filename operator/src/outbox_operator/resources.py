@@ -6,12 +6,14 @@ prints, and a rule here is what the API server enforces. CEL rules say in their 
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Field, JsonValue, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Delivery, Engine, ObjectName, Source, SparkPlan, SpecModel, StartFrom, Target
+from outbox_operator.overlay import check_overlay
 
 GROUP: Final = "outbox-operator.dev"
 VERSION: Final = "v1alpha1"
@@ -42,7 +44,9 @@ Quantity = Annotated[
 """A Kubernetes quantity such as 500m, 1 or 256Mi."""
 
 PodTemplateOverlay = Annotated[
-    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    dict[str, Any],
+    AfterValidator(check_overlay),
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
 """A partial PodTemplateSpec; not schematised, which keeps the CRD small. The API server checks it at the workload."""
 
@@ -130,6 +134,10 @@ class SparkVolume(SpecModel):
         description="Where driver and executors see it."
     )
 
+    def holds(self, path: str) -> bool:
+        """Tell whether a path lies on this volume; the CRD's rule for target.parquet.path says the same."""
+        return PurePosixPath(path).is_relative_to(self.mount_path)
+
 
 class Spark(SparkPlan):
     """The Spark application (engine Spark): one driver pod in client mode and its executors."""
@@ -199,12 +207,17 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "a broker or log is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it out",
     ),
     rule(
+        "self.engine != 'Spark' || !has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'",
+        "engine Spark is Transactional in all it does: leave delivery.guarantee out",
+    ),
+    rule(
         f"self.delivery.checkpoint != 'BeforeHandling' || !{_BROKER}",
         "delivery.checkpoint BeforeHandling needs a target in the same transaction: sql or python",
     ),
     rule(
         "!has(self.target) || !has(self.target.parquet) || !has(self.spark) || "
-        "(has(self.spark.volumes) && self.spark.volumes.exists(v, self.target.parquet.path.startsWith(v.mountPath)))",
+        "(has(self.spark.volumes) && self.spark.volumes.exists(v, "
+        "(self.target.parquet.path + '/').startsWith(v.mountPath.endsWith('/') ? v.mountPath : v.mountPath + '/')))",
         "target.parquet.path must lie on one of spark.volumes, which driver and executors share",
     ),
 )

@@ -122,7 +122,7 @@ class ConflictStatus(StatusModel):
     """One refusal by the checkpoint contract."""
 
     id: int = Field(description="Its number in the database; an acceptance names it.")
-    code: int = Field(description="2 further ahead, 3 older, 4 not the owner.")
+    code: int = Field(description="0 stored before, 2 further ahead, 3 older, 4 not the owner.")
     partition: int = Field(0, description="Partition.")
     expected: Short | None = Field(None, description="Pair that the worker expected.")
     stored: Short | None = Field(None, description="Pair that it found.")

@@ -7,7 +7,7 @@ fell silent costs a delay, not a wrong state for ever.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from outbox_operator.naming import PROCESSOR_LABEL
 from outbox_operator.resources import KIND
@@ -93,9 +93,9 @@ class Store:
     def _drop(self, place: Place, known: Body) -> None:
         del self._objects[place]
         if known["kind"] == KIND:
-            self._by_id[processor_id_of(known)].discard(key_of(known))
+            _discard(self._by_id, processor_id_of(known), key_of(known))
         else:
-            self._children[key_of(known)].discard(place)
+            _discard(self._children, key_of(known), place)
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """Look an object up."""
@@ -121,6 +121,17 @@ class Store:
     def all_of(self, kind: str) -> list[Body]:
         """List a kind."""
         return [body for (known, _, _), body in list(self._objects.items()) if known == kind]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
+    """Take a value out of an index, and its key with the last one: names come and go as long as the process lives."""
+    index[key].discard(value)
+    if not index[key]:
+        del index[key]
 
 
 def processor_id_of(body: Body) -> str:

@@ -24,6 +24,8 @@ class Knowledge:
     decided: Decided | None
     resolution: Resolution | None
     """A person's decision about the conflict that is open now."""
+    decision_error: str | None
+    """Why the annotation that is there decides nothing about the conflict that is open now."""
     lead: Report | None
     """The report that speaks for the processor."""
 

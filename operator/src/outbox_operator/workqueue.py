@@ -109,16 +109,17 @@ class KeyedQueue:
                     continue
                 found = key
                 del self._due[key]
+            # A busy key waits for its own work, which says when it is done; the first of the others for its time.
+            next_due = self._heap[0][0] if self._heap else None
             for entry in skipped:
                 heapq.heappush(self._heap, entry)
             if found is not None:
                 return found
-            await self._wait(now, busy=bool(skipped))
+            await self._wait(None if next_due is None else max(next_due - now, 0.001))
 
-    async def _wait(self, now: float, *, busy: bool) -> None:
-        """Wait for a change, or for the first key that is due."""
-        timeout = None if busy or not self._heap else max(self._heap[0][0] - now, 0.001)
+    async def _wait(self, seconds: float | None) -> None:
+        """Wait for a change, or until `seconds` are over."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
             return

@@ -15,7 +15,6 @@ setup_cluster() {
 }
 
 build_cluster() {
-  sweep_unfinished
   cached "kubernetes/$KUBERNETES_VERSION" build_kubernetes
   cached "$(node_tools)" build_node_tools
   cached "etcd/$ETCD_VERSION" build_module etcd go.etcd.io/etcd/server/v3
@@ -31,11 +30,36 @@ node_tools() {
   echo "node-tools/$(hash_of "$module/go.mod" "$module/provisioner" "$module/pause")"
 }
 
+# Puts a Go that is new enough first on the PATH. Go's own toolchains are modules too: any older one, Debian's for
+# example, can fetch them.
+use_go() {
+  local minor
+  minor=$(go env GOVERSION 2>/dev/null | sed -nE 's/^go1\.([0-9]+).*/\1/p') || true
+  [ "${minor:-0}" -lt "$(cut -d. -f2 <<<"$GO_VERSION")" ] || return 0
+  command -v go >/dev/null || debian golang-go
+  cached "go-toolchain/$GO_VERSION" fetch_go
+  unset GOROOT
+  PATH=$OUTBOX_CACHE/go-toolchain/$GO_VERSION/bin:$PATH
+}
+
+fetch_go() {
+  local out=$1 module=golang.org/toolchain version=v0.0.1-go$GO_VERSION.linux-amd64 sum
+  sum=$(cd "$out" && GOFLAGS='' GOWORK=off GOMODCACHE=$out/mod go mod download -json "$module@$version" |
+    sed -nE 's/.*"Sum": "([^"]*)".*/\1/p')
+  [ "$sum" = "$GO_SUM" ] || fail "$module $version is not the one whose sum versions.sh has"
+  cp -r "$out/mod/$module@$version/." "$out"
+  # A module's files are neither executable nor to be changed.
+  chmod -R u+w "$out"
+  chmod -R a+x "$out/bin" "$out/pkg/tool"
+  rm -rf "$out/mod"
+  say "Go $GO_VERSION fetched"
+}
+
 # go_build MODULE LDFLAGS OUT PACKAGE...
 go_build() {
   local module=$1 ldflags=$2 out=$3
   shift 3
-  command -v go >/dev/null || fail "Go is needed to build the local cluster (the first 'go' on the PATH is used)"
+  use_go
   local log=$OUTBOX_CACHE/logs/go-$module.log
   mkdir -p "$OUTBOX_CACHE/logs"
   if ! (cd "$CLUSTER_DIR/modules/$module" &&

@@ -3,7 +3,7 @@
 
 setup_images() {
   need_root "it unpacks a Debian system"
-  debian buildah debootstrap
+  debian buildah debootstrap debian-archive-keyring
   with_lock "$OUTBOX_CACHE/locks/base" cached "base/$DEBIAN_RELEASE" bootstrap_debian
   say "images: ready"
 }
@@ -16,7 +16,7 @@ bootstrap_debian() {
   # shellcheck disable=SC2016  # the format is apt's
   mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' | awk -v r="$DEBIAN_RELEASE" '$1 == r {print $2; exit}')
   [ -n "$mirror" ] || fail "apt knows no source of Debian $DEBIAN_RELEASE (apt-get update, then again)"
-  debootstrap --variant=minbase --include=ca-certificates "$DEBIAN_RELEASE" "$out/root" "$mirror" >"$log" 2>&1 ||
+  debootstrap --force-check-gpg --variant=minbase --include=ca-certificates "$DEBIAN_RELEASE" "$out/root" "$mirror" >"$log" 2>&1 ||
     { tail -5 "$log" >&2; return 1; }
   rm -rf "$out/root"/var/cache/apt/*.bin "$out/root"/var/cache/apt/archives/*.deb "$out/root"/var/lib/apt/lists/* \
     "$out/root"/usr/share/{doc,locale,info}/* "$out/root"/var/log/*.log "$out/root"/dev/* "$out/root"/etc/apt/sources.list

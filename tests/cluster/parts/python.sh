@@ -16,7 +16,7 @@ install_uv() {
     python3 -m venv --clear "$1"
   }
   # Not by the environment's own pip script, whose first line holds the temporary folder's name.
-  "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir "uv==$UV_VERSION"
+  "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --require-hashes -r "$UV_LOCK"
   say "uv $UV_VERSION installed"
 }
 

@@ -36,3 +36,4 @@ def run(demo: Demo) -> None:
         lambda: scene.resource().conflicts.get("strangers", 0) > before and scene.resource().conflicts["strangers"],
     )
     scene.note(f"says:  status.conflicts.strangers={counted}")
+    scene.expect_event("without ownership")

@@ -28,6 +28,7 @@ def run(demo: Demo) -> None:
     resource["spec"]["processorId"] = RABBITMQ
     scene.did(f"kubectl apply of {OTHER_NAMESPACE}/{NAME} with processorId {RABBITMQ}")
     demo.cluster.apply(resource)
+    scene.mark()
     scene.expect_condition("OwnershipGranted", "False", f"{NAMESPACE}/{RABBITMQ}")
     scene.expect_event(f"{NAMESPACE}/{RABBITMQ}")
     scene.expect_no_pods()

@@ -147,6 +147,18 @@ def test_sigterm_finishes_the_batch_and_lets_the_standby_in_at_once(outbox, work
     assert owner.termination().handled == 20
 
 
+def test_sigterm_stores_the_checkpoint_of_a_batch_that_cannot_be_recalled(outbox, workers):
+    ids = outbox.produce(20)
+    owner, gate = gated(outbox, workers, "pod-a", batchSize=20, guarantee="AtLeastOnce")
+    gate.wait_entered()
+    owner.send(signal.SIGTERM)
+    gate.open()
+    assert owner.process.wait(10) == ExitCode.DONE
+    assert outbox.handled() == ids
+    assert outbox.stored() == outbox.last()
+    assert outbox.connection.execute("SELECT token FROM outbox.processor_leases").fetchone() == (None,)
+
+
 def test_sigterm_rolls_a_batch_back_that_does_not_end_within_the_grace_period(outbox, workers):
     outbox.produce(20)
     config = build_config(outbox.database, PYTHON_TARGET)
@@ -160,6 +172,51 @@ def test_sigterm_rolls_a_batch_back_that_does_not_end_within_the_grace_period(ou
     assert outbox.handled() == []
     assert outbox.stored() == before
     assert claims(outbox) == [("test", "orders", True)]
+
+
+def test_sigterm_ends_a_step_that_waits_for_a_locked_table(outbox, workers):
+    config = build_config(outbox.database, SQL_TARGET)
+    home = workers.prepare(config, outbox.database.uri())
+    owner = workers.launch(home, environment={"OUTBOX_GRACE_SECONDS": "2"})
+    owner.wait_state("Active", "Idle")
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name NOT LIKE '%heartbeat'"
+    with outbox.connection.transaction(force_rollback=True):
+        outbox.connection.execute("LOCK TABLE outbox.messages IN ACCESS EXCLUSIVE MODE")
+        wait_until(lambda: outbox.connection.execute(waiting).fetchone() is not None, "the worker waits for the lock")
+        assert owner.terminate(6) == ExitCode.DONE
+    assert claims(outbox) == [("test", "orders", True)]
+    assert outbox.connection.execute("SELECT token FROM outbox.processor_leases").fetchone() == (None,)
+
+
+def test_a_pod_that_drains_does_not_take_the_claim_from_the_resource_created_again(outbox, workers):
+    ids = outbox.produce(10)
+    former, gate = gated(outbox, workers, "pod-a")
+    gate.wait_entered()
+    former.send(signal.SIGTERM)
+    config = build_config(outbox.database, SQL_TARGET, resource={"uid": "uid-again"})
+    again = workers.start(config, outbox.database.uri(), pod="pod-b")
+    outbox.wait_handled(ids)
+    held = "SELECT c.uid, l.epoch, l.pod FROM outbox.processor_claims c, outbox.processor_leases l"
+    seen = set()
+
+    def renewed_often():
+        assert outbox.connection.execute(held).fetchall() == [("uid-again", 2, "pod-b")]
+        seen.add(outbox.connection.execute("SELECT renewed_at FROM outbox.processor_leases").fetchone())
+        return len(seen) > 5
+
+    wait_until(renewed_often, "heartbeats of both")
+    gate.open()
+    assert former.process.wait(10) == ExitCode.DONE
+    assert outbox.handled() == ids
+    assert again.report().handled == 10
+    assert claims(outbox) == [("test", "orders", False)]
+
+
+def test_a_claim_vacated_by_another_replica_is_said_again_however_long_the_lease(outbox, workers):
+    config = build_config(outbox.database, SQL_TARGET, delivery={"leaseDuration": "10m"})
+    workers.start(config, outbox.database.uri()).wait_state("Active")
+    assert outbox.connection.execute("SELECT outbox.vacate_claim('orders', 'uid-orders')").fetchone() == (True,)
+    wait_until(lambda: claims(outbox) == [("test", "orders", False)], "the claim is said again", 15)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,24 @@ def test_a_changed_handler_restarts_what_was_given_up():
     assert (again.step, again.attempt, again.exhausted, again.due) == (Step.FETCH, 0, False, NOW)
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (StoreAnswer.IGNORED, Step.FETCH),
+        (StoreAnswer.NOT_OWNER, Step.RECORD),
+        (StoreAnswer.AHEAD, Step.RECORD),
+    ],
+)
+def test_after_sigterm_a_store_and_a_report_are_the_last_work(answer, told):
+    stopping = decide(owner(step=Step.STORE, delivered=True, batch=batch()), h.StopRequested())
+    assert stopping.is_last_work
+    refused = decide(stopping, h.Refused(answer, A, B, C))
+    assert (refused.step, refused.is_last_work) == (told, told is Step.RECORD)
+    assert not decide(stopping, h.Stored(B, 5)).is_last_work
+    assert not decide(stopping, h.Failed(DOWN)).is_last_work
+    assert not owner(step=Step.STORE).is_last_work
+
+
 def test_a_stopped_processor_stays_stopped_under_a_new_lease():
     stopped = decide(owner(step=Step.HANDLE, attempt=2), h.Failed(HandlerError("no")))
     lost = decide(stopped, h.OwnershipLost("database restarted"))

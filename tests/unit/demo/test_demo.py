@@ -8,8 +8,10 @@ from collections import Counter
 from random import Random
 
 import pytest
+import yaml
 
 from tests.demo.cluster import Processor
+from tests.demo.install import CRD, MANIFESTS, NAMESPACES, find_foreign
 from tests.demo.progress import Progress
 from tests.demo.tracks import Tracks
 from tests.demo.transactions import LARGE_BYTES, TYPES, Book, Kind, plan_transaction
@@ -77,6 +79,21 @@ def test_on_a_terminal_the_table_is_drawn_over_itself() -> None:
     assert "\x1b[2F\x1b[J" in out.getvalue()
 
 
+def test_a_table_that_cannot_be_made_this_time_is_made_the_next() -> None:
+    out = io.StringIO()
+    progress = Progress(out, terminal=True)
+    looks = iter([True, False, False])
+
+    def lines() -> list[str]:
+        if next(looks, False):
+            raise DemoError("the API server is busy")
+        return ["a table"]
+
+    with progress.table(lines):
+        wait_for("the table is drawn", lambda: "a table\n" in out.getvalue(), within=10, poll=0.01)
+    assert "(no table this time: the API server is busy)" in out.getvalue()
+
+
 def test_waiting_in_vain_says_for_what() -> None:
     with pytest.raises(DemoError, match="in vain: the sky to fall"):
         wait_for("the sky to fall", lambda: None, within=0.05, poll=0.01)
@@ -108,3 +125,34 @@ def test_conditions_of_an_absent_resource_are_empty() -> None:
     assert not processor.exists()
     assert processor.condition("Ready") == {}
     assert processor.describe("Ready") == "Ready=absent : "
+
+
+def release(namespace: str | None) -> dict[str, object]:
+    annotations = {"meta.helm.sh/release-namespace": namespace} if namespace else None
+    return {"metadata": {"name": CRD.rpartition("/")[2], "annotations": annotations}}
+
+
+def test_what_an_earlier_demo_left_is_its_own() -> None:
+    left = {
+        found["metadata"]["name"]: found for found in yaml.safe_load_all((MANIFESTS / "namespaces.yaml").read_text())
+    }
+    assert set(left) == set(NAMESPACES)
+    assert find_foreign(left, release("outbox-system")) == []
+    assert find_foreign(dict.fromkeys(NAMESPACES), None) == []
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "crd", "named"),
+    [
+        pytest.param(
+            {"outbox-system": {"metadata": {}}}, None, "namespace outbox-system", id="an operator installed by the docs"
+        ),
+        pytest.param(
+            {"outbox-system": None}, release("platform"), "the CRD outboxprocessors", id="a release elsewhere"
+        ),
+        pytest.param({"outbox-system": None}, release(None), "the CRD outboxprocessors", id="a CRD applied by hand"),
+    ],
+)
+def test_what_somebody_else_installed_is_named(namespaces, crd, named) -> None:
+    (foreign,) = find_foreign(namespaces, crd)
+    assert named in foreign

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from outbox_core.errors import PermanentError
-from outbox_spark.files import PendingFile, hidden_directory, reveal, safe_name, sweep_hidden
+from outbox_spark.files import PendingFile, file_uri, hidden_directory, reveal, safe_name, sweep_hidden
 
 
 def pending(path, text: str = "rows") -> PendingFile:
@@ -56,6 +58,11 @@ def test_only_what_earlier_epochs_left_is_swept(tmp_path):
     assert sweep_hidden(tmp_path, "orders", 3) == 2
     assert own.exists()
     assert foreign.exists()
+
+
+def test_a_place_is_named_to_spark_as_it_stands():
+    """`Path.as_uri` writes a blank as %20, and Spark makes a folder of that name."""
+    assert file_uri(Path("/data/all orders/ä%41#1")) == "file:///data/all orders/ä%41#1"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from outbox_core.errors import HandlerError
 from outbox_spark.handover import ClosedError, Handover, PreparedBatch
 from outbox_spark.offsets import OffsetRange
 
-BATCH = PreparedBatch(0, OffsetRange(Checkpoint(1, 1), Checkpoint(2, 2)), None, 5)
+BATCH = PreparedBatch(OffsetRange(Checkpoint(1, 1), Checkpoint(2, 2)), None, 5)
 
 
 class SparkThread(threading.Thread):
@@ -64,7 +64,34 @@ def test_no_batch_begins_once_the_driver_is_to_stop():
     handover.stop_admitting()
     with pytest.raises(ClosedError):
         handover.begin()
-    assert handover.wait_idle(0)
+    assert not handover.in_hand()
+
+
+def test_a_query_ends_only_when_a_committed_batch_is_over_on_sparks_side_too():
+    handover = Handover()
+    moved = threading.Event()
+    committed = threading.Event()
+
+    def prepare() -> None:
+        handover.begin()
+        handover.offer(BATCH)
+        committed.set()
+        moved.wait(5.0)  # its files are being moved into place
+        handover.end()
+
+    spark = threading.Thread(target=prepare, daemon=True)
+    spark.start()
+    assert handover.take(5.0) == BATCH
+    assert handover.wait_settled(0), "what is only on offer is rolled back, and nobody waits for it"
+    handover.accept(BATCH.whole.end)
+    assert committed.wait(5.0)
+    handover.close()
+    assert handover.in_hand()
+    assert not handover.wait_settled(0.01)
+    moved.set()
+    assert handover.wait_settled(5.0)
+    spark.join(5.0)
+    assert not handover.in_hand()
 
 
 def test_a_failure_is_said_once():
@@ -87,5 +114,6 @@ def test_preparing_is_timed_and_waiting_for_the_loop_is_not():
     spark.start()
     assert handover.take(5.0) == BATCH
     assert handover.busy_for() is None
+    assert handover.in_hand(), "a driver that is to stop waits for it"
     handover.accept(BATCH.whole.end)
     spark.join(5.0)

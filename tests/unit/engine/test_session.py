@@ -44,8 +44,13 @@ def test_on_kubernetes_the_pod_adds_its_name_and_address():
 
 
 def test_a_user_may_tune_and_may_not_break():
-    asked = {"spark.sql.shuffle.partitions": "9", "spark.sql.streaming.noDataMicroBatches.enabled": "true"}
+    asked = {
+        "spark.sql.shuffle.partitions": "9",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+        "spark.sql.streaming.stopTimeout": "1000",
+    }
     chosen = build_configuration(config(**asked), {"OUTBOX_SPARK_DRIVER_MEMORY": "1g"}, "x1")
     assert chosen["spark.sql.shuffle.partitions"] == "9"
     assert chosen["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
+    assert chosen["spark.sql.streaming.stopTimeout"] == "0"
     assert chosen["spark.driver.memory"] == "1g"

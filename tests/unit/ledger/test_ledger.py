@@ -191,7 +191,7 @@ def test_commit_log_that_contradicts_itself_is_refused(produced) -> None:
         check_commit_log([later])
 
 
-def test_parquet_rows_are_read_and_hidden_files_are_not(tmp_path, handled) -> None:
+def test_parquet_rows_are_read_and_what_spark_does_not_see_is_not(tmp_path, handled) -> None:
     columns = {
         "message_id": [h.message_id for h in handled],
         "order_key": [h.key for h in handled],
@@ -199,9 +199,14 @@ def test_parquet_rows_are_read_and_hidden_files_are_not(tmp_path, handled) -> No
         "cents": [h.cents for h in handled],
         "note": ["n"] * len(handled),
     }
-    for name in ("part-1.parquet", ".part-2.parquet", "_staged.parquet"):
-        pq.write_table(pa.table(columns), tmp_path / name)
-    assert read_parquet(tmp_path.glob("*")) == handled
+    # A folder above the directory says nothing about what is in it.
+    directory = tmp_path / "_copy"
+    for name in ("part-1.parquet", ".part-2.parquet", "_staged.parquet", "_outbox/orders/1-a/part-3.parquet"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), directory / name)
+    assert read_parquet(directory) == handled
+    (directory / "part-1.parquet").unlink()
+    assert read_parquet(directory) == [], "committed and never moved into sight is lost to a reader"
 
 
 def test_table_is_aligned_and_says_where_there_is_no_order(produced, handled) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import (
     CheckpointView,
@@ -18,7 +18,17 @@ from outbox_core.report import (
 )
 from outbox_operator.observed import Observed, PodView, Role, Sibling
 from outbox_operator.resources import Processor, ProcessorSpec
-from outbox_operator.status import ProcessorStatus
+from outbox_operator.status import (
+    CheckpointStatus,
+    ConflictsStatus,
+    ConflictStatus,
+    OwnerRef,
+    OwnershipStatus,
+    ProcessorStatus,
+)
+
+if TYPE_CHECKING:
+    from outbox_operator.decide import Decision
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 HASH = "current"
@@ -118,3 +128,24 @@ def summary_of(conflict: Conflict, *, opened: bool = False, count: int = 1, stra
 def build_sibling(*, granted: bool = True, older: bool = True, **fields: Any) -> Sibling:
     age = timedelta(hours=1 if older else -1)
     return Sibling(namespace="elsewhere", name="orders", uid="uid-2", created=NOW - age, granted=granted, **fields)
+
+
+HOLDER = OwnerRef(cluster="here", namespace="elsewhere", name="orders", uid="uid-2")
+REFUSED = OwnershipStatus(state="Refused", holder=HOLDER, tries=2, attempts=1, last_try=NOW, next_try=NOW)
+OPEN = ConflictStatus(
+    id=7, code=2, expected="815:42", stored="815:60", new="815:50", pod="orders-0", time=NOW, needs_person=True
+)
+GRANTED = ProcessorStatus(ownership=OwnershipStatus(state="Granted"), checkpoint=CheckpointStatus(pair="815:42"))
+BLOCKED = GRANTED.model_copy(update={"conflicts": ConflictsStatus(count=1, last=OPEN, open=OPEN)})
+WAITING = ProcessorStatus(ownership=REFUSED)
+ACTIVE = build_pod(report=build_report())
+ELSEWHERE: dict[str, Any] = {"handOverTo": {"namespace": "elsewhere", "name": "orders"}}
+
+
+def condition(decision: Decision, kind: str) -> tuple[str, str]:
+    found = next(c for c in decision.status.conditions if c.type == kind)
+    return found.status, found.reason
+
+
+def ready(decision: Decision) -> tuple[str, str]:
+    return condition(decision, "Ready")

@@ -10,8 +10,10 @@ import yaml
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_operator.crd import destinations, render
+from outbox_operator.hand_over import hand_over_job_name
+from outbox_operator.learn import claim_job_name
 from outbox_operator.manifests import build_config, build_job, build_owned, build_release, build_workload, template_hash
-from outbox_operator.naming import child_name, workload_name
+from outbox_operator.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
 from outbox_operator.observed import Role
 from outbox_operator.settings import Images
 from tests.support.cluster import ROOT
@@ -127,6 +129,22 @@ def test_a_new_generation_or_decision_alone_replaces_no_pod():
     assert template_hash(later, IMAGES) == template_hash(processor, IMAGES)
 
 
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_a_corrected_decision_replaces_pods_and_one_that_is_done_does_not(processor: Any):
+    def pods(pair: str | None, last: str = "") -> dict[str, Any]:
+        decided = Resolution(conflict_id=7, action=ResolutionAction.ACCEPT, pair=pair) if pair else None
+        template: dict[str, Any] = build_owned(processor, IMAGES, 1, decided, (), last_decision=last)[-1]["spec"][
+            "template"
+        ]
+        return template
+
+    first = pods("815:42")
+    label = first["metadata"]["labels"][DECISION_LABEL]
+    assert pods("815:43", label) != first
+    assert pods(None, label) == first
+    assert first["metadata"]["labels"][TEMPLATE_LABEL] == pods(None)["metadata"]["labels"][TEMPLATE_LABEL]
+
+
 def test_the_users_settings_win_where_they_do_not_break_the_pods():
     plan = build_config(build_processor(**SPARK), IMAGES).spark
     assert plan is not None
@@ -159,11 +177,30 @@ def test_a_query_checkpoint_on_no_volume_lives_with_the_pod():
     assert {"name": "query-checkpoint", "emptyDir": {}} in pod["volumes"]
 
 
+@pytest.mark.parametrize(
+    ("mount", "path", "held"),
+    [
+        ("/var/lib/outbox", "/var/lib/outbox/query", True),
+        ("/var/lib/outbox/", "/var/lib/outbox/query", True),
+        ("/var/lib/outbox/query", "/var/lib/outbox/query", True),
+        ("/var/lib/out", "/var/lib/outbox/query", False),
+    ],
+)
+def test_a_query_checkpoint_is_on_a_volume_by_whole_names_of_its_path(mount: str, path: str, *, held: bool):
+    volumes = [{"name": "data", "claimName": "c", "mountPath": mount}]
+    bare = {**SPARK, "target": {"sql": {"statement": "SELECT 1"}}}
+    bare["spark"] = {"volumes": volumes, "queryCheckpointPath": path}
+    pod = build_workload(build_processor(**bare), IMAGES, 1)["spec"]["template"]["spec"]
+    assert ("query-checkpoint" not in [volume["name"] for volume in pod["volumes"]]) is held
+
+
 @pytest.mark.parametrize("length", [1, 20, 44, 45, 46, 52])
 def test_names_fit_and_differ(length: int):
     name = "a" * length
     assert len(workload_name(build_processor(name=name, **SPARK))) <= 52
     assert len(child_name(name, "worker")) <= 63
+    assert len(claim_job_name(name, 1_000_000)) <= 63, "one try in five minutes, for years"
+    assert len(hand_over_job_name(build_processor(name=name))) <= 63
     assert child_name(name, "driver", 52) != child_name(name[:-1] + "b", "driver", 52)
 
 

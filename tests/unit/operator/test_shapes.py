@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from outbox_operator.drift import build_removal
 from outbox_operator.observed import Role
@@ -14,7 +15,7 @@ from outbox_operator.overlay import merge, placement_of
 from outbox_operator.podstate import find_problem, parse_report, view_job, view_pod
 from outbox_operator.store import Store
 from outbox_operator.workqueue import KeyedQueue
-from tests.unit.operator.building import build_report
+from tests.unit.operator.building import build_processor, build_report
 
 # --- overlay ----------------------------------------------------------------------------------------------------------
 
@@ -59,6 +60,26 @@ BASE: dict[str, Any] = {
 )
 def test_an_overlay_is_laid_over_by_name(overlay: dict[str, Any], expected: dict[str, Any]):
     assert merge(BASE, overlay) == expected
+
+
+@pytest.mark.parametrize(
+    ("overlay", "words"),
+    [
+        ({"metadata": None}, "metadata must be an object"),
+        ({"metadata": {"labels": "team"}}, "metadata.labels must be an object"),
+        ({"spec": []}, "spec must be an object"),
+        ({"spec": {"containers": ["worker"]}}, "spec.containers[0] must be an object with 'name'"),
+        ({"spec": {"containers": [{"image": "mine"}]}}, "spec.containers[0] must be an object with 'name'"),
+        (
+            {"spec": {"containers": [{"name": "worker", "env": [{"name": {}}]}]}},
+            "spec.containers[0].env[0] must be an object with 'name'",
+        ),
+    ],
+)
+def test_an_overlay_that_cannot_be_laid_over_is_refused_with_its_place(overlay: dict[str, Any], words: str):
+    with pytest.raises(ValidationError) as refusal:
+        build_processor(worker={"podTemplate": overlay})
+    assert words in str(refusal.value)
 
 
 def test_jobs_take_of_an_overlay_only_where_they_run():
@@ -248,6 +269,7 @@ def test_the_store_finds_resources_by_processor_id():
     assert len(store.with_processor_id("other")) == 1
     store.remove(body(3))
     assert store.with_processor_id("other") == []
+    assert not store._by_id, "names come and go, and must leave nothing"
 
 
 async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
@@ -280,3 +302,28 @@ async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
     failing = [when for when, key in calls if key == ("a", "fails")]
     assert failing[1] - failing[0] >= 0.5
     assert sum(key == ("a", "b") for _, key in calls) == 2
+
+
+async def test_a_key_whose_work_takes_long_delays_no_other_although_it_is_due_again():
+    slow, other = ("a", "slow"), ("a", "other")
+    started, seen, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work(key: tuple[str, str]) -> float | None:
+        if key == other:
+            seen.set()
+        elif not started.is_set():
+            started.set()
+            await release.wait()
+        return None
+
+    queue = KeyedQueue(work, workers=2)
+    queue.add(other, 0.2)
+    queue.add(slow)
+    task = asyncio.create_task(queue.run())
+    async with asyncio.timeout(5):
+        await started.wait()
+        queue.add(slow)
+        await seen.wait()
+    release.set()
+    task.cancel()
+    assert seen.is_set()

@@ -144,6 +144,11 @@ class ProcessorState:
     unstored_rows: int = 0
     unstored_since: float = 0.0
 
+    @property
+    def is_last_work(self) -> bool:
+        """Asked to stop, but this step is still to be done: it saves a repetition, or tells what was refused."""
+        return self.state is WorkerState.DRAINING and self.step in (Step.STORE, Step.RECORD)
+
 
 def initial_state(now: float) -> ProcessorState:
     """Before anything was tried."""
@@ -393,6 +398,4 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:
     state = replace(state, due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
-    if state.step in (Step.STORE, Step.RECORD) and state.failures == 0:
-        return state  # a moment's work that saves a repetition, or tells what was refused
-    return replace(state, step=Step.END)
+    return state if state.is_last_work and state.failures == 0 else replace(state, step=Step.END)

@@ -133,8 +133,9 @@ class Connection(SpecModel):
 
     secret_ref: ObjectRef = Field(
         description=(
-            "Secret with the key `uri`, or the keys `host`, `port`, `database`, `user` and `password` "
-            "(RabbitMQ: `host`, `port`, `username`, `password`, `vhost`); optional `sslmode` and `ca.crt`."
+            "Secret with the key `uri`, or the keys `host`, `port`, `database`, `user` and `password`; for TLS "
+            "`sslmode` and `ca.crt`. RabbitMQ: `uri`, or `host`, `port`, `username`, `password` and `vhost`; for TLS "
+            "an amqps URI or `ca.crt`."
         )
     )
 
@@ -385,7 +386,7 @@ class Target(SpecModel):
     sql: SqlTarget | None = Field(None, description="A statement in the checkpoint's transaction.")
     python: PythonTarget | None = Field(None, description="A Python function (engine Worker).")
     rabbitmq: RabbitmqTarget | None = Field(None, description="RabbitMQ (engine Worker).")
-    log: LogTarget | None = Field(None, description="The worker's log (engine Worker).")
+    log: LogTarget | None = Field(None, description="A JSON line on standard output for each message (engine Worker).")
     parquet: ParquetTarget | None = Field(None, description="Parquet files (engine Spark).")
 
 
@@ -412,8 +413,9 @@ class SparkPlan(SpecModel):
     application: Application | None = Field(
         None,
         description=(
-            "Code with `transform(df) -> df` (its result goes to `target`) or `handle(batch_df, effects)` "
-            "(it says itself what is written; then there is no `target`)."
+            "Code with `transform(messages) -> rows` (streaming DataFrames; the rows go to `target`) or "
+            "`handle(messages, effects)` (called for each micro-batch; it says itself what is written, and there is no "
+            "`target`)."
         ),
     )
     trigger: Trigger = Field(default_factory=Trigger, description="When a micro-batch starts.")
@@ -424,4 +426,10 @@ class SparkPlan(SpecModel):
         "/var/lib/outbox/query",
         description="Directory of Spark's own query checkpoint, on a volume that outlives the driver.",
     )
-    config: dict[str, str] = Field(default_factory=dict, description="Spark configuration, key to value.")
+    config: dict[str, str] = Field(
+        default_factory=dict,
+        description=(
+            "Spark configuration, key to value; `spark.driver.memory` (512m) is the heap of the driver's JVM; the pod "
+            "needs about 500 MB beside it. What the fields here and the operator say (image, executors, ports) wins."
+        ),
+    )

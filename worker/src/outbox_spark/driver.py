@@ -115,7 +115,14 @@ class SparkSteps(Steps):
 
     @override
     def _handle(self, state: ProcessorState) -> h.Happening:
-        happened = super()._handle(state)
+        return self._let_spark_go_on(super()._handle(state))
+
+    @override
+    def _confirm(self, state: ProcessorState) -> h.Happening:
+        return self._let_spark_go_on(super()._confirm(state))
+
+    def _let_spark_go_on(self, happened: h.Happening) -> h.Happening:
+        """Tell Spark of what is committed: else it would run the batch again, and be told 0 for nobody's fault."""
         if isinstance(happened, h.Stored):
             self._pipeline.accept(happened.pair)
         return happened

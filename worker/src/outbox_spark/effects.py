@@ -40,6 +40,15 @@ class Effects:
         self.statements: list[SqlEffect] = []
         self.pending: list[PendingFile] = []
 
+    @property
+    def range(self) -> OffsetRange:
+        """What `messages` lie in, after its start, up to and including its end: what a batch is known by.
+
+        A batch that failed is run again over the same range, so whatever the function does outside of the transaction
+        can be done once for each.
+        """
+        return self._whole
+
     def sql(self, rows: DataFrame, statement: str) -> None:
         """Stage `rows` now, and run `statement` over them, as the relation `batch`, in the checkpoint's transaction.
 

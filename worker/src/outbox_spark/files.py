@@ -62,6 +62,11 @@ def safe_name(processor_id: str) -> str:
     return plain if unchanged else f"p-{plain}-{hashlib.sha256(processor_id.encode()).hexdigest()[:12]}"
 
 
+def file_uri(path: Path) -> str:
+    """Name a place of the mounted file system to Spark, which takes a URI's path as it stands: `%20` is no blank."""
+    return f"file://{path}"
+
+
 class FileArea:
     """The files of one owner; used by the driver."""
 
@@ -85,7 +90,7 @@ class FileArea:
             self._swept.add(path)
         hidden = hidden_directory(path, self._processor_id, self._epoch)
         rows.write.mode("errorifexists").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
-            hidden.as_uri()
+            file_uri(hidden)
         )
         return self._collect(hidden, path, whole)
 

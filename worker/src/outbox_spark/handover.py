@@ -25,14 +25,12 @@ class PreparedBatch:
     """A micro-batch whose effects wait, hidden, for the checkpoint's transaction.
 
     Attributes:
-        batch_id: Spark's number, only for logs: it starts again from 0 when the directory is lost.
         whole: the range, after what was handled before.
         effects: what to commit; None for a batch that was handled before and is only to be answered 0.
         count: messages in it.
 
     """
 
-    batch_id: int
     whole: OffsetRange
     effects: Effects | None
     count: int
@@ -52,6 +50,7 @@ class Handover:
         self._failure: OutboxError | None = None
         self._closed = False
         self._admitting = True
+        self._committed = False
         self._busy_since: float | None = None
 
     def begin(self) -> None:
@@ -84,6 +83,7 @@ class Handover:
         """Spark's thread: the batch is over, with its files in place, or failed."""
         with self._changed:
             self._busy_since = None
+            self._committed = False
             self._failure = self._failure or failure
             self._changed.notify_all()
 
@@ -92,6 +92,7 @@ class Handover:
         with self._changed:
             if self._offered is not None and self._offered.whole.end <= stored:
                 self._offered = None
+                self._committed = True
                 self._changed.notify_all()
 
     def take(self, wait: float) -> PreparedBatch | None:
@@ -115,15 +116,20 @@ class Handover:
                 return None
             return time.monotonic() - self._busy_since
 
+    def in_hand(self) -> bool:
+        """Is there a batch: being prepared, on offer, or committed and not over yet on Spark's side?"""
+        with self._changed:
+            return self._busy_since is not None
+
     def stop_admitting(self) -> None:
         """Let the batch in hand end, and no other begin."""
         with self._changed:
             self._admitting = False
 
-    def wait_idle(self, seconds: float) -> bool:
-        """Wait until no batch is in hand; False: one still is."""
+    def wait_settled(self, seconds: float) -> bool:
+        """Wait until a committed batch is over on Spark's side too, its files in place; False: it is not yet."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._busy_since is None or self._closed, timeout=seconds)
+            return self._changed.wait_for(lambda: not self._committed, timeout=seconds)
 
     def close(self) -> None:
         """Wait for nothing any more."""

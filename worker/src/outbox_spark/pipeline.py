@@ -141,7 +141,7 @@ class SparkPipeline:
         if self._run is None:
             return False
         self._run.stop_admitting()
-        return self._run.busy() or self._prepared is not None
+        return self._run.busy()
 
     def open(self, connection: psycopg.Connection[Any], epoch: int, stored: Checkpoint) -> None:
         """Start the query under a lease, from the stored checkpoint.

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_spark.effects import Effects
 from outbox_spark.failure import explain_failure
+from outbox_spark.files import file_uri
 from outbox_spark.handover import ClosedError, Handover, PreparedBatch
 from outbox_worker.logs import get_logger
 
@@ -75,7 +76,7 @@ class QueryRun:
         self._query: StreamingQuery = (
             rows.writeStream.foreachBatch(self._on_batch)
             .outputMode(output_mode)
-            .option("checkpointLocation", parts.directory.location.as_uri())
+            .option("checkpointLocation", file_uri(parts.directory.location))
             .trigger(processingTime=f"{max(int(trigger_seconds * 1000), 1)} milliseconds")
             .start()
         )
@@ -108,8 +109,8 @@ class QueryRun:
         return batch
 
     def busy(self) -> bool:
-        """A batch is being prepared."""
-        return self._handover.busy_for() is not None
+        """A batch is in hand: prepared, waiting for the loop, or committed and not over yet on Spark's side."""
+        return self._handover.in_hand()
 
     def stop_admitting(self) -> None:
         """Let no further batch begin."""
@@ -118,7 +119,7 @@ class QueryRun:
     def stop(self) -> None:
         """End the query; a batch that is committed already is noted by Spark first, any other is rolled back."""
         self._handover.close()
-        if self._handover.wait_idle(0):
+        if self._handover.wait_settled(_SPARK_NOTES_SECONDS):
             self._wait_for_note()
         try:
             self._query.stop()
@@ -169,18 +170,13 @@ class QueryRun:
         if whole.end <= parts.stored:
             if parts.stateful:
                 rows.write.format("noop").mode("overwrite").save()
-            self._handover.offer(PreparedBatch(batch_id, whole, None, 0))
+            self._handover.offer(PreparedBatch(whole, None, 0))
             return
         todo = whole.after(parts.stored)
         effects = Effects(parts.staging, parts.files, todo)
         parts.apply(rows, effects)
-        self._handover.offer(PreparedBatch(batch_id, todo, effects, parts.count(todo)))
+        self._handover.offer(PreparedBatch(todo, effects, parts.count(todo)))
         if effects.pending:
             parts.files.roll_forward()
         if effects.statements:
             parts.staging.clear()
-
-
-def describe_batch(batch: PreparedBatch) -> dict[str, Any]:
-    """Fields for the log."""
-    return {"range": str(batch.whole), "batch_id": batch.batch_id, "messages": batch.count}

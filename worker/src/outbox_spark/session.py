@@ -79,6 +79,8 @@ _REQUIRED: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
     # A batch without messages would have effects that no checkpoint stands for.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # A query that is to end is waited for: what still ran of it would empty the staging table of the next one.
+    "spark.sql.streaming.stopTimeout": "0",
     # What is staged is compared by nobody's local time.
     "spark.sql.session.timeZone": "UTC",
 }

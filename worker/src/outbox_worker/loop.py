@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from math import isinf
+from math import inf, isinf
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -84,7 +84,7 @@ class Loop:
 
     def _interruption(self, state: ProcessorState) -> h.Happening | None:
         shutdown: Shutdown = self._parts.shutdown
-        if shutdown.requested:
+        if shutdown.requested and not state.is_last_work:
             return h.StopRequested()
         ownership = self._parts.ownership
         if state.step.needs_claim and (why := ownership.claim_lost):
@@ -97,12 +97,14 @@ class Loop:
         if state.step is Step.HANDLE:
             self._batch_began = time.monotonic()
         try:
-            return self._steps.perform(state)
+            # Whatever the step waits for, a locked table or a server that is gone, it ends with the grace period.
+            return self._parts.shutdown.limited(inf, lambda: self._steps.perform(state))
         except OutboxError as err:
             error = err
         except psycopg.Error as err:
             error = translate(err)
         except Interrupted as err:
+            self._parts.session.discard()  # in the middle of whatever it was
             error = err.as_error("the step")
         except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
             _log.exception("a fault of the worker itself", extra={"step": state.step.value})

@@ -26,7 +26,7 @@ from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.session import Session
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
-from outbox_worker.status import Identity, Progress, StatusBoard, write_termination
+from outbox_worker.status import Identity, Progress, StatusBoard, write_last_word, write_termination
 from outbox_worker.steps import Steps
 from outbox_worker.telemetry import Telemetry
 
@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
         return _run(settings, config, files, name, engine or Engine(build_target, Steps))
     except ConfigurationError as err:
         _log.error("configuration", extra={"error": str(err)})
+        write_last_word(str(err), settings.termination_log)
         return ExitCode.INVALID_CONFIGURATION
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from outbox_worker.status import StatusBoard
 
 _LIMIT_SHARE: Final = 0.15
-"""Of the lease: a look around that takes longer is cut, so that the heartbeat is in time."""
+"""Of the lease: a statement that takes longer is cut, so that the heartbeat is in time."""
+_BUDGET_SHARE: Final = 0.3
+"""Of the lease: after that nothing more is looked at this time, whatever each statement took."""
 
 
 class Observer:
@@ -35,6 +38,7 @@ class Observer:
         self._key = key
         self._board = board
         self._limit = max(100, int(lease * _LIMIT_SHARE * 1000))
+        self._budget = lease * _BUDGET_SHARE
         self._reader: MessageReader | None = None
         self._bound: BoundObserver | None = None
 
@@ -54,14 +58,17 @@ class Observer:
         reader, bound = self._reader, self._bound
         if reader is None or bound is None:
             return
+        enough = time.monotonic() + self._budget
         with self._limited(connection):
             stored = checkpoints.load(connection, self._key)
             if stored is not None:
                 view = CheckpointView(partition=self._key.partition, pair=str(stored.pair), stored_at=stored.stored_at)
                 self._board.set_observed(checkpoints=[view])
             self._board.set_observed(conflicts=conflicts.summary(connection, self._key))
-        if stored is not None:
+        if stored is not None and time.monotonic() < enough:
             self._board.set_observed(lag=self._count(connection, reader, stored.pair))
+        if time.monotonic() > enough:
+            return
         with self._limited(connection):
             self._board.set_observed(bound=bound.observe(connection))
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from outbox_worker.status import Progress
 
 OBSERVE_SECONDS: Final = 2.0
+LONGEST_BEAT: Final = 10.0
+"""However long the lease: a claim that another pod of ours vacated is said again before its grace of 30 s is over."""
 _log = get_logger("outbox.heartbeat")
 
 
@@ -130,8 +132,11 @@ class Ownership:
         """Send something on the handler's connection if it is between statements.
 
         A handler may compute for longer than the idle timeout, which is there for a process that is frozen: then this
-        thread is frozen too, and the server ends the transaction as it should.
+        thread is frozen too, and the server ends the transaction as it should. So it should when the lease is lost: the
+        next owner must not wait for a batch that will be refused.
         """
+        if self.lease_lost is not None or self.claim_lost is not None:
+            return
         with self._lock:
             connection = self._busy
             if connection is None or not connection.lock.acquire(blocking=False):
@@ -190,7 +195,7 @@ class Heartbeat(threading.Thread):
         """End the thread and wait for it: after this it says nothing again that was given back."""
         self._stopping.set()
         if self.is_alive():
-            self.join(timeout=5.0)
+            self.join(timeout=1.5)
 
     def _tick(self, now: float) -> None:
         self._ownership.touch_transaction()
@@ -200,7 +205,7 @@ class Heartbeat(threading.Thread):
             connection = self._session.connection()
             if now >= self._next_beat:
                 self._beat(connection)
-                self._next_beat = now + self._lease.total_seconds() / 3
+                self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
             if now >= self._next_observation:
                 self._next_observation = now + OBSERVE_SECONDS
                 self._observer.observe(connection)
@@ -220,11 +225,19 @@ class Heartbeat(threading.Thread):
             renewed = calls.renew_lease(connection, self._key, epoch=lease.epoch, token=lease.token, lease=self._lease)
             if renewed:
                 self._ownership.note_renewal(lease)
+                if ended := calls.end_stuck_transactions(connection, self._key, epoch=lease.epoch):
+                    _log.warning("ended transactions that a former owner left stuck", extra={"count": ended})
             else:
                 self._ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
                 self._on_loss()
         if self._ownership.claimed:
+            self._say_claim(connection)
+
+    def _say_claim(self, connection: psycopg.Connection[Any]) -> None:
+        """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""
+        answer = calls.fetch_claim(connection, self._key)
+        if answer.holder is None or (answer.holder.uid == self._resource.uid and answer.vacated_at is not None):
             answer = calls.claim(connection, self._key, self._resource)
-            if not answer.granted and answer.holder is not None and answer.holder.uid != self._resource.uid:
-                self._ownership.lose_claim(f"{answer.holder} took the claim")
-                self._on_loss()
+        if answer.holder is not None and answer.holder.uid != self._resource.uid:
+            self._ownership.lose_claim(f"{answer.holder} took the claim")
+            self._on_loss()

@@ -10,8 +10,10 @@ from outbox_core.errors import OutboxError
 from outbox_core.report import Intent
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
+from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
+    from outbox_core.happening import HeldLease
     from outbox_worker.steps import Parts
 
 _log = get_logger("outbox.worker")
@@ -26,14 +28,18 @@ def give_back(parts: Parts) -> None:
     if lease is None and not parts.ownership.claimed:
         return
     try:
-        connection = parts.session.connection()
-        if lease is not None:
-            calls.release_lease(connection, parts.key, epoch=lease.epoch, token=lease.token)
-            parts.ownership.drop_lease()
-        if parts.ownership.claimed:
-            _settle_claim(parts, connection)
-    except (OutboxError, psycopg.Error) as err:
+        parts.shutdown.last(lambda: _give_back(parts, lease))
+    except (OutboxError, psycopg.Error, Interrupted) as err:
         _log.warning("could not give lease and claim back; they lapse by themselves", extra={"error": str(err)})
+
+
+def _give_back(parts: Parts, lease: HeldLease | None) -> None:
+    connection = parts.session.connection()
+    if lease is not None:
+        calls.release_lease(connection, parts.key, epoch=lease.epoch, token=lease.token)
+        parts.ownership.drop_lease()
+    if parts.ownership.claimed:
+        _settle_claim(parts, connection)
 
 
 def _settle_claim(parts: Parts, connection: psycopg.Connection[object]) -> None:

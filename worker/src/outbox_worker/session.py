@@ -19,11 +19,6 @@ class Session:
         self._name = application_name
         self._connection: psycopg.Connection[Any] | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """There is a connection that is not known to be broken."""
-        return self._connection is not None and not self._connection.closed
-
     def connection(self) -> psycopg.Connection[Any]:
         """Return the connection, a new one if there was none or it broke.
 

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+from math import inf, isinf
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _RESERVE: Final = 5.0
 """Seconds of the grace period that are kept for rolling back, giving back and saying good-bye."""
+_MOMENT: Final = 0.5
+"""Of these, for rolling back what was interrupted."""
+_LAST: Final = 2.5
+"""Of these, for giving back."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -92,6 +97,8 @@ class Shutdown:
     def limited(self, seconds: float, function: Callable[[], _Result]) -> _Result:
         """Call the function; it may run so long, and no longer than the grace period once the worker is to stop.
 
+        May be called inside itself; with `inf` seconds it leaves a call inside it a moment more, to roll back.
+
         Not a context manager: an interruption while `__exit__` is being entered would leave the alarm on, and interrupt
         whatever comes next, such as a COMMIT. Between a call and its `finally` there is no such gap.
 
@@ -99,18 +106,36 @@ class Shutdown:
             Interrupted: from inside the function.
 
         """
-        self._armed_until = time.monotonic() + seconds
+        outer = self._armed_until
+        until = time.monotonic() + seconds
+        self._armed_until = until if outer is None else min(until, outer)
         try:
             self._arm()
             return function()
         finally:
-            self._armed_until = None
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._armed_until = outer
+            self._arm()
+
+    def last(self, function: Callable[[], None]) -> None:
+        """Call what is done at the end, in a share of the time that was kept for it.
+
+        Raises:
+            Interrupted: from inside the function.
+
+        """
+        self._deadline = None
+        self.limited(_LAST, function)
+
+    def _until(self) -> float:
+        if self._armed_until is None:
+            return inf
+        if self._deadline is None:
+            return self._armed_until
+        return self._deadline + _MOMENT if isinf(self._armed_until) else min(self._armed_until, self._deadline)
 
     def _arm(self) -> None:
-        if self._armed_until is not None:
-            until = self._armed_until if self._deadline is None else min(self._armed_until, self._deadline)
-            signal.setitimer(signal.ITIMER_REAL, max(until - time.monotonic(), 0.001))
+        until = self._until()
+        signal.setitimer(signal.ITIMER_REAL, 0 if isinf(until) else max(until - time.monotonic(), 0.001))
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
@@ -121,7 +146,8 @@ class Shutdown:
 
     def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
-        if self._armed_until is None:
+        if self._armed_until is None or time.monotonic() < self._until():
+            self._arm()  # meant for a call that ended at this moment
             return
         draining = self._deadline is not None and self._deadline <= self._armed_until
         # Once more in a while, should somebody swallow the interruption.

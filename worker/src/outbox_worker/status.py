@@ -191,6 +191,12 @@ def write_termination(report: Report, path: Path) -> None:
         path.write_text(format_termination(report), encoding="utf-8")
 
 
+def write_last_word(text: str, path: Path) -> None:
+    """Leave a sentence in place of a report: without a configuration there is nothing to report about."""
+    if path.exists():
+        path.write_bytes(text.encode()[:TERMINATION_BYTES])
+
+
 class Progress:
     """Whether the threads still move: each says before it does something how long that may take."""
 

@@ -109,6 +109,8 @@ class Steps:
             parts.ownership.note_claim()
             return h.ClaimAnswered(granted=True, holder=answer.holder)
         parts.ownership.drop_claim()
+        if self._force:
+            self._end_stuck_transactions()
         if answer.holder is None or answer.holder.uid == parts.config.resource.uid:
             raise TransientError("the claim is being changed at this moment", reason=Reason.STARTING)
         return h.ClaimAnswered(answer.granted, answer.holder)
@@ -146,16 +148,24 @@ class Steps:
         )
         parts.board.set_lease_pod(answer.pod)
         if not answer.acquired or answer.epoch is None:
+            self._end_stuck_transactions()
             return h.LeaseAnswered(None, answer.pod)
         lease = h.HeldLease(parts.key.partition, answer.epoch, parts.token)
         parts.ownership.note_lease(lease)
         _log.info("lease acquired", extra={"epoch": answer.epoch})
         return h.LeaseAnswered(lease)
 
+    def _end_stuck_transactions(self) -> None:
+        """Let no frozen process keep what is open to us; with our own lease the heartbeat goes on with it."""
+        ended = ownership.end_stuck_transactions(self._connection(), self._parts.key, epoch=None)
+        if ended:
+            _log.warning("ended transactions that a former owner's process had left stuck", extra={"count": ended})
+
     def _load(self, state: ProcessorState) -> h.Happening:
         lease = _lease(state)
         connection = self._connection()
         with connection.transaction():
+            ownership.limit_transaction(connection, self._lease)
             found = checkpoints.ensure_start(
                 connection,
                 self._parts.key,
@@ -186,10 +196,10 @@ class Steps:
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
             first = self._parts.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
             request = StoreRequest(_lease(state), state.stored, batch.examined, first=first)
-            return self._in_transaction(request, batch)
+            return self._in_transaction(request.lease, request, batch)
         return self._deliver(state, batch)
 
-    def _in_transaction(self, request: StoreRequest | None, batch: Batch) -> h.Happening:
+    def _in_transaction(self, lease: h.HeldLease, request: StoreRequest | None, batch: Batch) -> h.Happening:
         target = cast("TransactionTarget", self._parts.target)
         connection = self._connection()
 
@@ -202,7 +212,7 @@ class Steps:
             finally:
                 self._parts.ownership.leave()
 
-        return self._runner.run(connection, request, effects)
+        return self._runner.run(connection, lease, request, effects)
 
     def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
@@ -216,7 +226,7 @@ class Steps:
             return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, pair)
         self._parts.ownership.note_renewal(lease)
         if self._parts.transactional_target:
-            happened = self._in_transaction(None, batch)
+            happened = self._in_transaction(lease, None, batch)
             return h.Delivered(happened.count) if isinstance(happened, h.Stored) else happened
         target = cast("BrokerTarget", self._parts.target)
         try:
@@ -228,7 +238,8 @@ class Steps:
         new = state.batch.examined if state.delivered and state.batch else state.cursor
         if new is None:
             raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
-        happened = self._runner.run(self._connection(), StoreRequest(_lease(state), state.stored, new))
+        request = StoreRequest(_lease(state), state.stored, new)
+        happened = self._runner.run(self._connection(), request.lease, request)
         if isinstance(happened, h.Stored) and state.delivered and state.batch:
             return h.Stored(happened.pair, state.batch.matched_count)
         return happened

@@ -2,7 +2,9 @@
 
 It takes no transaction id before the first write, so that a slow reader stalls nobody. Its idle timeout, below the
 lease, ends it on the server should this process be frozen: no lock of ours keeps a successor waiting, and a
-process that wakes up finds nothing left to commit.
+process that wakes up finds nothing left to commit. Where the server waits for this process and is not idle (in a COPY,
+in a pipeline, with a result to hand over) that timeout does not run, and any other would hit slow handlers too: an
+advisory lock shows the transaction to the next owner, who ends it.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class TransactionRunner:
     def run(
         self,
         connection: psycopg.Connection[Any],
+        lease: h.HeldLease,
         request: StoreRequest | None,
         effects: Callable[[Transaction], int] | None = None,
     ) -> h.Stored | h.Refused | h.Unsure | h.Failed:
@@ -71,7 +74,7 @@ class TransactionRunner:
         """
         committing = False
         try:
-            transaction = self._begin(connection)
+            transaction = self._begin(connection, lease)
             refused = self._store(connection, request) if request and request.first else None
             count = effects(transaction) if effects and refused is None else 0
             if request and not request.first:
@@ -92,24 +95,27 @@ class TransactionRunner:
     def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
         """Return what the contract answers now, without any effect."""
         try:
-            self._begin(connection)
+            self._begin(connection, request.lease)
             return self._call(connection, request)
         finally:
             self._roll_back(connection)
 
-    def _begin(self, connection: psycopg.Connection[Any]) -> Transaction:
+    def _begin(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> Transaction:
         """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip."""
         mark = uuid.uuid4().hex
         connection.execute(
             sql.SQL(
                 "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
                 "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
-                "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true)"
+                "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
+                "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int)"
             ).format(
                 idle=sql.Literal(str(self._idle_limit)),
                 statement=sql.Literal(str(self._statement_limit)),
                 name=sql.Literal(MARK),
                 mark=sql.Literal(mark),
+                lock=sql.Literal(self._key.lock_name),
+                epoch=sql.Literal(lease.epoch),
             )
         )
         return Transaction(connection, mark)

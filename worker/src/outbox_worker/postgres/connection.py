@@ -53,14 +53,10 @@ class ConnectionFiles:
             TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
 
         """
-        parameters = self._parameters()
+        # The URI may name an application too; ours says which processor and pod it is.
+        parameters = self._parameters() | {"application_name": application_name[:63]}
         try:
-            return psycopg.connect(
-                **parameters,
-                application_name=application_name[:63],
-                autocommit=autocommit,
-                prepare_threshold=None,
-            )
+            return psycopg.connect(**parameters, autocommit=autocommit, prepare_threshold=None)
         except psycopg.ProgrammingError:
             # libpq quotes the string it could not read, which may hold the password
             raise self._invalid("libpq does not understand the connection's parameters") from None
@@ -114,7 +110,8 @@ def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
     """
     try:
         parameters: dict[str, Any] = dict(_LIVENESS) | dict(conninfo.conninfo_to_dict(file.read_text().strip()))
-        return psycopg.connect(**parameters, application_name=application_name, autocommit=True, prepare_threshold=None)
+        parameters["application_name"] = application_name
+        return psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
     except (OSError, psycopg.ProgrammingError):
         raise ConfigurationError(
             f"{file} holds no connection URI (postgresql://user:password@host:port/database)",

@@ -19,3 +19,8 @@ class ProcessorKey:
     schema: str
     processor_id: str
     partition: int = 0
+
+    @property
+    def lock_name(self) -> str:
+        """What the worker's transactions hold an advisory lock on, so that a next owner can find them."""
+        return f"outbox {self.schema} {self.processor_id} {self.partition}"

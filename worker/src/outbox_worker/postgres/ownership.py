@@ -154,6 +154,18 @@ def release_lease(connection: psycopg.Connection[Any], key: ProcessorKey, *, epo
     return _truth(connection, key, "release_lease", epoch=epoch, token=token)
 
 
+def end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int | None) -> int:
+    """End transactions of former owners that hold locks while the server waits for their process; return how many.
+
+    Does nothing while another owner is live; `epoch` is our own, None before we have one. Sees only sessions of the
+    same role.
+    """
+    parameters = _names(key) | {"epoch": epoch, "lock_name": key.lock_name}
+    with translated():
+        row = connection.execute(in_schema("end_stuck_transactions", key.schema), parameters).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
 def _names(key: ProcessorKey) -> dict[str, Any]:
     return {"processor_id": key.processor_id, "partition": key.partition}
 

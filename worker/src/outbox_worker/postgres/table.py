@@ -25,14 +25,13 @@ class OutboxTable:
     schema: str
     name: str
     columns: Columns
-    mapped: bool
 
     @classmethod
     def of(cls, source: Source) -> OutboxTable:
         """Take the mapped table, or `messages` in the product's own schema."""
         if source.table is None:
-            return cls(source.schema_name, OWN_TABLE, _OWN_COLUMNS, mapped=False)
-        return cls(source.table.schema_name, source.table.name, source.table.columns, mapped=True)
+            return cls(source.schema_name, OWN_TABLE, _OWN_COLUMNS)
+        return cls(source.table.schema_name, source.table.name, source.table.columns)
 
     @property
     def identifier(self) -> sql.Identifier:

@@ -1,7 +1,7 @@
 """Runs scenarios side by side: most of their time they wait, and a room of its own keeps each from the others.
 
-A module's tests name their scenarios by decorating functions with `Scenarios.add`; the first test starts all that were
-selected, each test then waits for its own.
+Each file here has a subject and names its scenarios by decorating functions with `Scenarios.add`. `test_processors.py`
+puts them together: its first test starts all that were selected, each test then waits for its own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.acceptance.conftest import Rooms
+    from tests.support.cluster import Resource, Room
 
-Scenario = "Callable[[Rooms], None]"
 AT_ONCE = 4
 
 
 class Scenarios:
-    """A module's scenarios by name."""
+    """Scenarios by name."""
 
     def __init__(self) -> None:
         self._known: dict[str, Callable[[Rooms], None]] = {}
         self._running: dict[str, Future[None]] = {}
+
+    @classmethod
+    def of(cls, *parts: Scenarios) -> Scenarios:
+        """Put the scenarios of several files together."""
+        found = cls()
+        for part in parts:
+            assert not found._known.keys() & part._known.keys(), "two scenarios of one name"
+            found._known |= part._known
+        return found
 
     def add(self, scenario: Callable[[Rooms], None]) -> Callable[[Rooms], None]:
         """Register a scenario under its name as a sentence."""
@@ -43,3 +52,17 @@ class Scenarios:
     def finish(self, name: str, within: float) -> None:
         """Wait for one; raises what it raised."""
         self._running[name].result(timeout=within)
+
+
+def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:
+    resource.until(f"{count} messages are handled", lambda: len(room.handled()) >= count, within)
+
+
+def until_owner(resource: Resource, within: float = 120) -> None:
+    resource.until_condition("OwnershipGranted", "True", within=within)
+
+
+def recovers(room: Room, orders: Resource, count: int = 1) -> None:
+    orders.until_ready(within=150)
+    room.shop.produce(count)
+    until_handled(room, orders, count)

@@ -1,0 +1,36 @@
+"""What the heartbeat looks at for status, and that it stops looking in time for the next beat."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from outbox_core.config import ProcessorConfig
+from outbox_core.processor import initial_state
+from outbox_worker.observer import Observer
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.status import Identity, StatusBoard
+from tests.support.contract import put
+from tests.support.postgres import build_source
+
+SOURCE = build_source()
+
+
+@pytest.mark.parametrize(("lease", "complete"), [(15.0, True), (0.001, False)])
+def test_it_looks_no_longer_than_a_share_of_the_lease(database, lease, complete):
+    put(database.direct(), (10, 1))
+    fields = {"resource": {"cluster": "c", "namespace": "n", "name": "a", "uid": "u"}, "generation": 1}
+    config = ProcessorConfig.model_validate(fields | {"processorId": "orders", "source": SOURCE})
+    board = StatusBoard(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
+    observer = Observer(ProcessorKey("outbox", "orders"), board, lease=lease)
+    observer.observe(database.connect())
+    assert board.report().checkpoints == []
+
+    observer.start(MessageReader(SOURCE))
+    observer.observe(database.connect())
+
+    report = board.report()
+    assert [view.pair for view in report.checkpoints] == ["10:1"]
+    assert (report.lag is not None, report.bound is not None) == (complete, complete)

@@ -1,0 +1,106 @@
+"""A worker frozen where no timer of the server runs: its transaction must not keep the next owner waiting."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.support.postgres import wait_until
+from tests.support.worker import PYTHON_TARGET, SQL_TARGET, Gate, build_config
+
+HOLD = """
+import os, pathlib, time
+POD = os.environ["POD_NAME"]
+INSERT = "INSERT INTO handled (message_id, pod) VALUES (%s, %s)"
+def hold():
+    while pathlib.Path("hold").exists():
+        pathlib.Path("entered").touch()
+        time.sleep(0.01)
+"""
+HANDLERS = {
+    "in a COPY": """
+def handle(batch, connection):
+    with connection.cursor() as cursor, cursor.copy("COPY handled (message_id, pod) FROM STDIN") as copy:
+        for message in batch:
+            copy.write_row((message.message_id, POD.ljust(20_000)))  # more than the client keeps back
+        hold()
+""",
+    "in a pipeline": """
+def handle(batch, connection):
+    with connection.pipeline():
+        for message in batch:
+            connection.execute(INSERT, (message.message_id, POD))
+        hold()
+""",
+    "in the middle of executemany": """
+def rows(batch):
+    for message in batch:
+        yield message.message_id, POD
+    hold()
+def handle(batch, connection):
+    connection.cursor().executemany(INSERT, rows(batch))
+""",
+    "before a result is taken": """
+def handle(batch, connection):
+    for message in batch:
+        connection.execute(INSERT, (message.message_id, POD))
+    with connection.cursor() as cursor:
+        for row in cursor.stream("SELECT repeat('x', 1000) FROM generate_series(1, 100000)"):
+            hold()
+""",
+}
+
+
+def gated(outbox, workers, moment, checkpoint):
+    outbox.connection.execute("CREATE UNIQUE INDEX ON handled (message_id)")
+    config = build_config(outbox.database, PYTHON_TARGET, delivery={"checkpoint": checkpoint})
+    home = workers.prepare(config, outbox.database.uri(), handler=HOLD + HANDLERS[moment])
+    gate = Gate(home)
+    gate.close()
+    return workers.launch(home, pod="pod-a"), gate
+
+
+@pytest.mark.parametrize("checkpoint", ["AfterHandling", "BeforeHandling"])
+@pytest.mark.parametrize("moment", HANDLERS)
+def test_frozen(outbox, workers, moment, checkpoint):
+    """After handling the next owner runs into the locks of the effects; before handling into the fence itself."""
+    ids = outbox.produce(10)
+    owner, gate = gated(outbox, workers, moment, checkpoint)
+    gate.wait_entered()
+    second = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri(), pod="pod-b")
+    second.wait_state("Standby")
+
+    owner.send(signal.SIGSTOP)
+    outbox.wait_handled(ids, seconds=12)
+    assert second.report().attempt == 0
+    gate.open()
+    owner.send(signal.SIGCONT)
+
+    report = owner.wait_state("Standby", "LeaseHeld")
+    assert report.conflicts.last is not None
+    assert (report.conflicts.last.code, report.conflicts.last.needs_person) == (4, False)
+    more = outbox.produce(5, start=10)
+    wait_until(lambda: len(outbox.handled()) == 15, "the new owner goes on")
+    assert outbox.handled() == ids + more
+
+
+@pytest.mark.parametrize("moment", HANDLERS)
+def test_busy_for_longer_than_the_lease_a_live_owner_is_left_alone(outbox, workers, moment):
+    ids = outbox.produce(10)
+    owner, gate = gated(outbox, workers, moment, "BeforeHandling")
+    gate.wait_entered()
+    second = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri(), pod="pod-b")
+    second.wait_state("Standby")
+    renewals = "SELECT count(DISTINCT renewed_at) FROM seen"
+    outbox.connection.execute("CREATE TEMPORARY TABLE seen (renewed_at timestamptz)")
+
+    def renewed_often():
+        outbox.connection.execute("INSERT INTO seen SELECT renewed_at FROM outbox.processor_leases")
+        return outbox.connection.execute(renewals).fetchone()[0] > 6
+
+    wait_until(renewed_often, "the lease was renewed for twice as long as it lasts")
+    gate.open()
+    outbox.wait_handled(ids)
+    assert owner.report().conflicts.count == 0
+    assert owner.report().handled == 10

@@ -1,0 +1,79 @@
+"""Ready means able to do its part: an API server that refuses, or knows no such resource, keeps a process unready."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from outbox_operator.controller import Controller
+from outbox_operator.kube import KubeError
+from outbox_operator.leader import Leader
+from outbox_operator.main import is_ready
+from outbox_operator.resources import KIND
+from outbox_operator.settings import read_settings
+
+
+class Server:
+    """Keeps one Lease and lists nothing; what is in `refused` gets a 403, as without rights, or a missing CRD a 404."""
+
+    def __init__(self, *refused: str, holder: str = "") -> None:
+        self.refused = set(refused)
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": 60}
+        self.lease: dict[str, Any] = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+
+    def _ask(self, kind: str) -> None:
+        if kind in self.refused:
+            raise KubeError(403, "Forbidden", kind)
+
+    async def get(self, _place: object) -> dict[str, Any]:
+        self._ask("Lease")
+        return self.lease
+
+    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.lease = {**manifest, "metadata": {"resourceVersion": "2"}}
+        return self.lease
+
+    async def list(self, kind: str, _namespace: str, **_: str) -> tuple[list[dict[str, Any]], int]:
+        self._ask(kind)
+        return [], 1
+
+
+def taking_part(server: Server) -> Leader:
+    return Leader(cast("Any", server), "system", "lease", "one")
+
+
+async def tried(leader: Leader) -> None:
+    """Let it take part until its first try has an answer; it goes on trying."""
+    attempt = asyncio.create_task(leader.acquire())
+    await asyncio.wait({attempt}, timeout=0.2)
+    attempt.cancel()
+
+
+async def test_a_standby_that_knows_who_is_active_is_ready():
+    leader = taking_part(Server(holder="another"))
+    assert not is_ready(leader, None), "nothing was asked yet"
+    await tried(leader)
+    assert not leader.active
+    assert is_ready(leader, None)
+
+
+async def test_without_rights_on_the_lease_nothing_is_ready():
+    leader = taking_part(Server("Lease"))
+    await tried(leader)
+    assert not is_ready(leader, None)
+
+
+async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
+    server = Server(KIND)
+    leader = taking_part(server)
+    await leader.acquire()
+    controller = Controller(cast("Any", server), read_settings(["--namespace", "shop"], {}), "cluster")
+    assert not is_ready(leader, None)
+    running = asyncio.create_task(controller.run())
+    await asyncio.wait({running}, timeout=0.2)
+    assert not is_ready(leader, controller), "the CRD is missing, or the right to list"
+    server.refused.clear()
+    async with asyncio.timeout(5):
+        while not is_ready(leader, controller):  # noqa: ASYNC110 - a state, not an event
+            await asyncio.sleep(0.05)
+    running.cancel()
