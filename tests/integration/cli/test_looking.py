@@ -56,6 +56,8 @@ def test_lag_limits_are_told_by_the_exit_status(cli, shop):
     assert cli.json("lag", "--max-messages", "4")[0]["messages"] == 4
     assert cli.json("lag", "--max-messages", "3", status=4)[0]["messages"] == 4
     assert cli.json("lag", "--max-seconds", "0", status=4)[0]["seconds"] > 0
+    assert cli.json("lag", "--cap", "2", "--max-messages", "3", status=4)[0]["messages"] == 4
+    assert cli.json("lag", "--cap", "2", "--max-messages", "4")[0]["atLeast"] is False
     capped = cli.json("lag", "--cap", "2")[0]
     assert (capped["messages"], capped["atLeast"]) == (2, True)
     assert "2+" in cli.run("lag", "--cap", "2").stdout

@@ -99,8 +99,8 @@ def _add_looking(g: _Grammar) -> None:
 
     lag = g.add("lag", looking.lag, g.database, g.manifest, text="what waits behind each checkpoint")
     lag.add_argument("processor", nargs="?")
-    lag.add_argument("--cap", type=_positive, help="count exactly up to so many messages (10000)")
-    lag.add_argument("--max-messages", type=_positive, help="exit status 4 when more wait")
+    lag.add_argument("--cap", type=_natural, help="count exactly up to so many messages (10000)")
+    lag.add_argument("--max-messages", type=_natural, help="exit status 4 when more wait")
     lag.add_argument("--max-seconds", type=float, help="exit status 4 when the oldest waits longer")
 
     stall = g.add("stall", looking.stall, g.database, g.manifest, text="who holds the reading bound back")
@@ -109,7 +109,7 @@ def _add_looking(g: _Grammar) -> None:
 
     acts = g.add("acts", looking.acts, g.database, text="what people decided")
     acts.add_argument("processor", nargs="?")
-    acts.add_argument("--limit", type=_positive, default=100, help="the latest so many (%(default)s)")
+    acts.add_argument("--limit", type=_natural, default=100, help="the latest so many (%(default)s)")
 
 
 def _add_conflicts(g: _Grammar) -> None:
@@ -120,13 +120,13 @@ def _add_conflicts(g: _Grammar) -> None:
     )  # fmt: skip
     listing.add_argument("processor", nargs="?")
     listing.add_argument("--all", action="store_true", help="decided ones, and refusals that needed nobody, too")
-    listing.add_argument("--limit", type=_positive, default=100, help="the latest so many (%(default)s)")
+    listing.add_argument("--limit", type=_natural, default=100, help="the latest so many (%(default)s)")
     listing.add_argument("--check", action="store_true", help="exit status 4 when one is open")
     accepting = g.add(
         "accept", conflicts.accept, g.database, g.manifest, g.acting, g.reason,
         text="go on from the pair that is stored now", commands=commands,
     )  # fmt: skip
-    accepting.add_argument("conflict", type=_positive, help="number of the conflict")
+    accepting.add_argument("conflict", type=_natural, help="number of the conflict")
     accepting.add_argument("--pair", type=_pair, help="the stored pair that you saw; refused if it is another")
     _add_count(accepting)
 
@@ -143,7 +143,7 @@ def _add_moving(g: _Grammar) -> None:
     for parser in (rewind, skip):
         parser.add_argument("processor", nargs="?", help="processorId, in a cluster the resource's name")
         parser.add_argument("--partition", type=int, default=0, help="partition (%(default)s)")
-        parser.add_argument("--conflict", type=_positive, help="number of the open conflict that this decides")
+        parser.add_argument("--conflict", type=_natural, help="number of the open conflict that this decides")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--to", type=_pair, metavar="TRANSACTION_ID:POSITION", help="the last message not handled")
         where.add_argument("--to-position", type=int, metavar="N", help="handle from the first message >= N")
@@ -182,7 +182,7 @@ def _add_cluster(g: _Grammar) -> None:
         text="decide a resource's open conflict: go on from the stored pair",
     )  # fmt: skip
     accept.add_argument("processor", help="the resource's name")
-    accept.add_argument("--conflict", type=_positive, help="number of the conflict that you saw")
+    accept.add_argument("--conflict", type=_natural, help="number of the conflict that you saw")
     _add_wait(accept)
 
 
@@ -222,7 +222,7 @@ def _add_run(g: _Grammar) -> None:
 
 def _add_count(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--count-at-most", type=_positive, default=COUNT_AT_MOST, metavar="N",
+        "--count-at-most", type=_natural, default=COUNT_AT_MOST, metavar="N",
         help="the preview counts exactly up to so many messages (%(default)s)",
     )  # fmt: skip
 
@@ -232,7 +232,7 @@ def _add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait (%(default)s)")
 
 
-def _positive(text: str) -> int:
+def _natural(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("must not be negative")

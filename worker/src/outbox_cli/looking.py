@@ -124,14 +124,15 @@ def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
     subject, options = context.subject, context.options
     reader = MessageReader(subject.source)
+    # A limit above the cap would never be seen to be exceeded.
+    cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
     records: list[Record] = []
     exceeded = False
     for view in find_partitions(connection, subject):
         if view.pair is None:
             continue
-        found = reader.lag(connection, view.pair, options.cap or LAG_CAP)
-        exceeded |= options.max_messages is not None and (found.messages > options.max_messages)
-        exceeded |= options.max_seconds is not None and (found.seconds > options.max_seconds)
+        found = reader.lag(connection, view.pair, cap)
+        exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
         counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
         records.append(
             {
@@ -145,6 +146,12 @@ def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
         )
     context.console.show(records, _LAG, empty=f"no processor has a checkpoint in schema {subject.schema}")
     return Exit.FOUND if exceeded else Exit.DONE
+
+
+def _exceeds(found: Lag, messages: int | None, seconds: float | None) -> bool:
+    """Say whether a limit is exceeded, or may be: counting stopped before it was clear."""
+    too_many = messages is not None and (found.messages > messages or found.at_least)
+    return too_many or (seconds is not None and found.seconds > seconds)
 
 
 @against_database
