@@ -121,11 +121,10 @@ def test_it_is_built_once_and_again_after_a_builder_was_cut(database):
     assert can_read_by_slot(connection, source, key)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"schema": "Verify"}, {"table": {"schemaName": "outbox", "name": "messages", "columns": {"partitionKey": "partition_key"}}}],
-    ids=["verified", "mapped"],
-)  # fmt: skip
+MAPPED = {"schemaName": "outbox", "name": "messages", "columns": {"partitionKey": "partition_key"}}
+
+
+@pytest.mark.parametrize("fields", [{"schema": "Verify"}, {"table": MAPPED}], ids=["verified", "mapped"])
 def test_what_is_not_ours_is_advised_and_the_advice_works(database, fields):
     connection = database.direct()
     key, source = PartitionKey(data=["order", "customer's"]), build_source(**fields)

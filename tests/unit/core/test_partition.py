@@ -13,7 +13,7 @@ A, B, C = (UUID(int=n) for n in (1, 2, 3))
 
 @pytest.mark.parametrize(
     ("key", "slot"),
-    # the first byte of SHA-256, modulo 64: e3 b0 c4… is the hash of nothing (FIPS 180-4 examples; `printf KEY | sha256sum`)
+    # the first byte of `printf KEY | sha256sum`, modulo 64
     [("", 0xE3 % 64), ("abc", 0xBA % 64), ("customer-7", 0xAC % 64), ("Zoë", 0xC6 % 64), ("鍵", 0x1C % 64)],
 )
 def test_a_keys_slot_never_changes(key, slot):
@@ -51,7 +51,7 @@ def test_there_is_no_such_partition(partition, count):
     ],
     ids=[
         "alone", "gives half back", "waits for it", "takes it", "oldest of three", "second", "youngest, one less",
-        "not a member", "not a member, keeps", "nobody is a member", "another one is leaving", "age decides, not number",
+        "not a member", "not a member, keeps", "nobody is a member", "another one is leaving", "age decides",
     ],
 )  # fmt: skip
 def test_who_shall_own_what(members, owners, me, wanted):

@@ -210,7 +210,9 @@ class MessageReader:
         arms = [
             arm.format(columns, self._table.identifier, conditions, self._table.pair, _limit(wanted))
             for number in self._slots
-            for conditions in [sql.SQL(" AND ").join(self._slot_conditions(number, wanted, only_matching=only_matching))]
+            for conditions in [
+                sql.SQL(" AND ").join(self._slot_conditions(number, wanted, only_matching=only_matching))
+            ]
         ]
         return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(
             sql.SQL(" UNION ALL ").join(arms), _limit(wanted)

@@ -65,7 +65,10 @@ class OutboxTable:
         )
 
     def _key(self, key: PartitionKey, row: str | None) -> sql.Composable:
-        for path, column, field in ((key.data, self.columns.data, "data"), (key.metadata, self.columns.metadata, "metadata")):
+        for path, column, field in (
+            (key.data, self.columns.data, "data"),
+            (key.metadata, self.columns.metadata, "metadata"),
+        ):
             if path is not None and column is None:
                 raise ConfigurationError(
                     f"delivery.partitions.key.{field} needs source.table.columns.{field}: name the column"
@@ -110,9 +113,7 @@ class OutboxTable:
         )
 
 
-def _column(
-    name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o"
-) -> sql.Composable:
+def _column(name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o") -> sql.Composable:
     if name is None:
         return sql.SQL(absent)
     column = sql.Identifier(name) if row is None else sql.Identifier(row, name)
