@@ -96,7 +96,7 @@ def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Ro
         assert "code 2" in said["message"]
         assert len(orders.pods()) == 2, "the other partitions go on"
         conflict = orders.status["conflicts"]["open"]
-        orders.annotate(**{"outbox-operator.dev/rewind-checkpoint": f"{conflict['id']}={conflict['expected']}"})
+        orders.annotate(**{"rewind-checkpoint": f"{conflict['id']}={conflict['expected']}"})
         orders.until("200 messages are handled", lambda: len(room.handled()) >= 200, 120)
         assert len(room.handled()) == len(set(room.handled())) == 200
         orders.until_ready()
