@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.partition import slot_of
@@ -45,10 +44,17 @@ def begin(connection, key, owner, start=START, count=4, by="column partition_key
     return partitions.begin(connection, key, count=count, by=by, start=start, epoch=owner[0], token=owner[1])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-@given(key=st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=20))
-def test_sql_hashes_as_python_does(database, key):
-    assert database.connect().execute("SELECT outbox.hash_slot(%s)", [key]).fetchone() == (slot_of(key),)
+def test_sql_hashes_as_python_does(connection):
+    chance = random.Random(7)
+    alphabet = [chr(code) for code in (*range(1, 0x250), *range(0x4E00, 0x4E40), 0x1F4E6, 0x10FFFF)]
+    keys = ["", *("".join(chance.choices(alphabet, k=chance.randrange(1, 30))) for _ in range(2000))]
+
+    rows = connection.execute(
+        "SELECT outbox.hash_slot(k) FROM unnest(%s::text[]) WITH ORDINALITY AS u (k, n) ORDER BY n", [keys]
+    ).fetchall()
+
+    assert [slot for (slot,) in rows] == [slot_of(key) for key in keys]
+    assert set(range(64)) == {slot for (slot,) in rows}
 
 
 class TestBegin:

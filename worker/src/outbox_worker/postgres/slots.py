@@ -48,7 +48,7 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
         sql.Identifier(table.columns.position),
     )
     advice = f"reading a partition scans the whole outbox until somebody runs: {statement.as_string(connection)}"
-    if table.mapped or source.schema_ is not SchemaManagement.MANAGE:
+    if source.table is not None or source.schema_ is not SchemaManagement.MANAGE:
         return advice
     try:
         if not _is_clear(connection, table, name):
