@@ -11,9 +11,10 @@ import pytest
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.partition import slot_of
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, ownership, partitions
+from outbox_worker.postgres import ownership, partitions
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.postgres import wait_until
+from tests.support.stored import stored_pair
 
 KEY = ProcessorKey("outbox", "orders")
 OTHER = ProcessorKey("outbox", "orders", 1)
@@ -71,7 +72,7 @@ class TestBegin:
         answer = begin(connection, KEY, acquire(connection), start=Checkpoint(99, 1), count=8, by="data {id}")
 
         assert (answer.count, answer.by, answer.begun) == (4, "column partition_key", False)
-        assert checkpoints.load(connection, KEY).pair == START
+        assert stored_pair(connection, KEY) == START
 
     def test_without_the_lease_nothing_is_begun(self, connection):
         epoch, token = acquire(connection)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
@@ -68,7 +70,7 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics)
     else:
         connection.execute("DELETE FROM pg_statistic WHERE starelid = 'outbox.messages'::regclass")
     reader = reader_of(1, count, **fields)
-    explaining = Explaining(seeded.connect())
+    explaining: Any = Explaining(seeded.connect())
     middle = Checkpoint(300, 0)
 
     batch = reader.fetch(explaining, middle, LIMIT)
