@@ -20,9 +20,9 @@ def main() -> int:
         asked = result.verdict == case.verdict
         wrong += not asked
         found = "holds" if result.verdict == HOLDS else f"{result.verdict} fails after {len(result.trace) - 1} steps"
-        print(f"{result.states:>9,} {result.seconds:>7.1f}  {case.name}: {found}{'' if asked else '  WRONG'}", flush=True)
+        print(f"{result.states:>9,} {result.seconds:>7.1f}  {case.name}: {found}", flush=True)
         if not asked:
-            print(result.output)
+            print(f"WRONG: {case.verdict} was to be found\n{result.output}", flush=True)
     print(f"{wrong} of {len((*GOOD, *LARGE, *BAD, *POSSIBLE))} otherwise than they should be")
     return int(wrong > 0)
 

@@ -31,9 +31,16 @@ def _step(name: str, sentence: str, **constants: str) -> Case:
     return Case(sentence, Question(constants={**_ONE_FAULT, **constants}, properties=(name,)), name)
 
 
+def _still_once(sentence: str, **constants: str) -> Case:
+    return Case(sentence, Question(constants=constants, invariants=("ExactlyOnce",), symmetric=True))
+
+
 GOOD: Final = (
     Case("what runs, two faults", Question(symmetric=True)),
-    Case("what runs, one fault and a hand that edits the row", Question(constants={**_ONE_FAULT, **_HANDS}, symmetric=True)),
+    Case(
+        "what runs, one fault and a hand that edits the row",
+        Question(constants={**_ONE_FAULT, **_HANDS}, symmetric=True),
+    ),
     Case("what runs: a standby goes on", Question(constants=_SMALL, properties=("StandbyGoesOn",))),
     Case("what runs: it goes on in time", Question("Takeover")),
 )
@@ -47,7 +54,7 @@ BAD: Final = (
     _invariant("NoFalseConflict", "the epoch is checked without a lock: a false alarm", FenceLocked="FALSE"),
     _step("OnlyLiveOwnersPass", "a lapsed lease passes as long as nobody took over", LapseChecked="FALSE"),
     Case(
-        "the lock without the idle timeout: a frozen owner blocks the takeover",
+        "the lock without the idle timeout: an owner frozen or cut off blocks the takeover",
         Question(constants={**_ONE_FAULT, **_SMALL, "IdleEnded": "FALSE"}, properties=("StandbyGoesOn",)),
         TEMPORAL,
     ),
@@ -85,4 +92,7 @@ LARGE: Final = (
     Case("what runs, three messages", Question(constants={"Last": "3"}, symmetric=True)),
     Case("what runs, three processes", Question(constants={"Workers": "{w1, w2, w3}"}, symmetric=True)),
     Case("what runs: a standby goes on, two messages", Question(properties=("StandbyGoesOn",))),
+    _still_once("the fence is removed: effects are still once", EpochChecked="FALSE"),
+    _still_once("the epoch is checked without a lock: effects are still once", FenceLocked="FALSE"),
+    _still_once("a COMMIT without an answer is taken for failed: effects are still once", Doubt='"failed"'),
 )

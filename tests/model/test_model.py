@@ -37,14 +37,16 @@ def test_every_action_is_taken(tmp_path):
 def test_answers_are_those_of_the_contract(tmp_path):
     """With `tests/contract`, which compares the SQL with the same table, the model's codes are the database's."""
     asked = [
-        (stored, new, expected) for stored in range(-1, 4) for new in range(4) for expected in range(4) if new > expected
+        (stored, new, expected)
+        for stored in range(-1, 4)
+        for new in range(4)
+        for expected in range(4)
+        if new > expected
     ]
     rows = ", ".join(f"<<{s}, {n}, {e}, Answer({s}, {n}, {e})>>" for s, n, e in asked)
     for module in MODELS.glob("*.tla"):
         (tmp_path / module.name).write_text(module.read_text())
-    (tmp_path / "Answers.tla").write_text(
-        f"---- MODULE Answers ----\nEXTENDS Fence\nASSUME PrintT({{{rows}}})\n====\n"
-    )
+    (tmp_path / "Answers.tla").write_text(f"---- MODULE Answers ----\nEXTENDS Fence\nASSUME PrintT({{{rows}}})\n====\n")
     tiny = Question(constants={"Last": "1", "Faults": "0"}, invariants=("TypeOK",))
     (tmp_path / "Answers.cfg").write_text(configuration(tiny))
 
