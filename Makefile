@@ -27,6 +27,10 @@ crds: init ## Generate crds/ and the chart's copy from the resource models
 lock: ## Recompute the locked requirements (hashes, no addresses)
 	tests/cluster/lock.sh
 
+model: ## Model-check the checkpoint and epoch protocol (docs/model); larger than make test does
+	@tests/cluster/setup.sh python model
+	@$(PY) -m tests.model
+
 up: ## Start the local cluster
 	@tests/cluster/setup.sh
 	@tests/cluster/up.sh
@@ -43,4 +47,4 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init check format crds lock up images demo down test
+.PHONY: help init check format crds lock model up images demo down test

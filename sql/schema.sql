@@ -57,6 +57,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS TABLE(owned boolean, partition_count integer, key text, begun boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The first owner of any partition writes down how the processor is divided and the one pair from which all of it
+-- starts: a partition that is first owned later must not start later. Everybody else learns what was written.
+-- No row (partition_count null): the processor has a checkpoint but was never divided.
+#variable_conflict use_column
+BEGIN
+    owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
+    begun := false;
+    IF owned AND p_transaction_id IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id) THEN
+        -- Of two at once, the other waits here until this one committed.
+        INSERT INTO processor_partitions (processor_id, partition_count, key)
+        VALUES (p_processor_id, p_count, p_key) ON CONFLICT DO NOTHING;
+        begun := FOUND;
+        IF begun THEN
+            INSERT INTO processor_checkpoints
+                (processor_id, partition, last_processed_transaction_id, last_processed_position)
+            SELECT p_processor_id, n, p_transaction_id, p_position FROM generate_series(0, p_count - 1) AS n
+            ON CONFLICT DO NOTHING;
+        END IF;
+    END IF;
+    SELECT d.partition_count, d.key INTO partition_count, key
+    FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    RETURN NEXT;
+END
+$$;
+
 CREATE TABLE outbox.processor_claims (
     processor_id text NOT NULL,
     cluster text NOT NULL,
@@ -184,6 +214,19 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- A process leaves: its partitions are free at once, and the others divide them among themselves.
+BEGIN
+    DELETE FROM processor_members m WHERE m.processor_id = p_processor_id AND m.token = p_token;
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id AND l.token = p_token;
+END
+$$;
+
 CREATE FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -202,6 +245,14 @@ BEGIN
     WHERE c.processor_id = p_processor_id;
     RETURN true;
 END
+$$;
+
+CREATE FUNCTION outbox.hash_slot(p_key text) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    AS $$
+-- Of 64 slots the one of a key: the first byte of SHA-256 over its UTF-8 bytes, modulo 64. Partition p of N has the
+-- slots s with s % N = p. Indexes are built on it: it can never change.
+    SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(p_key, 'UTF8')), 0) OPERATOR(pg_catalog.&) 63
 $$;
 
 CREATE FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
@@ -341,6 +392,32 @@ BEGIN
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition
       AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > clock_timestamp();
     RETURN FOUND;
+END
+$$;
+
+CREATE FUNCTION outbox.renew_membership(p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) RETURNS TABLE(partition integer, epoch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The heartbeat of a process that owns some of the partitions: it is one of the members among which they are divided,
+-- and so long it keeps what it owns. Both lapse together. Returned: the leases that are still its own.
+#variable_conflict use_column
+BEGIN
+    INSERT INTO processor_members AS m (processor_id, token, pod, claim_uid, expires_at)
+    SELECT p_processor_id, p_token, p_pod, p_claim_uid, clock_timestamp() + p_lease
+    WHERE EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    ON CONFLICT (processor_id, token) DO UPDATE SET expires_at = clock_timestamp() + p_lease;
+    DELETE FROM processor_members m
+    USING (SELECT g.token FROM processor_members g
+           WHERE g.processor_id = p_processor_id AND g.expires_at < clock_timestamp() - p_lease
+           FOR UPDATE SKIP LOCKED) AS gone
+    WHERE m.processor_id = p_processor_id AND m.token = gone.token;
+    RETURN QUERY
+        UPDATE processor_leases l
+        SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + p_lease
+        WHERE l.processor_id = p_processor_id AND l.token = p_token AND l.expires_at > clock_timestamp()
+        RETURNING l.partition, l.epoch;
 END
 $$;
 
@@ -692,6 +769,28 @@ WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_leases IS 'Which process of the claiming resource works on a partition. A released or lapsed lease keeps its row, so that epochs go on rising.';
 
+CREATE TABLE outbox.processor_members (
+    processor_id text NOT NULL,
+    token uuid NOT NULL,
+    pod text NOT NULL,
+    claim_uid text NOT NULL,
+    joined_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    expires_at timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.processor_members IS 'Live processes of a partitioned processor, among which its partitions are divided. Renewed with their leases.';
+
+CREATE TABLE outbox.processor_partitions (
+    processor_id text NOT NULL,
+    partition_count integer NOT NULL,
+    key text NOT NULL,
+    begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64)))
+);
+
+COMMENT ON TABLE outbox.processor_partitions IS 'Into how many partitions a processor is divided, and by which key. Without a row it is not divided.';
+
 CREATE TABLE outbox.recorded_acts (
     id bigint NOT NULL,
     act text NOT NULL,
@@ -780,6 +879,12 @@ ALTER TABLE ONLY outbox.processor_conflicts
 ALTER TABLE ONLY outbox.processor_leases
     ADD CONSTRAINT processor_leases_pkey PRIMARY KEY (processor_id, partition);
 
+ALTER TABLE ONLY outbox.processor_members
+    ADD CONSTRAINT processor_members_pkey PRIMARY KEY (processor_id, token);
+
+ALTER TABLE ONLY outbox.processor_partitions
+    ADD CONSTRAINT processor_partitions_pkey PRIMARY KEY (processor_id);
+
 ALTER TABLE ONLY outbox.recorded_acts
     ADD CONSTRAINT recorded_acts_pkey PRIMARY KEY (id);
 
@@ -809,6 +914,8 @@ CREATE INDEX spark_staging_by_processor ON outbox.spark_staging USING btree (pro
 
 REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.claim_is_open_to(p_claim outbox.processor_claims, p_cluster text, p_namespace text, p_name text, p_uid text, p_sweep_uids text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text, p_force boolean, p_sweep_uids text[]) FROM PUBLIC;
@@ -816,6 +923,8 @@ REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster tex
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
@@ -830,6 +939,8 @@ REVOKE ALL ON FUNCTION outbox.release_claim(p_processor_id text, p_uid text) FRO
 REVOKE ALL ON FUNCTION outbox.release_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.renew_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.renew_membership(p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.resolve_conflict(p_conflict_id bigint, p_action text, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
 

@@ -10,7 +10,7 @@ tests/cluster/up.sh --hold $$ "make test"
 tests/cluster/images.sh
 status=0
 # Fast to slow, so that a broken decision is told before a cluster is asked; unit tests run shuffled in `make check`.
-layers=(tests/unit tests/property tests/contract tests/migration tests/integration tests/chart tests/acceptance)
+layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/acceptance)
 [ $# -gt 0 ] || set -- "${layers[@]}"
 .venv/bin/python -m pytest -p no:randomly --durations=25 "$@" || status=$?
 [ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh

@@ -27,6 +27,8 @@ RABBITMQ = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}, "excha
 PARQUET = {"parquet": {"path": "/data/orders"}}
 VOLUMES = [{"name": "data", "claimName": "orders", "mountPath": "/data"}]
 LONG = "a" * 53
+PARTITIONED = {"mode": "Partitioned", "partitions": {}}
+MAPPED = {**SOURCE, "table": {"schemaName": "app", "name": "outbox"}}
 
 
 def worker(**spec: Any) -> Body:
@@ -48,6 +50,11 @@ VALID = [
     pytest.param(worker(delivery={"checkpoint": "BeforeHandling"}), id="checkpoint first"),
     pytest.param(worker(delivery={"leaseDuration": "1m30s", "batchSize": 100_000}), id="bounds of delivery"),
     pytest.param(worker(worker={"replicas": 0}), id="no replicas"),
+    pytest.param(worker(delivery=PARTITIONED), id="partitioned"),
+    pytest.param(
+        worker(delivery={**PARTITIONED, "partitions": {"count": 64, "key": {"data": ["order", "id"]}}}),
+        id="partitioned by a path",
+    ),
     pytest.param(worker(worker={"resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}), id="quantities of both kinds"),
     pytest.param(
         worker(worker={"podTemplate": {"spec": {"nodeSelector": {"disk": "ssd"}}}}), id="pod template overlay"
@@ -113,6 +120,23 @@ INVALID = [
     pytest.param(worker(delivery={"pollInterval": "1ms"}), "pollInterval must be between", id="a busy loop"),
     pytest.param(worker(delivery={"timeout": "2h"}), "timeout must be between 1s and 1h", id="a long timeout"),
     pytest.param(worker(delivery={"batchSize": 0}), "greater than or equal to 1", id="an empty batch"),
+    pytest.param(worker(delivery={"mode": "Partitioned"}), "partitions goes with mode", id="undivided"),
+    pytest.param(worker(delivery={"partitions": {}}), "partitions goes with mode", id="divided, yet ordered"),
+    pytest.param(
+        worker(delivery={"mode": "Partitioned", "partitions": {"count": 65}}), "less than or equal to 64", id="many"
+    ),
+    pytest.param(
+        worker(delivery={"mode": "Partitioned", "partitions": {"key": {"column": "a", "data": ["b"]}}}),
+        "set at most one of column, data and metadata",
+        id="two keys",
+    ),
+    pytest.param(
+        worker(delivery=PARTITIONED, worker={"replicas": 9}),
+        "must not be above delivery.partitions",
+        id="idle replicas",
+    ),
+    pytest.param(worker(delivery=PARTITIONED, source=MAPPED), "mode Partitioned needs a key", id="no key column"),
+    pytest.param(spark(delivery=PARTITIONED), "engine Spark reads in parallel by itself", id="Spark partitioned"),
     pytest.param(
         worker(delivery={"retry": {"initialBackoff": "2m"}}), "retry.initialBackoff must not be longer", id="backoffs"
     ),

@@ -6,12 +6,13 @@
 #   rabbitmq  the RabbitMQ server, not started
 #   spark     a Java, for Spark sessions outside the cluster
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
+#   model     TLC, which checks the protocol's model (docs/model)
 #   images    what images.sh builds with, and the Debian base images
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq spark cluster images)
+ALL=(python postgres rabbitmq spark model cluster images)
 for part in "${ALL[@]}"; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"

@@ -16,6 +16,7 @@ from outbox_worker.postgres.messages import MessageReader
 from tests.support.contract import own, put, stored
 from tests.support.messages import insert
 from tests.support.postgres import build_source
+from tests.support.stored import stored_pair
 
 KEY = ProcessorKey("outbox", "orders")
 SOURCE = build_source()
@@ -69,7 +70,7 @@ class TestStart:
         assert first is not None
         assert again is not None
         assert (first.start_from_used, again.start_from_used) == (True, False)
-        assert again.pair == first.pair == checkpoints.load(each_database.connect(), KEY).pair
+        assert again.pair == first.pair == stored_pair(each_database.connect(), KEY)
         assert read_all(each_database.connect(), again.pair) == ["new"]
 
     def test_beginning(self, each_database):

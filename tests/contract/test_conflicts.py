@@ -11,10 +11,11 @@ from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.config import Resolution
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, conflicts, ownership
+from outbox_worker.postgres import conflicts, ownership
 from outbox_worker.postgres.conflicts import ResolveAnswer
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.contract import put
+from tests.support.stored import stored_pair
 
 KEY = ProcessorKey("outbox", "orders")
 RESOURCE = ResourceRef(cluster="c", namespace="n", name="a", uid="u1")
@@ -87,7 +88,7 @@ def test_accept_is_refused_where_the_row_is_gone(connection):
 
     assert resolve(connection, number) is ResolveAnswer.PAIR_DIFFERS
     assert resolve(connection, number, "Rewind", "10:1") is ResolveAnswer.DONE
-    assert checkpoints.load(connection, KEY).pair == EXPECTED
+    assert stored_pair(connection, KEY) == EXPECTED
 
 
 def test_rewind_stores_and_records(connection):
@@ -95,7 +96,7 @@ def test_rewind_stores_and_records(connection):
 
     assert resolve(connection, number, "Rewind", "10:1") is ResolveAnswer.DONE
 
-    assert checkpoints.load(connection, KEY).pair == EXPECTED
+    assert stored_pair(connection, KEY) == EXPECTED
     act = connection.execute(
         "SELECT act, from_transaction_id::text, from_position, to_transaction_id::text, to_position, decided_by, "
         "reason FROM outbox.recorded_acts"
@@ -120,11 +121,11 @@ def test_nothing_moves_while_an_owner_lives(connection):
 
     assert resolve(connection, number, "Rewind", "10:1") is ResolveAnswer.OWNER_LIVE
     assert not conflicts.rewind(connection, KEY, EXPECTED, reason="a test", decided_by="me")
-    assert checkpoints.load(connection, KEY).pair == STORED
+    assert stored_pair(connection, KEY) == STORED
 
     connection.execute("UPDATE outbox.processor_leases SET expires_at = clock_timestamp()")
     assert conflicts.rewind(connection, KEY, EXPECTED, reason="a test", decided_by="me")
-    assert checkpoints.load(connection, KEY).pair == EXPECTED
+    assert stored_pair(connection, KEY) == EXPECTED
 
 
 def test_unknown_conflicts_and_those_that_wait_for_nobody(connection):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from outbox_worker.postgres import messages
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.messages import insert
 from tests.support.postgres import build_source
+
+if TYPE_CHECKING:
+    from outbox_core.message import Message
 
 EVERYTHING = MessageReader(build_source())
 
@@ -148,8 +152,10 @@ def test_random_producers_lose_nothing_and_repeat_nothing(each_database, seed):
     """Transactions that begin, write, save, commit and roll back in any order, and a reader that polls in between."""
     rng = random.Random(seed)
     producers = [each_database.direct(autocommit=False) for _ in range(6)]
-    written = {producer: [] for producer in producers}
-    reader, after, seen, committed = each_database.connect(), BEGINNING, [], []
+    written: dict[Any, list[str]] = {producer: [] for producer in producers}
+    seen: list[Message] = []
+    committed: list[str] = []
+    reader, after = each_database.connect(), BEGINNING
     for number in range(250):
         producer = rng.choice(producers)
         match rng.choice(["write", "write", "write", "begin", "commit", "rollback", "poll"]):
@@ -165,7 +171,7 @@ def test_random_producers_lose_nothing_and_repeat_nothing(each_database, seed):
             case "rollback":
                 producer.rollback()
                 written[producer] = []
-            case "poll":
+            case _:
                 batch = EVERYTHING.fetch(reader, after, rng.randint(1, 5))
                 seen += batch.messages
                 after = batch.examined

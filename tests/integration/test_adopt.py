@@ -73,7 +73,7 @@ def file_of(database, table):
 def test_the_scaled_outbox(anywhere):
     anywhere.direct().execute(SCALED)
     before = file_of(anywhere, "outbox_messages")
-    said = []
+    said: list[str] = []
 
     adopt.adopt(anywhere.direct(), SCALED_ADOPTION, announce=said.append)
     anywhere.direct().execute(
@@ -93,7 +93,7 @@ def test_the_scaled_outbox(anywhere):
 
 def test_debeziums_outbox(anywhere):
     anywhere.direct().execute(DEBEZIUM)
-    said = []
+    said: list[str] = []
 
     adopt.adopt(
         anywhere.direct(), Adoption("public", "outboxevent", publication_id="aggregatetype"), announce=said.append
@@ -115,7 +115,7 @@ def test_run_again_it_changes_nothing(database):
     database.direct().execute(SCALED)
     adopt.adopt(database.direct(), SCALED_ADOPTION)
     pairs = [m.checkpoint for m in read(database, SCALED_SOURCE)]
-    said = []
+    said: list[str] = []
 
     adopt.adopt(database.direct(), SCALED_ADOPTION, announce=said.append)
 
@@ -142,7 +142,7 @@ def test_an_interrupted_run_is_taken_up(database):
 
 def test_a_dry_run_changes_nothing(database):
     database.direct().execute(SCALED)
-    said = []
+    said: list[str] = []
 
     adopt.adopt(database.direct(), SCALED_ADOPTION, dry_run=True, announce=said.append)
 

@@ -30,7 +30,8 @@ README = Path(runner.__file__).parent / "README.md"
 def grants(heading):
     """The statements of the README's code block under a heading."""
     text = README.read_text().split(f"### {heading}\n")[1]
-    return re.search(r"```sql\n(.*?)```", text, re.DOTALL).group(1)
+    (block, *_) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    return block
 
 
 @pytest.fixture(params=VERSIONS)
@@ -50,6 +51,7 @@ def test_a_processors_whole_life(granted):
     schema.check_identity(worker, SOURCE, KEY)
     assert ownership.claim(worker, KEY, RESOURCE).granted
     lease = ownership.acquire_lease(worker, KEY, claim_uid="u1", pod="pod", token=token, lease=hour)
+    assert lease.epoch is not None
     start = checkpoints.ensure_start(worker, KEY, SOURCE, StartFrom(), epoch=lease.epoch, token=token)
     assert start is not None
     batch = reader.fetch(worker, start.pair, 10)

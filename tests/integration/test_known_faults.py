@@ -43,7 +43,7 @@ class TestFault1TheCheckpointIsTheLastMessageExaminedNotOurOwnTransaction:
     @staticmethod
     def handled_with(database, pair_to_store):
         """A processor that stores what `pair_to_store` says, while a producer is slower than it."""
-        handled = []
+        handled: list[str] = []
         insert(database, "first")
         slow = database.direct(autocommit=False)
         batch = READER.fetch(database.direct(), BEGINNING, 10)
@@ -55,7 +55,9 @@ class TestFault1TheCheckpointIsTheLastMessageExaminedNotOurOwnTransaction:
         processor.commit()
         slow.commit()
         insert(database, "last")
-        after = Checkpoint(*stored(database.direct()))
+        row = stored(database.direct())
+        assert row is not None
+        after = Checkpoint(*row)
         return handled + types(READER.fetch(database.direct(), after, 10))
 
     def test_ours(self, database):

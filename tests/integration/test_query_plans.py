@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from psycopg import sql
@@ -74,7 +75,7 @@ def analyzed(seeded, request):
 def test_plans(analyzed, fields, index):
     database, has_statistics = analyzed
     reader = MessageReader(build_source(**fields))
-    explaining = Explaining(database.connect())
+    explaining: Any = Explaining(database.connect())
     middle = Checkpoint(300, 0)
 
     batch = reader.fetch(explaining, middle, LIMIT)
@@ -102,7 +103,7 @@ def test_one_publication_costs_its_own_rows(seeded):
     )
     connection.execute("VACUUM ANALYZE outbox.messages")
     reader = MessageReader(build_source(publications=["small"]))
-    explaining = Explaining(seeded.connect())
+    explaining: Any = Explaining(seeded.connect())
 
     batch = reader.fetch(explaining, BEGINNING, LIMIT)
 

@@ -216,6 +216,9 @@ class TestTheTextsAgree:
 
         assert rows
         for name, as_owner, settings, public in rows:
+            if name == "hash_slot":  # computed by whoever inserts into an indexed outbox; it reads nothing
+                assert (as_owner, settings, public) == (False, None, True)
+                continue
             assert (as_owner, public) == (True, False), name
             assert "search_path=outbox, pg_temp" in settings, name
 

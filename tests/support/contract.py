@@ -113,7 +113,7 @@ class Model:
         # 1: a pair half null, new pair null, new <= expected: error
         if None in new or (expected[0] is None) != (expected[1] is None):
             return ERROR
-        if expected[0] is not None and new <= expected:  # type: ignore[operator]
+        if expected[0] is not None and new <= expected:
             return ERROR
         # 2: not those of the live owner; or none is given while a claim exists
         if owner == (None, None):
@@ -129,6 +129,6 @@ class Model:
             if expected != NOTHING:
                 return OLDER
         elif self.row != expected:
-            return AHEAD if expected == NOTHING or self.row > expected else OLDER  # type: ignore[operator]
+            return AHEAD if expected == NOTHING or self.row > expected else OLDER
         self.row = new  # type: ignore[assignment]
         return STORED

@@ -30,6 +30,7 @@ from outbox_operator.learn import (
     learn_lag,
     learn_owner,
     learn_ownership,
+    learn_partitions,
     read_resolution,
 )
 from outbox_operator.observed import Observed, Role
@@ -163,6 +164,7 @@ def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetim
         owner=learn_owner(observed),
         ownership=known.ownership,
         checkpoint=learn_checkpoint(observed),
+        partitions=learn_partitions(observed),
         lag=learn_lag(observed),
         bound=learn_bound(observed),
         conflicts=known.conflicts,

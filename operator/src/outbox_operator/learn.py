@@ -27,6 +27,7 @@ from outbox_operator.status import (
     OwnerRef,
     OwnershipStatus,
     OwnerStatus,
+    PartitionStatus,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +62,12 @@ def owner_ref(ref: ResourceRef | None) -> OwnerRef | None:
 
 
 def lead_report(observed: Observed) -> Report | None:
-    """Pick the report that speaks for the processor: the lease holder's, else the newest that knows something."""
+    """Pick the report that speaks for the processor: a lease holder's, else the newest that knows something.
+
+    Of several owners (mode Partitioned) the one that most needs attention speaks.
+    """
     held = [report for report in observed.reports if report.lease is not None and report.lease.held]
+    held.sort(key=lambda report: _TELLING.get(report.state, len(_TELLING)))
     informed = [report for report in observed.reports if report.state is not WorkerState.STARTING]
     for candidates in (held, informed, list(observed.reports)):
         if candidates:
@@ -70,11 +75,40 @@ def lead_report(observed: Observed) -> Report | None:
     return None
 
 
+_TELLING: Final = {
+    state: place
+    for place, state in enumerate(
+        (WorkerState.BLOCKED, WorkerState.STOPPED, WorkerState.RETRYING, WorkerState.UNAVAILABLE, WorkerState.ACTIVE)
+    )
+}
+
+
+def learn_partitions(observed: Observed) -> list[PartitionStatus]:
+    """Say who owns which partition; without news, the last known values stay."""
+    report = lead_report(observed)
+    if report is None or not report.leases:
+        return observed.previous.partitions
+    owners = {lease.partition: lease for lease in report.leases}
+    pairs = {view.partition: view.pair for view in report.checkpoints}
+    return [
+        PartitionStatus(
+            partition=number,
+            pod=owners[number].pod if number in owners else None,
+            epoch=(owners[number].epoch if number in owners else None) or 0,
+            pair=pairs.get(number),
+        )
+        for number in sorted({*owners, *pairs})
+    ]
+
+
 def learn_owner(observed: Observed) -> OwnerStatus | None:
     """Say which pod holds the lease, as one of our processes knows it; nothing while no process answers."""
     report = lead_report(observed)
     if report is None or report.lease is None or not report.lease.pod:
         return None
+    pods = {lease.pod for lease in report.leases if lease.pod}
+    if len(pods) > 1:
+        return OwnerStatus(pod=f"{len(pods)} pods")
     return OwnerStatus(pod=report.lease.pod[:256], epoch=report.lease.epoch or 0)
 
 
@@ -83,7 +117,7 @@ def learn_checkpoint(observed: Observed) -> CheckpointStatus | None:
     report = lead_report(observed)
     if report is None or not report.checkpoints:
         return observed.previous.checkpoint
-    view = report.checkpoints[0]
+    view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
     return CheckpointStatus(partition=view.partition, pair=view.pair, stored_at=view.stored_at)
 
 

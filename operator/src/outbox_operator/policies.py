@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import WorkerState
-from outbox_core.spec import Engine
+from outbox_core.spec import Engine, Mode
 from outbox_operator.conditions import Reason
 from outbox_operator.hand_over import HandOverStep
 from outbox_operator.learn import OwnershipState
@@ -65,7 +65,12 @@ def _conflict_open(known: Knowledge) -> Verdict | None:
         return None
     reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
     message = describe_open(known)
-    return Verdict(Phase.BLOCKED, reason, message, stalled=True)
+    # A partition that waits for a person does not stop the others.
+    return Verdict(Phase.BLOCKED, reason, message, stalled=True, halts=not _is_divided(known))
+
+
+def _is_divided(known: Knowledge) -> bool:
+    return known.observed.processor.spec.delivery.mode is Mode.PARTITIONED
 
 
 def describe_open(known: Knowledge) -> str:
@@ -82,9 +87,10 @@ def describe_open(known: Knowledge) -> str:
         else ""
     )
     error = f" ({known.decision_error})" if known.decision_error else ""
+    what_waits = f"Nothing of partition {conflict.partition}" if _is_divided(known) else "Nothing"
     return (
         f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
-        f"{conflict.expected or '(none)'}, which the owner expected: somebody else changed it. Nothing is handled "
+        f"{conflict.expected or '(none)'}, which the owner expected: somebody else changed it. {what_waits} is handled "
         f"until a person decides: {accept}go on from another pair with: kubectl annotate obp {name} "
         f"outbox-operator.dev/rewind-checkpoint='{conflict.id}={conflict.expected or 'TRANSACTION_ID:POSITION'}'{error}"
     )
@@ -198,6 +204,8 @@ def _running(known: Knowledge) -> Verdict:
     lead = known.lead
     idle = lead is not None and lead.reason is WorkerReason.IDLE
     message = "nothing waits to be handled" if idle else "messages are being handled"
+    if lead is not None and lead.advice:
+        message += f"; {lead.advice}"
     return Verdict(Phase.RUNNING, Reason.RUNNING, message, as_asked=True, halts=False)
 
 

@@ -215,6 +215,20 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "delivery.checkpoint BeforeHandling needs a target in the same transaction: sql or python",
     ),
     rule(
+        "self.engine != 'Spark' || self.delivery.mode == 'Ordered'",
+        "engine Spark reads in parallel by itself: leave delivery.mode out and set spark.partitions",
+    ),
+    rule(
+        "!has(self.delivery.partitions) || self.worker.replicas <= self.delivery.partitions.count",
+        "worker.replicas must not be above delivery.partitions.count: a replica beyond it would own nothing",
+    ),
+    rule(
+        "!has(self.delivery.partitions) || !has(self.source.table) || "
+        "has(self.source.table.columns.partitionKey) || has(self.delivery.partitions.key.column) || "
+        "has(self.delivery.partitions.key.data) || has(self.delivery.partitions.key.metadata)",
+        "mode Partitioned needs a key: set source.table.columns.partitionKey or delivery.partitions.key",
+    ),
+    rule(
         "!has(self.target) || !has(self.target.parquet) || !has(self.spark) || "
         "(has(self.spark.volumes) && self.spark.volumes.exists(v, "
         "(self.target.parquet.path + '/').startsWith(v.mountPath.endsWith('/') ? v.mountPath : v.mountPath + '/')))",

@@ -74,7 +74,7 @@ class OwnerRef(StatusModel):
 class OwnerStatus(StatusModel):
     """Who handles messages now."""
 
-    pod: Short = Field(description="Pod that holds the lease.")
+    pod: Short = Field(description="Pod that holds the lease; in mode Partitioned, how many pods own partitions.")
     epoch: int = Field(0, description="Number of its lease; a takeover raises it.")
 
 
@@ -96,9 +96,18 @@ class OwnershipStatus(StatusModel):
 class CheckpointStatus(StatusModel):
     """How far was examined."""
 
-    partition: int = Field(0, description="Always 0 in mode Ordered.")
+    partition: int = Field(0, description="0 in mode Ordered; in mode Partitioned the one that is furthest behind.")
     pair: Short = Field(description="transaction_id:position of the last message examined.")
     stored_at: Time | None = Field(None, description="When it was stored.")
+
+
+class PartitionStatus(StatusModel):
+    """One partition of a processor in mode Partitioned."""
+
+    partition: int = Field(description="Its number, from 0.")
+    pod: Short | None = Field(None, description="Pod that owns it; absent while nobody does.")
+    epoch: int = Field(0, description="Number of the owner's lease; a move raises it.")
+    pair: Short | None = Field(None, description="transaction_id:position of the last message examined.")
 
 
 class LagStatus(StatusModel):
@@ -169,6 +178,12 @@ class ProcessorStatus(StatusModel):
     owner: OwnerStatus | None = Field(None, description="Who handles messages now.")
     ownership: OwnershipStatus = Field(default_factory=OwnershipStatus, description="The claim on the processorId.")
     checkpoint: CheckpointStatus | None = Field(None, description="How far was examined.")
+    partitions: list[PartitionStatus] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Mode Partitioned: who owns which partition, and how far it is.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["partition"]},
+    )
     lag: LagStatus | None = Field(None, description="What waits behind the checkpoint.")
     bound: BoundStatus | None = Field(None, description="Up to where can be read.")
     conflicts: ConflictsStatus = Field(default_factory=ConflictsStatus, description="Refusals.")

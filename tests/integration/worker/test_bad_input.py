@@ -315,7 +315,7 @@ def test_a_killed_session_in_the_middle_of_a_batch(outbox, workers):
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'WITH batch%' "
             "AND state = 'active' AND pid <> pg_backend_pid()"
         ).fetchone()
-        return row != (0,)
+        return bool(row != (0,))
 
     wait_until(kill, "the statement's session is killed")
     outbox.wait_handled(ids)

@@ -6,16 +6,21 @@ import io
 import threading
 from collections import Counter
 from random import Random
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import yaml
 
 from tests.demo.cluster import Processor
-from tests.demo.install import CRD, MANIFESTS, NAMESPACES, find_foreign
+from tests.demo.install import CRD, NAMESPACES, find_foreign
+from tests.demo.place import MANIFESTS
 from tests.demo.progress import Progress
 from tests.demo.tracks import Tracks
 from tests.demo.transactions import LARGE_BYTES, TYPES, Book, Kind, plan_transaction
 from tests.demo.waiting import DemoError, wait_for
+
+if TYPE_CHECKING:
+    from tests.demo.shop import Shop
 
 
 def test_same_seed_gives_the_same_transactions() -> None:
@@ -116,7 +121,7 @@ def test_a_scene_that_fails_stops_its_track_and_is_told() -> None:
 
     tracks = Tracks({"one": [lambda: played.append(1), fails, lambda: played.append(2)]})
     with pytest.raises(DemoError, match="track one: no"):
-        tracks.join(FineShop())
+        tracks.join(cast("Shop", FineShop()))
     assert played == [1]
 
 

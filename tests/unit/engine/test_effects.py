@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,6 +14,9 @@ from outbox_spark.files import FileArea
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.staging import StagingArea
 from outbox_worker.postgres.connection import ConnectionFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 WHOLE = OffsetRange(Checkpoint(815, 42), Checkpoint(920, 7))
 FILES = ConnectionFiles(Path("/nowhere"))
@@ -32,5 +36,5 @@ def test_a_batch_is_known_by_its_range():
 def test_a_relative_path_is_refused_before_anything_is_written():
     batch = effects()
     with pytest.raises(HandlerError, match="'orders' is not an absolute path"):
-        batch.parquet(None, "orders")
+        batch.parquet(cast("DataFrame", None), "orders")
     assert batch.pending == []

@@ -59,7 +59,8 @@ def longest_report() -> Report:
         conflicts=ConflictSummary(count=1, by_code={"4": 1}, last=conflict, open=conflict),
         bound=Bound(transaction_id="1", age_seconds=1, holder="h" * 300),
     )
-    return full.report()
+    report: Report = full.report()
+    return report
 
 
 def test_a_termination_message_fits_and_is_whole():

@@ -152,6 +152,21 @@ class TargetChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """Divided processor: this process shall own the partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Divided processor: another process shall own the partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The partition's lease was given back."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """SIGTERM."""
 
@@ -173,5 +188,8 @@ Happening = (
     | Failed
     | OwnershipLost
     | TargetChanged
+    | Wanted
+    | Unwanted
+    | Released
     | StopRequested
 )

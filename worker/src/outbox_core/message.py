@@ -47,6 +47,7 @@ class Batch:
         examined_count: rows looked at.
         full: more rows are probably waiting, so read again without waiting.
         matched_count: rows that the filters let through; more than `messages` has where only the bound was asked for.
+        partition: which one it is of; 0 where the processor is not divided.
 
     """
 
@@ -56,6 +57,7 @@ class Batch:
     examined_count: int
     full: bool
     matched_count: int = 0
+    partition: int = 0
 
     @property
     def matched(self) -> bool:

@@ -65,6 +65,10 @@ class Step(StrEnum):
     """Report a refusal in its own transaction; if a person must decide, give the lease back."""
     HOLD = "hold"
     """Attempts ran out: keep the lease, handle nothing."""
+    PARK = "park"
+    """Divided processor: another process shall own this partition."""
+    RELEASE = "release"
+    """Divided processor: give the partition's lease back between two batches, so that another can take it."""
     END = "end"
     """Give back what is held and end the process."""
 
@@ -76,12 +80,17 @@ class Step(StrEnum):
     @property
     def needs_claim(self) -> bool:
         """Not worth doing once the heartbeat was told that the claim is another's."""
-        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE) or self.needs_lease
+        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.PARK) or self.needs_lease
 
     @property
     def needs_lease(self) -> bool:
         """Not worth starting without the lease. Whatever was started already is left to the contract to refuse."""
         return self in (Step.LOAD, Step.FETCH, Step.HANDLE, Step.HOLD)
+
+    @property
+    def can_yield(self) -> bool:
+        """Nothing is in hand: the partition may go to another process from here."""
+        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +211,12 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             return _after_loss(state, happened, now)
         case h.TargetChanged():
             return _after_mending(state, now)
+        case h.Wanted():
+            return replace(state, step=Step.REVIEW, due=now)
+        case h.Unwanted():
+            return _parked(state) if state.lease is None else replace(state, step=Step.RELEASE, due=now)
+        case h.Released():
+            return _parked(state)
         case h.StopRequested():
             return _after_stop(state, now)
         case _:
@@ -390,8 +405,17 @@ def _after_loss(state: ProcessorState, lost: h.OwnershipLost, now: float) -> Pro
     )  # fmt: skip
 
 
+def _parked(state: ProcessorState) -> ProcessorState:
+    return replace(
+        _without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False,
+        state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
+    )  # fmt: skip
+
+
 def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: what was given up is tried again."""
+    if state.step is Step.PARK:
+        return state
     state = replace(state, attempt=0, exhausted=False, due=now)
     return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
 

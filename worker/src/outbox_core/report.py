@@ -86,6 +86,7 @@ class Reason(StrEnum):
     SCHEMA_MISMATCH = "SchemaMismatch"
     DATABASE_COPIED = "DatabaseCopied"
     DATABASE_BEHIND = "DatabaseBehind"
+    PARTITIONS_DIFFER = "PartitionsDiffer"
     HANDLER_INVALID = "HandlerInvalid"
     HANDLER_FAILED = "HandlerFailed"
     HANDLER_ENDED_TRANSACTION = "HandlerEndedTransaction"
@@ -219,6 +220,8 @@ class Report(_Report):
     """For people: what is wrong and what to do. Never a payload, never a secret."""
     claim_holder: ResourceRef | None = None
     lease: LeaseView | None = None
+    leases: list[LeaseView] = []
+    """Of a divided processor: every live lease, whoever holds it."""
     checkpoints: list[CheckpointView] = []
     lag: Lag | None = None
     bound: Bound | None = None
@@ -234,3 +237,5 @@ class Report(_Report):
     conflicts: ConflictSummary = ConflictSummary()
     executors: int | None = None
     """Spark: live executors."""
+    advice: str | None = None
+    """What a person should do although messages are handled: an index that is missing."""

@@ -87,6 +87,7 @@ class Mode(StrEnum):
     """How messages are shared among workers."""
 
     ORDERED = "Ordered"
+    PARTITIONED = "Partitioned"
 
 
 class Guarantee(StrEnum):
@@ -248,6 +249,48 @@ class Retry(SpecModel):
     )
 
 
+PathPart = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class PartitionKey(SpecModel):
+    """What of a message its partition depends on: at most one of the fields."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            _rule(
+                "[has(self.column), has(self.data), has(self.metadata)].filter(x, x).size() <= 1",
+                "set at most one of column, data and metadata: a message has one key",
+            )
+        )
+    )
+
+    column: SqlIdentifier | None = Field(
+        None, description="Column of the outbox table. Absent, and no path: the table's partition key column."
+    )
+    data: Annotated[list[PathPart], Field(min_length=1, max_length=8)] | None = Field(
+        None, description="Path into the payload, for example [order, customerId]."
+    )
+    metadata: Annotated[list[PathPart], Field(min_length=1, max_length=8)] | None = Field(
+        None, description="Path into the metadata."
+    )
+
+
+class Partitions(SpecModel):
+    """Mode Partitioned: messages of one key are handled in order, keys side by side on several replicas."""
+
+    count: Annotated[int, Field(ge=2, le=64)] = Field(
+        8,
+        description=(
+            "Into how many partitions the keys are hashed, each with its own checkpoint, lease and epoch. At least as "
+            "many as replicas; it cannot be changed while the processorId lives."
+        ),
+    )
+    key: PartitionKey = Field(
+        default_factory=PartitionKey,
+        description="What decides the partition. A message whose key is null goes by its message id.",
+    )
+
+
 class Delivery(SpecModel):
     """How messages are handled."""
 
@@ -273,10 +316,29 @@ class Delivery(SpecModel):
                 "duration(self.retry.initialBackoff) <= duration(self.retry.maxBackoff)",
                 "retry.initialBackoff must not be longer than retry.maxBackoff",
             ),
+            _rule(
+                "(self.mode == 'Partitioned') == has(self.partitions)",
+                "partitions goes with mode Partitioned: set both or neither (partitions: {} for the defaults)",
+            ),
+            _rule(
+                "self.mode == oldSelf.mode",
+                "mode cannot be changed: checkpoints of one mode mean nothing to the other; use another processorId",
+            ),
+            _rule(
+                "!has(self.partitions) || !has(oldSelf.partitions) || self.partitions == oldSelf.partitions",
+                "partitions cannot be changed: the same keys would go to other checkpoints; use another processorId",
+            ),
         )
     )
 
-    mode: Mode = Field(Mode.ORDERED, description="Ordered: one active worker, messages in the cursor's order.")
+    mode: Mode = Field(
+        Mode.ORDERED,
+        description=(
+            "Ordered: one active worker, messages in the cursor's order. Partitioned: messages of one key in that "
+            "order, keys spread over all replicas."
+        ),
+    )
+    partitions: Partitions | None = Field(None, description="Mode Partitioned: into how many, and by what.")
     guarantee: Guarantee | None = Field(
         None,
         description=(

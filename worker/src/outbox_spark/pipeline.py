@@ -292,9 +292,11 @@ class SparkPipeline:
         return self._config.spark.trigger.processing_time.total_seconds() if self._config.spark else 2.0
 
 
-def _fixed(relation: sql.Composed) -> Callable[[Checkpoint, Checkpoint], sql.Composed]:
-    """Give a relation that is the same for every range: the rows are staged."""
-    return lambda _after, _examined: relation
+def _fixed(relation: sql.Composed) -> Callable[[Batch], sql.Composed]:
+    def always(_batch: Batch) -> sql.Composed:
+        return relation
+
+    return always
 
 
 def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:

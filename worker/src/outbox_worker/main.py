@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 import uuid
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.processor import initial_state
 from outbox_core.report import ExitCode
 from outbox_core.spec import Guarantee
 from outbox_worker.health import HealthServer
+from outbox_worker.lane import Lane
 from outbox_worker.logs import get_logger, set_up_logging
 from outbox_worker.loop import Loop
-from outbox_worker.observer import Observer
+from outbox_worker.membership import Membership
+from outbox_worker.observer import Observer, PartitionedObserver
 from outbox_worker.one_shot import run_once
-from outbox_worker.ownership import Heartbeat, Ownership
+from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
 from outbox_worker.parting import give_back
+from outbox_worker.partition_steps import Outage, PartitionSteps
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.reading import reader_of
 from outbox_worker.session import Session
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
@@ -34,8 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from psycopg import sql
+
     from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch
     from outbox_core.ports import Target
+    from outbox_worker.postgres.messages import MessageReader
 
 _log = get_logger("outbox.worker")
 
@@ -88,18 +96,26 @@ def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, na
     token = uuid.uuid4()
     wakeup, progress = Wakeup(), Progress()
     shutdown = Shutdown(wakeup, settings.grace_seconds)
-    state = initial_state(time.monotonic())
-    board = StatusBoard(config, Identity(settings.pod, settings.pod_uid, str(token)), state)
+    board = StatusBoard(config, Identity(settings.pod, settings.pod_uid, str(token)), initial_state(time.monotonic()))
     telemetry = Telemetry(board)
     key = ProcessorKey(config.source.schema_name, config.processor_id)
-    lease = config.delivery.lease_duration
-    ownership = Ownership(lease.total_seconds())
-    observer = Observer(key, board, lease=lease.total_seconds())
-    target, transactional = engine.build_target(config, settings)
-    session = Session(files, name)
-    parts = WorkerParts(
-        config, key, settings.pod, token, session, ownership, observer, board, shutdown, target, transactional
+    seconds = config.delivery.lease_duration.total_seconds()
+    divided = config.delivery.partitions
+    membership = None if divided is None else Membership(divided.count, token)
+    observer = (
+        Observer(key, board, lease=seconds)
+        if membership is None
+        else PartitionedObserver(key, board, lease=seconds, membership=membership, config=config)
     )
+    target, transactional = engine.build_target(config, settings)
+    parts = WorkerParts(
+        config, key, settings.pod, token, Session(files, name), Ownership(seconds), observer, board, shutdown, target,
+        transactional,
+    )  # fmt: skip
+    crew = [parts] if membership is None else [
+        replace(parts, key=replace(key, partition=partition), ownership=Ownership(seconds))
+        for partition in range(membership.count)
+    ]  # fmt: skip
     health = HealthServer(
         settings.port,
         overdue=progress.overdue,
@@ -108,33 +124,58 @@ def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, na
         metrics=telemetry.render,
         set_intent=board.set_intent,
     )
-    heartbeat = Heartbeat(
-        session=Session(files, f"{name} heartbeat"),
-        key=key,
-        resource=config.resource,
-        lease=lease,
-        ownership=ownership,
-        observer=observer,
-        progress=progress,
-        on_loss=wakeup.wake,
-    )
+    heartbeat = _build_heartbeat(crew, Session(files, f"{name} heartbeat"), progress, wakeup, membership)
     health.start()
     heartbeat.start()
     _log.info(
         "started", extra={"processor": config.processor_id, "resource": str(config.resource), "port": health.port}
     )
     try:
-        steps = engine.make_steps(parts, take_over=settings.take_over)
-        Loop(parts, steps, wakeup=wakeup, progress=progress, telemetry=telemetry).run(state)
+        all_steps = _make_steps(crew, engine, take_over=settings.take_over)
+        chance = random.SystemRandom()
+        lanes = [
+            Lane(
+                each, steps, initial_state(time.monotonic()), telemetry=telemetry, chance=chance, membership=membership
+            )
+            for each, steps in zip(crew, all_steps, strict=True)
+        ]
+        Loop(lanes, wakeup=wakeup, progress=progress).run()
     finally:
         heartbeat.stop()
-        give_back(parts)
+        give_back(crew)
         write_termination(board.report(), settings.termination_log)
         target.close()
         parts.session.discard()
         health.close()
     _log.info("ended")
     return ExitCode.DONE
+
+
+def _build_heartbeat(
+    crew: Sequence[WorkerParts], session: Session, progress: Progress, wakeup: Wakeup, membership: Membership | None
+) -> Heartbeat:
+    parts = crew[0]
+    wiring: dict[str, Any] = {
+        "session": session,
+        "key": parts.key,
+        "resource": parts.config.resource,
+        "lease": parts.config.delivery.lease_duration,
+        "ownerships": [each.ownership for each in crew],
+        "observer": parts.observer,
+        "progress": progress,
+        "on_loss": wakeup.wake,
+    }
+    if membership is None:
+        return Heartbeat(**wiring)
+    return PartitionedHeartbeat(membership=membership, pod=parts.pod, **wiring)
+
+
+def _make_steps(crew: Sequence[WorkerParts], engine: Engine, *, take_over: bool) -> list[Steps]:
+    """Make the steps of each partition; the first of them takes the claim over, if that is asked."""
+    if crew[0].config.delivery.partitions is None:
+        return [engine.make_steps(crew[0], take_over=take_over)]
+    outage = Outage()
+    return [PartitionSteps(parts, take_over=take_over and parts is crew[0], outage=outage) for parts in crew]
 
 
 def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
@@ -150,7 +191,7 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
     if target is not None and target.sql is not None:
         from outbox_worker.sinks.sql import SqlSink
 
-        return SqlSink(target.sql, MessageReader(config.source).batch_relation), True
+        return SqlSink(target.sql, _relation(config)), True
     if target is not None and target.python is not None:
         from outbox_worker.sinks.python import PythonSink
 
@@ -175,3 +216,14 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
 
         return LogSink(target.log), False
     raise ConfigurationError("target names none of sql, python, rabbitmq, log: the worker has no other")
+
+
+def _relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
+    readers: dict[int, MessageReader] = {}
+
+    def relation(batch: Batch) -> sql.Composed:
+        if batch.partition not in readers:
+            readers[batch.partition] = reader_of(config, batch.partition)
+        return readers[batch.partition].batch_relation(batch.after, batch.examined)
+
+    return relation

@@ -7,19 +7,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
+from typing_extensions import override
 
 from outbox_core.errors import TransientError
-from outbox_core.report import CheckpointView, Reason
-from outbox_worker.postgres import checkpoints, conflicts
+from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
+from outbox_worker.postgres import checkpoints, conflicts, partitions
+from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
+from outbox_worker.reading import reader_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import psycopg
 
     from outbox_core.checkpoint import Checkpoint
-    from outbox_core.report import Lag
+    from outbox_core.config import ProcessorConfig
+    from outbox_worker.membership import Membership
+    from outbox_worker.postgres.checkpoints import StoredCheckpoint
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.messages import MessageReader
     from outbox_worker.status import StatusBoard
@@ -60,22 +65,41 @@ class Observer:
             return
         enough = time.monotonic() + self._budget
         with self._limited(connection):
-            stored = checkpoints.load(connection, self._key)
-            if stored is not None:
-                view = CheckpointView(partition=self._key.partition, pair=str(stored.pair), stored_at=stored.stored_at)
-                self._board.set_observed(checkpoints=[view])
+            stored = self._load(connection)
+            if stored:
+                views = [
+                    CheckpointView(partition=partition, pair=str(each.pair), stored_at=each.stored_at)
+                    for partition, each in stored.items()
+                ]
+                self._board.set_observed(checkpoints=views)
             self._board.set_observed(conflicts=conflicts.summary(connection, self._key))
-        if stored is not None and time.monotonic() < enough:
-            self._board.set_observed(lag=self._count(connection, reader, stored.pair))
+        if stored and time.monotonic() < enough:
+            self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
         if time.monotonic() > enough:
             return
         with self._limited(connection):
             self._board.set_observed(bound=bound.observe(connection))
 
-    def _count(self, connection: psycopg.Connection[Any], reader: MessageReader, pair: Checkpoint) -> Lag | None:
+    def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
+        stored = checkpoints.load(connection, self._key)
+        return {} if stored is None else {self._key.partition: stored}
+
+    def _measure(
+        self,
+        connection: psycopg.Connection[Any],
+        reader: MessageReader,
+        stored: Mapping[int, StoredCheckpoint],
+        enough: float,
+    ) -> Lag | None:
+        del enough  # one statement, which is cut by itself
+        return self._count(connection, reader, stored[self._key.partition].pair)
+
+    def _count(
+        self, connection: psycopg.Connection[Any], reader: MessageReader, pair: Checkpoint, cap: int = LAG_CAP
+    ) -> Lag | None:
         try:
             with self._limited(connection):
-                return reader.lag(connection, pair)
+                return reader.lag(connection, pair, cap)
         except TransientError as err:
             if err.reason is not Reason.STATEMENT_FAILED:
                 raise
@@ -88,3 +112,55 @@ class Observer:
                 sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(sql.Literal(str(self._limit)))
             )
             yield
+
+
+class PartitionedObserver(Observer):
+    """The same for a divided processor, over all its partitions: any process can speak for the whole."""
+
+    def __init__(
+        self, key: ProcessorKey, board: StatusBoard, *, lease: float, membership: Membership, config: ProcessorConfig
+    ) -> None:
+        """Prepare a reader for each partition."""
+        super().__init__(key, board, lease=lease)
+        self._membership = membership
+        self._readers = [reader_of(config, partition) for partition in range(membership.count)]
+        self._lags: dict[int, Lag] = {}
+        self._next = 0
+
+    @override
+    def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
+        self._board.set_observed(
+            leases=[
+                LeaseView(partition=lease.partition, epoch=lease.epoch, pod=lease.pod,
+                          held=lease.token == self._membership.token)
+                for lease in self._membership.leases
+            ]
+        )  # fmt: skip
+        return partitions.load_checkpoints(connection, self._key)
+
+    @override
+    def _measure(
+        self,
+        connection: psycopg.Connection[Any],
+        reader: MessageReader,
+        stored: Mapping[int, StoredCheckpoint],
+        enough: float,
+    ) -> Lag | None:
+        """Count partition after partition, from where the last look ended, within the time that a look may take."""
+        count = self._membership.count
+        for _ in range(count):
+            partition, self._next = self._next, (self._next + 1) % count
+            if partition in stored:
+                lag = self._count(connection, self._readers[partition], stored[partition].pair, LAG_CAP // count)
+                if lag is not None:
+                    self._lags[partition] = lag
+            if time.monotonic() > enough:
+                break
+        if not self._lags:
+            return None
+        lags = self._lags.values()
+        return Lag(
+            messages=sum(lag.messages for lag in lags),
+            at_least=len(self._lags) < count or any(lag.at_least for lag in lags),
+            seconds=max(lag.seconds for lag in lags),
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -17,13 +18,15 @@ from typing_extensions import override
 from outbox_core.errors import OutboxError
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
+from outbox_worker.postgres import partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from outbox_core.happening import HeldLease
     from outbox_core.report import ResourceRef
+    from outbox_worker.membership import Membership
     from outbox_worker.observer import Observer
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.session import Session
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 OBSERVE_SECONDS: Final = 2.0
 LONGEST_BEAT: Final = 10.0
 """However long the lease: a claim that another pod of ours vacated is said again before its grace of 30 s is over."""
+LOOK_SECONDS: Final = 0.7
 _log = get_logger("outbox.heartbeat")
 
 
@@ -161,18 +165,18 @@ class Heartbeat(threading.Thread):
         key: ProcessorKey,
         resource: ResourceRef,
         lease: timedelta,
-        ownership: Ownership,
+        ownerships: Sequence[Ownership],
         observer: Observer,
         progress: Progress,
         on_loss: Callable[[], None],
     ) -> None:
-        """Keep what is needed; `on_loss` wakes the main thread."""
+        """Keep what is needed: an ownership for each partition; `on_loss` wakes the main thread."""
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._key = key
         self._resource = resource
         self._lease = lease
-        self._ownership = ownership
+        self._ownerships = ownerships
         self._observer = observer
         self._progress = progress
         self._on_loss = on_loss
@@ -183,7 +187,7 @@ class Heartbeat(threading.Thread):
     @override
     def run(self) -> None:
         """Tick until stopped."""
-        interval = min(self._lease.total_seconds() / 3, OBSERVE_SECONDS)
+        interval = self._interval
         while not self._stopping.is_set():
             started = time.monotonic()
             self._progress.expect("heartbeat", within=interval + 90.0)
@@ -197,9 +201,18 @@ class Heartbeat(threading.Thread):
         if self.is_alive():
             self.join(timeout=1.5)
 
+    @property
+    def _interval(self) -> float:
+        return min(self._lease.total_seconds() / 3, OBSERVE_SECONDS)
+
+    @property
+    def _claimed(self) -> bool:
+        return any(ownership.claimed for ownership in self._ownerships)
+
     def _tick(self, now: float) -> None:
-        self._ownership.touch_transaction()
-        if not self._ownership.claimed and not self._observer.ready:
+        for ownership in self._ownerships:
+            ownership.touch_transaction()
+        if not self._claimed and not self._observer.ready:
             return
         try:
             connection = self._session.connection()
@@ -220,18 +233,30 @@ class Heartbeat(threading.Thread):
             _log.exception("heartbeat failed unexpectedly")
 
     def _beat(self, connection: psycopg.Connection[Any]) -> None:
-        lease = self._ownership.lease
+        self._renew(connection)
+        if self._claimed:
+            self._say_claim(connection)
+
+    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+        (ownership,) = self._ownerships
+        lease = ownership.lease
         if lease is not None:
             renewed = calls.renew_lease(connection, self._key, epoch=lease.epoch, token=lease.token, lease=self._lease)
+            self._note(ownership, lease, renewed=renewed)
             if renewed:
-                self._ownership.note_renewal(lease)
-                if ended := calls.end_stuck_transactions(connection, self._key, epoch=lease.epoch):
-                    _log.warning("ended transactions that a former owner left stuck", extra={"count": ended})
-            else:
-                self._ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
-                self._on_loss()
-        if self._ownership.claimed:
-            self._say_claim(connection)
+                self._end_stuck_transactions(connection, self._key, lease)
+
+    def _note(self, ownership: Ownership, lease: HeldLease, *, renewed: bool) -> None:
+        if renewed:
+            ownership.note_renewal(lease)
+        else:
+            ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
+            self._on_loss()
+
+    @staticmethod
+    def _end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
+        if ended := calls.end_stuck_transactions(connection, key, epoch=lease.epoch):
+            _log.warning("ended transactions that a former owner left stuck", extra={"count": ended})
 
     def _say_claim(self, connection: psycopg.Connection[Any]) -> None:
         """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""
@@ -239,5 +264,61 @@ class Heartbeat(threading.Thread):
         if answer.holder is None or (answer.holder.uid == self._resource.uid and answer.vacated_at is not None):
             answer = calls.claim(connection, self._key, self._resource)
         if answer.holder is not None and answer.holder.uid != self._resource.uid:
-            self._ownership.lose_claim(f"{answer.holder} took the claim")
+            for ownership in self._ownerships:
+                ownership.lose_claim(f"{answer.holder} took the claim")
             self._on_loss()
+
+
+class PartitionedHeartbeat(Heartbeat):
+    """The same for a divided processor: renews membership and all leases at once, and looks who shall own what."""
+
+    def __init__(self, *, membership: Membership, pod: str, **parts: Any) -> None:
+        """Keep what is needed beyond a heartbeat's parts."""
+        super().__init__(**parts)
+        self._membership = membership
+        self._pod = pod
+        self._since: dict[HeldLease, float] = {}
+
+    @property
+    @override
+    def _interval(self) -> float:
+        # A takeover takes the lease and less than this.
+        return min(self._lease.total_seconds() / 3, LOOK_SECONDS)
+
+    @override
+    def _tick(self, now: float) -> None:
+        super()._tick(now)
+        if self._failing or not self._claimed:
+            return
+        try:
+            seen = partitions.fetch_division(
+                self._session.connection(), self._key, claim_uid=self._resource.uid, count=self._membership.count
+            )
+        except (OutboxError, psycopg.Error) as err:
+            _log.warning("could not look who owns what", extra={"error": str(err)})
+            return
+        if self._membership.note(seen):
+            self._on_loss()
+
+    @override
+    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+        # Before the call: a lease that the main thread acquires meanwhile is not among the answers.
+        held = [(ownership, lease) for ownership in self._ownerships if (lease := ownership.lease) is not None]
+        if not self._claimed:
+            return
+        epochs = partitions.renew_membership(
+            connection, self._key, claim_uid=self._resource.uid, pod=self._pod, token=self._membership.token,
+            lease=self._lease,
+        )  # fmt: skip
+        now = time.monotonic()
+        for ownership, lease in held:
+            renewed = epochs.get(lease.partition) == lease.epoch
+            self._note(ownership, lease, renewed=renewed)
+            # Only after a move: then a former owner's process may be stuck. One statement for each partition and beat
+            # for ever would cost as much as handling.
+            since = self._since.setdefault(lease, now)
+            if renewed and now - since < 2 * self._lease.total_seconds():
+                key = replace(self._key, partition=lease.partition)
+                self._end_stuck_transactions(connection, key, lease)
+        current = {lease for _, lease in held}
+        self._since = {lease: since for lease, since in self._since.items() if lease in current}

@@ -10,35 +10,42 @@ from outbox_core.errors import OutboxError
 from outbox_core.report import Intent
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
+from outbox_worker.postgres import partitions
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
-    from outbox_core.happening import HeldLease
+    from collections.abc import Sequence
+
     from outbox_worker.steps import Parts
 
 _log = get_logger("outbox.worker")
 
 
-def give_back(parts: Parts) -> None:
-    """Release the lease; keep, release or vacate the claim. What cannot be given back lapses by itself.
+def give_back(lanes: Sequence[Parts]) -> None:
+    """Release every lease; keep, release or vacate the claim. What cannot be given back lapses by itself.
 
     Call it after the heartbeat stopped: it would say the claim again.
     """
-    lease = parts.ownership.lease
-    if lease is None and not parts.ownership.claimed:
+    parts = lanes[0]
+    claimed = any(lane.ownership.claimed for lane in lanes)
+    if not claimed and all(lane.ownership.lease is None for lane in lanes):
         return
     try:
-        parts.shutdown.last(lambda: _give_back(parts, lease))
+        parts.shutdown.last(lambda: _give_back(lanes, claimed=claimed))
     except (OutboxError, psycopg.Error, Interrupted) as err:
         _log.warning("could not give lease and claim back; they lapse by themselves", extra={"error": str(err)})
 
 
-def _give_back(parts: Parts, lease: HeldLease | None) -> None:
+def _give_back(lanes: Sequence[Parts], *, claimed: bool) -> None:
+    parts = lanes[0]
     connection = parts.session.connection()
-    if lease is not None:
-        calls.release_lease(connection, parts.key, epoch=lease.epoch, token=lease.token)
-        parts.ownership.drop_lease()
-    if parts.ownership.claimed:
+    if parts.config.delivery.partitions is not None:
+        partitions.end_membership(connection, parts.key, parts.token)
+    for lane in lanes:
+        if (lease := lane.ownership.lease) is not None:
+            calls.release_lease(connection, lane.key, epoch=lease.epoch, token=lease.token)
+            lane.ownership.drop_lease()
+    if claimed:
         _settle_claim(parts, connection)
 
 

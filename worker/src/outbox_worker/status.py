@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.report import CheckpointView, ConflictSummary, Intent, LeaseView, Report, WorkerState
+from outbox_core.report import CheckpointView, ConflictSummary, Intent, LeaseView, Report
+from outbox_core.summary import is_ready, summarize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,6 @@ TERMINATION_BYTES: Final = 4000
 """The kubelet keeps 4,096; a report that was cut in the middle could not be read."""
 _MESSAGE: Final = 1000
 _ERROR: Final = 1500
-_READY: Final = frozenset({WorkerState.ACTIVE, WorkerState.STANDBY, WorkerState.RETRYING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Observed:
     """What the heartbeat saw in the database."""
 
     checkpoints: list[CheckpointView] = field(default_factory=list)
+    leases: list[LeaseView] = field(default_factory=list)
+    """Of a divided processor: the live ones, whoever holds them."""
     lag: Lag | None = None
     bound: Bound | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
@@ -51,22 +53,23 @@ class StatusBoard:
         self._lock = threading.Lock()
         self._config = config
         self._identity = identity
-        self._state = initial
+        self._states = {0: initial}
         self._observed = Observed()
         self._claim_holder: ResourceRef | None = None
         self._lease_pod: str | None = None
         self._executors: int | None = None
         self._last_error: str | None = None
         self._intent: Intent | None = None
+        self._advice: str | None = None
         self.handled = 0
         self.batches = 0
         self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
 
     @property
     def state(self) -> ProcessorState:
-        """The loop's state."""
+        """The loop's state; of several partitions the one that most needs attention."""
         with self._lock:
-            return self._state
+            return summarize(self._states)
 
     @property
     def intent(self) -> Intent | None:
@@ -79,10 +82,15 @@ class StatusBoard:
         with self._lock:
             self._intent = intent
 
-    def set_state(self, state: ProcessorState) -> None:
-        """Take the loop's state."""
+    def set_state(self, state: ProcessorState, partition: int = 0) -> None:
+        """Take the loop's state of one partition."""
         with self._lock:
-            self._state = state
+            self._states[partition] = state
+
+    def set_advice(self, advice: str | None) -> None:
+        """Take what a person should do although all goes on."""
+        with self._lock:
+            self._advice = advice
 
     def set_claim_holder(self, holder: ResourceRef | None) -> None:
         """Take who holds the claim."""
@@ -123,12 +131,13 @@ class StatusBoard:
     @property
     def is_ready(self) -> bool:
         """The process does what it should: owner or standby. Waiting for a person or a mend is not ready."""
-        return self.state.state in _READY
+        with self._lock:
+            return is_ready(self._states)
 
     def report(self) -> Report:
         """Put it all together."""
         with self._lock:
-            state, seen = self._state, self._observed
+            state, seen = summarize(self._states), self._observed
             return Report(
                 processor_id=self._config.processor_id,
                 resource=self._config.resource,
@@ -142,31 +151,43 @@ class StatusBoard:
                 message=state.message[:_MESSAGE],
                 claim_holder=self._claim_holder,
                 lease=self._lease_view(),
+                leases=seen.leases,
                 checkpoints=self._checkpoints(),
                 lag=seen.lag,
                 bound=seen.bound,
                 handled=self.handled,
                 batches=self.batches,
                 attempt=state.attempt,
-                start_from_used=state.start_from_used,
+                start_from_used=self._start_from_used(),
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
                 executors=self._executors,
+                advice=self._advice,
             )
 
     def _lease_view(self) -> LeaseView | None:
-        lease = self._state.lease
-        if lease is not None:
-            return LeaseView(partition=lease.partition, epoch=lease.epoch, pod=self._identity.pod, held=True)
+        """Of several partitions: that this process owns some; `leases` says which."""
+        held = [state.lease for state in self._states.values() if state.lease is not None]
+        if len(self._states) > 1:
+            return LeaseView(pod=self._identity.pod, held=True) if held else None
+        if held:
+            return LeaseView(partition=held[0].partition, epoch=held[0].epoch, pod=self._identity.pod, held=True)
         return LeaseView(pod=self._lease_pod) if self._lease_pod else None
+
+    def _start_from_used(self) -> bool | None:
+        known = [state.start_from_used for state in self._states.values() if state.start_from_used is not None]
+        return any(known) if known else None
 
     def _checkpoints(self) -> list[CheckpointView]:
         """What the loop stored is newer than what the heartbeat saw."""
-        stored = self._state.stored
-        if self._state.lease is None or stored is None:
-            return self._observed.checkpoints
-        seen = next((view for view in self._observed.checkpoints if view.pair == str(stored)), None)
-        return [seen or CheckpointView(pair=str(stored))]
+        seen = {view.partition: view for view in self._observed.checkpoints}
+        for partition, state in self._states.items():
+            if state.lease is None or state.stored is None:
+                continue
+            pair = str(state.stored)
+            if partition not in seen or seen[partition].pair != pair:
+                seen[partition] = CheckpointView(partition=partition, pair=pair)
+        return [seen[partition] for partition in sorted(seen)]
 
 
 def format_termination(report: Report) -> str:
@@ -181,7 +202,11 @@ def format_termination(report: Report) -> str:
         text = short.model_dump_json(by_alias=True, exclude_none=True)
         if len(text.encode()) <= TERMINATION_BYTES:
             return text
-    bare = short.model_copy(update={"bound": None, "lag": None, "message": report.message[:60]})
+    bare = short.model_copy(
+        update={"bound": None, "lag": None, "advice": None, "leases": [], "message": report.message[:60]}
+    )
+    if len(bare.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_BYTES:
+        bare = bare.model_copy(update={"checkpoints": bare.checkpoints[:1]})
     return bare.model_dump_json(by_alias=True, exclude_none=True)
 
 

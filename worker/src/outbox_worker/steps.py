@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
-from outbox_core.errors import OutboxError, TransientError
+from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.processor import Step
 from outbox_core.report import Reason
 from outbox_core.spec import CheckpointTime, Guarantee
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, conflicts, ownership, schema
-from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions, schema
+from outbox_worker.reading import reader_of
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
 
@@ -59,7 +59,7 @@ class Steps:
         """Keep the parts; `take_over` forces the first claim."""
         self._parts = parts
         self._force = take_over
-        self._reader = MessageReader(parts.config.source)
+        self._reader = reader_of(parts.config, parts.key.partition)
         delivery = parts.config.delivery
         self._lease = delivery.lease_duration
         self._timeout = delivery.timeout.total_seconds()
@@ -119,18 +119,18 @@ class Steps:
         """See whether a conflict is open; carry out the person's decision, if the resource has one for it."""
         parts = self._parts
         connection = self._connection()
-        summary = conflicts.summary(connection, parts.key)
+        found = conflicts.find_open(connection, parts.key)
         note = ""
-        if summary.open is not None and parts.config.resolution is not None:
+        if found is not None and parts.config.resolution is not None:
             answer = conflicts.resolve(connection, parts.key.schema, parts.config.resolution)
-            _log.info("a decision about a conflict", extra={"answer": answer.name, "conflict": summary.open.id})
+            _log.info("a decision about a conflict", extra={"answer": answer.name, "conflict": found.id})
             note = _NOTES.get(answer, "")
-            summary = conflicts.summary(connection, parts.key)
-        parts.board.set_observed(conflicts=summary)
-        if summary.open is None:
+            found = conflicts.find_open(connection, parts.key)
+        parts.board.set_observed(conflicts=conflicts.summary(connection, parts.key))
+        if found is None:
             # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
             schema.check_identity(connection, parts.config.source, parts.key)
-        return h.Reviewed(_open_conflict(summary.open) if summary.open else None, note)
+        return h.Reviewed(_open_conflict(found) if found else None, note)
 
     def _check_target(self, _state: ProcessorState) -> h.Happening:
         self._parts.shutdown.limited(self._timeout, self._parts.target.check)
@@ -162,22 +162,28 @@ class Steps:
             _log.warning("ended transactions that a former owner's process had left stuck", extra={"count": ended})
 
     def _load(self, state: ProcessorState) -> h.Happening:
-        lease = _lease(state)
+        lease = lease_of(state)
         connection = self._connection()
         with connection.transaction():
             ownership.limit_transaction(connection, self._lease)
-            found = checkpoints.ensure_start(
-                connection,
-                self._parts.key,
-                self._parts.config.source,
-                self._parts.config.start_from,
-                epoch=lease.epoch,
-                token=lease.token,
-            )
+            found = self._ensure_start(connection, lease)
         if found is None:
             return h.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})
         return h.Loaded(found.pair, found.start_from_used)
+
+    def _ensure_start(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> checkpoints.Start | None:
+        parts = self._parts
+        count = partitions.fetch_count(connection, parts.key)
+        if count is not None:
+            raise ConfigurationError(
+                f"processor {parts.key.processor_id!r} is divided into {count} partitions here: one checkpoint means "
+                "nothing to it. Set delivery.mode to Partitioned, or use another processorId",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        return checkpoints.ensure_start(
+            connection, parts.key, parts.config.source, parts.config.start_from, epoch=lease.epoch, token=lease.token
+        )
 
     def _fetch(self, state: ProcessorState) -> h.Happening:
         after = state.cursor
@@ -195,7 +201,7 @@ class Steps:
             raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
             first = self._parts.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
-            request = StoreRequest(_lease(state), state.stored, batch.examined, first=first)
+            request = StoreRequest(lease_of(state), state.stored, batch.examined, first=first)
             return self._in_transaction(request.lease, request, batch)
         return self._deliver(state, batch)
 
@@ -216,7 +222,7 @@ class Steps:
 
     def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
-        lease = _lease(state)
+        lease = lease_of(state)
         connection = self._connection()
         if not ownership.renew_lease(
             connection, self._parts.key, epoch=lease.epoch, token=lease.token, lease=self._lease
@@ -238,7 +244,7 @@ class Steps:
         new = state.batch.examined if state.delivered and state.batch else state.cursor
         if new is None:
             raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
-        request = StoreRequest(_lease(state), state.stored, new)
+        request = StoreRequest(lease_of(state), state.stored, new)
         happened = self._runner.run(self._connection(), request.lease, request)
         if isinstance(happened, h.Stored) and state.delivered and state.batch:
             return h.Stored(happened.pair, state.batch.matched_count)
@@ -249,7 +255,7 @@ class Steps:
         doubt = state.doubt
         if doubt is None:
             return h.NotStored()
-        lease = _lease(state)
+        lease = lease_of(state)
         connection = self._connection()
         if doubt.committing:
             settled = checkpoints.settle(connection, self._parts.key, epoch=lease.epoch, token=lease.token)
@@ -268,7 +274,7 @@ class Steps:
         if refused is None:
             raise TransientError("no refusal to record", reason=Reason.INTERNAL_ERROR)
         parts = self._parts
-        lease = _lease(state)
+        lease = lease_of(state)
         connection = self._connection()
         refusal = conflicts.Refusal(
             code=refused.answer,
@@ -305,7 +311,8 @@ def _open_conflict(conflict: Conflict) -> h.OpenConflict:
     )
 
 
-def _lease(state: ProcessorState) -> h.HeldLease:
+def lease_of(state: ProcessorState) -> h.HeldLease:
+    """Return the lease of a state in a step that only owners do."""
     if state.lease is None:
         raise OutboxError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
     return state.lease

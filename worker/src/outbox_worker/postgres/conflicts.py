@@ -101,6 +101,14 @@ def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictS
     )
 
 
+def find_open(connection: psycopg.Connection[Any], key: ProcessorKey) -> Conflict | None:
+    """Return the conflict of this partition that waits for a person."""
+    parameters = {"processor_id": key.processor_id, "partition": key.partition}
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(in_schema("fetch_open_conflict", key.schema), parameters).fetchone()
+    return None if row is None else _conflict(row)
+
+
 def resolve(connection: psycopg.Connection[Any], schema: str, resolution: Resolution) -> ResolveAnswer:
     """Carry out a person's decision; before a lease is acquired, and in one transaction.
 

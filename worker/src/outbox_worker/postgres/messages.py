@@ -4,7 +4,7 @@ The pair is compared as a row: positions are not monotonic along the order. The 
 everything below it is settled, so nothing can appear behind a checkpoint; a number that was rolled back is simply
 absent, and nobody waits for it. Keyset paging on an index in the same order: a read costs its own rows, however large
 the table is. One or more publications are read each from its own part of `(publication_id, transaction_id, position)`
-and merged.
+and merged; so are the hash slots of a partition, each from its own part of `(hash slot, transaction_id, position)`.
 
 A filter on message types looks at a bounded window on the server and ships only what matches, so that a processor
 whose types match one row in ten million moves on by the window. Reading writes nothing: no transaction id is ever
@@ -13,7 +13,7 @@ taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -21,6 +21,7 @@ from psycopg import sql
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
+from outbox_core.partition import slots_of
 from outbox_core.report import Lag
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
@@ -29,7 +30,7 @@ from outbox_worker.postgres.table import OutboxTable
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.spec import Source
+    from outbox_core.spec import Partitions, Source
 
 WINDOW: Final = 20_000
 """Rows that one call looks at when a filter lets only some through."""
@@ -49,17 +50,28 @@ class _Range:
     limit: int | None = None
 
 
-class MessageReader:
-    """Reads one source. Holds no connection and no state: statements only."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One partition of a divided processor."""
 
-    def __init__(self, source: Source) -> None:
+    partition: int
+    partitions: Partitions
+
+
+class MessageReader:
+    """Reads one source, or one partition of it. Holds no connection and no state: statements only."""
+
+    def __init__(self, source: Source, part: Slice | None = None) -> None:
         """Prepare the statements.
 
         Raises:
-            ConfigurationError: publications are asked of a table that has no column for them.
+            ConfigurationError: publications or keys are asked of a table that has no column for them.
 
         """
         self._table = OutboxTable.of(source)
+        self._partition = 0 if part is None else part.partition
+        self._slots = () if part is None else slots_of(part.partition, part.partitions.count)
+        self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
         self._publications = tuple(dict.fromkeys(source.publications))
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
         if self._publications and self._table.columns.publication_id is None:
@@ -74,11 +86,12 @@ class MessageReader:
             if not reach.matched_count:
                 return reach
             messages = self._fetch_rows(connection, _Range(after, up_to=reach.examined))
-            return Batch(after, reach.examined, messages, reach.examined_count, reach.full, matched_count=len(messages))
+            return replace(reach, messages=messages, matched_count=len(messages))
         messages = self._fetch_rows(connection, _Range(after, limit=limit))
         examined = messages[-1].checkpoint if messages else after
         count = len(messages)
-        return Batch(after, examined, messages, count, full=count >= limit, matched_count=count)
+        full = count >= limit
+        return Batch(after, examined, messages, count, full=full, matched_count=count, partition=self._partition)
 
     def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
@@ -92,7 +105,7 @@ class MessageReader:
         with translated():
             row = connection.execute(statement, {"limit": limit}).fetchone()
         if row is None:
-            return Batch(after, after, (), 0, full=False, matched_count=0)
+            return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition)
         transaction_id, position, examined_count, matched = row
         return Batch(
             after,
@@ -101,6 +114,7 @@ class MessageReader:
             examined_count,
             full=examined_count >= window or matched >= limit,
             matched_count=matched,
+            partition=self._partition,
         )
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
@@ -116,7 +130,9 @@ class MessageReader:
 
         Seconds are the age of the oldest such message by the column `scheduled`; 0 where the table has none.
         """
-        columns = sql.SQL("{} AS matches, {} AS scheduled").format(
+        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
+            sql.Identifier(self._table.columns.transaction_id),
+            sql.Identifier(self._table.columns.position),
             self._table.matches(self._types),
             sql.SQL("NULL::timestamptz")
             if self._table.columns.scheduled is None
@@ -149,12 +165,14 @@ class MessageReader:
     def _rows(
         self, columns: sql.Composable, wanted: _Range, *, only_matching: bool = False, ordered: bool = True
     ) -> sql.Composed:
-        """Build the keyset scan over `o`: one index range, or one for each publication, merged."""
+        """Build the keyset scan over `o`: one index range, or one for each publication or slot, merged."""
+        if self._slot is not None:
+            return self._united(columns, wanted, only_matching=only_matching)
         conditions = self._conditions(wanted)
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         order = sql.SQL("ORDER BY {}").format(self._table.pair) if ordered else sql.SQL("")
-        limit = sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(wanted.limit))
+        limit = _limit(wanted)
         if self._publications:
             column = sql.Identifier("o", self._table.columns.publication_id or "")
             one = len(self._publications) == 1
@@ -183,6 +201,43 @@ class MessageReader:
             limit=limit,
         )
 
+    def _united(self, columns: sql.Composable, wanted: _Range, *, only_matching: bool) -> sql.Composed:
+        """Merge the slots' index ranges (`Merge Append`): of each no more is read than is returned, and one row.
+
+        The slot is part of the row that is compared, so that no other index can look cheaper to the planner.
+        """
+        arm = sql.SQL("(SELECT {} FROM {} AS o WHERE {} ORDER BY {} {})")
+        arms = [
+            arm.format(columns, self._table.identifier, conditions, self._table.pair, _limit(wanted))
+            for number in self._slots
+            for conditions in [
+                sql.SQL(" AND ").join(self._slot_conditions(number, wanted, only_matching=only_matching))
+            ]
+        ]
+        return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(
+            sql.SQL(" UNION ALL ").join(arms), _limit(wanted)
+        )
+
+    def _slot_conditions(self, number: int, wanted: _Range, *, only_matching: bool) -> list[sql.Composable]:
+        slot = sql.SQL("{}").format(self._slot)
+        row = sql.SQL("({}, {}) {} ({}, {})")
+        conditions: list[sql.Composable] = [
+            sql.SQL("{} = {}").format(slot, sql.Literal(number)),
+            row.format(slot, self._table.pair, sql.SQL(">"), sql.Literal(number), _literal(wanted.after)),
+        ]
+        if wanted.up_to is not None:
+            end = row.format(slot, self._table.pair, sql.SQL("<="), sql.Literal(number), _literal(wanted.up_to))
+            conditions.append(end)
+        elif wanted.below_bound:
+            transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
+            conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
+        if only_matching and self._types is not None:
+            conditions.append(self._table.matches(self._types))
+        if self._publications:
+            column = sql.Identifier("o", self._table.columns.publication_id or "")
+            conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self._publications))))
+        return conditions
+
     def _conditions(self, wanted: _Range) -> list[sql.Composable]:
         conditions: list[sql.Composable] = [
             sql.SQL("({}) > ({})").format(self._table.pair, _literal(wanted.after)),
@@ -193,6 +248,10 @@ class MessageReader:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
         return conditions
+
+
+def _limit(wanted: _Range) -> sql.Composable:
+    return sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(wanted.limit))
 
 
 def _literal(pair: Checkpoint) -> sql.Composed:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from outbox_core.errors import ConfigurationError
 from outbox_core.spec import Columns
 
 if TYPE_CHECKING:
-    from outbox_core.spec import Source
+    from outbox_core.spec import PartitionKey, Source
 
 OWN_TABLE: Final = "messages"
 _OWN_COLUMNS: Final = Columns(
@@ -45,6 +46,44 @@ class OutboxTable:
             sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
         )
 
+    def slot(self, key: PartitionKey, functions: str, row: str | None = "o") -> sql.Composed:
+        """Return the expression of a message's hash slot: of its key, or where that is null of its message id.
+
+        Args:
+            key: what the resource says.
+            functions: the schema that holds `hash_slot`.
+            row: the table's alias; None for an index, which must be built on the very same expression.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        return sql.SQL("{}(coalesce({}, {}))").format(
+            sql.Identifier(functions, "hash_slot"),
+            self._key(key, row),
+            _column(self.columns.message_id, "text", row=row),
+        )
+
+    def _key(self, key: PartitionKey, row: str | None) -> sql.Composable:
+        for path, column, field in (
+            (key.data, self.columns.data, "data"),
+            (key.metadata, self.columns.metadata, "metadata"),
+        ):
+            if path is not None and column is None:
+                raise ConfigurationError(
+                    f"delivery.partitions.key.{field} needs source.table.columns.{field}: name the column"
+                )
+            if path is not None:
+                # One constant array: an index expression must be written the same way as the query's.
+                return sql.SQL("({} #>> {}::text[])").format(_column(column, "jsonb", row=row), sql.Literal(path))
+        name = key.column or self.columns.partition_key
+        if name is None:
+            raise ConfigurationError(
+                "delivery.mode Partitioned needs a key: name delivery.partitions.key, or "
+                "source.table.columns.partitionKey"
+            )
+        return _column(name, "text", row=row)
+
     def matches(self, types: sql.Composable | None) -> sql.Composable:
         """Whether the row `o` passes the filter on types."""
         if types is None:
@@ -74,8 +113,8 @@ class OutboxTable:
         )
 
 
-def _column(name: str | None, cast: str | None = None, absent: str = "NULL") -> sql.Composable:
+def _column(name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o") -> sql.Composable:
     if name is None:
         return sql.SQL(absent)
-    column = sql.Identifier("o", name)
+    column = sql.Identifier(name) if row is None else sql.Identifier(row, name)
     return column if cast is None else sql.SQL("{}::{}").format(column, sql.SQL(cast))

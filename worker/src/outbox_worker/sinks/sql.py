@@ -19,7 +19,6 @@ from outbox_worker.statement import StatementError, parse_batch_statement
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.message import Batch
     from outbox_core.spec import SqlTarget
     from outbox_worker.transaction import Transaction
@@ -32,12 +31,12 @@ class SqlSink:
 
     needs_payload = False
 
-    def __init__(self, target: SqlTarget, relation: Callable[[Checkpoint, Checkpoint], sql.Composed]) -> None:
+    def __init__(self, target: SqlTarget, relation: Callable[[Batch], sql.Composed]) -> None:
         """Keep the statement.
 
         Args:
             target: the resource's words.
-            relation: gives the SELECT of the messages after one pair, up to and including another.
+            relation: gives the SELECT of a batch's messages.
 
         """
         self._statement = target.statement
@@ -62,7 +61,7 @@ class SqlSink:
 
     def handle(self, transaction: Transaction, batch: Batch) -> int:
         """Run the statement over the batch."""
-        query, shift = self.compose(transaction.connection, batch.after, batch.examined)
+        query, shift = self.compose(transaction.connection, batch)
         try:
             # Without parameters: a `%` of the user's is a `%`.
             transaction.connection.execute(query)
@@ -70,12 +69,10 @@ class SqlSink:
             raise self._explain(err, shift) from err
         return batch.matched_count
 
-    def compose(
-        self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint
-    ) -> tuple[bytes, int]:
+    def compose(self, connection: psycopg.Connection[Any], batch: Batch) -> tuple[bytes, int]:
         """Return the whole query, and how many characters the user's statement is displaced in it."""
         parts = parse_batch_statement(self._statement)
-        front = parts.head + self._relation(after, examined).as_string(connection) + parts.joint
+        front = parts.head + self._relation(batch).as_string(connection) + parts.joint
         text = front + parts.body  # the resource's author is trusted with SQL: it is the target
         return sql.SQL(text).as_bytes(connection), len(front) - parts.offset
 

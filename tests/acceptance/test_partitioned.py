@@ -1,0 +1,102 @@
+"""A divided processor on the cluster: three pods share the partitions; one is killed, and the others take its share."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.cluster import ApiError
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Rooms
+    from tests.support.cluster import Resource, Room
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+COUNT = 6
+LEASE = 15.0
+"""The default."""
+DELIVERY = {"mode": "Partitioned", "partitions": {"count": COUNT}}
+
+
+def owners(room: Room) -> dict[int, str]:
+    rows = room.shop.query("SELECT partition, pod FROM outbox.processor_leases WHERE expires_at > clock_timestamp()")
+    return dict(rows)
+
+
+def until_shared(room: Room, orders: Resource, *shares: int, within: float = 60) -> dict[int, str]:
+    def look() -> dict[int, str]:
+        found = list(owners(room).values())
+        return owners(room) if sorted(found.count(pod) for pod in set(found)) == sorted(shares) else {}
+
+    return orders.until(f"shares of {shares}", look, within)
+
+
+def test_three_pods_share_and_survive_the_loss_of_one(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 3})
+        orders.until_ready()
+        before = until_shared(room, orders, 2, 2, 2)
+        room.shop.produce(300)
+        orders.until("300 messages are handled", lambda: len(room.handled()) >= 300)
+        orders.until(
+            "status says who owns what",
+            lambda: {p["partition"]: p.get("pod") for p in orders.status.get("partitions", [])} == owners(room),
+        )
+        assert orders.status["owner"]["pod"] == "3 pods"
+
+        victim = before[0]
+        room.cluster.delete("Pod", room.namespace, victim, grace=0)
+        lost = time.monotonic()
+        orders.until(
+            "the others own its share", lambda: len(owners(room)) == COUNT and victim not in owners(room).values()
+        )
+        print(f"all partitions are owned again after {time.monotonic() - lost:.1f} s")
+        assert time.monotonic() - lost < LEASE + 1.0
+        room.shop.produce(300)
+        orders.until("600 messages are handled", lambda: len(room.handled()) >= 600)
+        assert len(room.handled()) == len(set(room.handled())) == 600
+        until_shared(room, orders, 2, 2, 2)
+
+
+def test_scaling_moves_partitions_and_the_division_cannot_change(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 1})
+        orders.until_ready()
+        until_shared(room, orders, 6)
+        orders.spec(worker={"replicas": 2})
+        until_shared(room, orders, 3, 3)
+        orders.spec(worker={"replicas": 1})
+        until_shared(room, orders, 6)
+        room.shop.produce(100)
+        orders.until("100 messages are handled", lambda: len(room.handled()) >= 100)
+        assert len(room.handled()) == len(set(room.handled())) == 100
+        with pytest.raises(ApiError, match="partitions cannot be changed"):
+            orders.spec(delivery={**DELIVERY, "partitions": {"count": 8}})
+        with pytest.raises(ApiError, match="mode cannot be changed"):
+            orders.spec(delivery={"mode": "Ordered", "partitions": None})
+
+
+def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 2})
+        orders.until_ready()
+        until_shared(room, orders, 3, 3)
+        room.shop.produce(100)
+        orders.until("100 messages are handled", lambda: len(room.handled()) >= 100)
+        room.shop.query(
+            "UPDATE outbox.processor_checkpoints c SET last_processed_position = last_processed_position + 1000000 "
+            "WHERE partition = (SELECT partition FROM outbox.processor_checkpoints ORDER BY stored_at DESC LIMIT 1) "
+            "RETURNING partition"
+        )
+        room.shop.produce(100)
+        said = orders.until_condition("CheckpointHealthy", "False", "CheckpointAhead", within=60)
+        assert "code 2" in said["message"]
+        assert len(orders.pods()) == 2, "the other partitions go on"
+        conflict = orders.status["conflicts"]["open"]
+        orders.annotate(**{"rewind-checkpoint": f"{conflict['id']}={conflict['expected']}"})
+        orders.until("200 messages are handled", lambda: len(room.handled()) >= 200, 120)
+        assert len(room.handled()) == len(set(room.handled())) == 200
+        orders.until_ready()

@@ -1,0 +1,273 @@
+"""A divided processor, with real processes and signals: keys in order, partitions shared, each move fenced."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+
+from outbox_core.partition import partition_of
+from outbox_core.report import ExitCode
+from tests.support.postgres import wait_until
+from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
+
+LEASE = 2.0
+COUNT = 6
+KEYS = 40
+
+PICKY_HANDLER = (
+    PYTHON_HANDLER
+    + """
+    import pathlib
+    bad = pathlib.Path("bad")
+    if bad.exists() and any(m.partition_key == bad.read_text() for m in batch):
+        raise RuntimeError("this key is not to be handled")
+"""
+)
+
+
+def divided(outbox, target=PYTHON_TARGET, count=COUNT, **fields):
+    delivery = {"mode": "Partitioned", "partitions": {"count": count}, "batchSize": 20} | fields.pop("delivery", {})
+    return build_config(outbox.database, target, delivery=delivery, **fields)
+
+
+def start(outbox, workers, pod, handler=PYTHON_HANDLER, **fields):
+    return workers.start(divided(outbox, **fields), outbox.database.uri(), handler=handler, pod=pod)
+
+
+def owners(outbox):
+    """The pod that owns each partition, as the database has it."""
+    rows = outbox.connection.execute(
+        "SELECT partition, pod FROM outbox.processor_leases WHERE expires_at > clock_timestamp()"
+    )
+    return dict(rows.fetchall())
+
+
+def shares(outbox):
+    found = list(owners(outbox).values())
+    return sorted(found.count(pod) for pod in set(found))
+
+
+def wait_shared(outbox, *expected, seconds=20.0):
+    wait_until(lambda: shares(outbox) == sorted(expected), f"shares of {expected}", seconds)
+
+
+def produce(outbox, count, start=0):
+    """Messages n of key n % KEYS, in one transaction."""
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT 'key-' || n %% %s, 'message-' || n, 'OrderPlaced', jsonb_build_object('total', n) "
+        "FROM generate_series(%s::int, %s::int) AS n",
+        (KEYS, start, start + count - 1),
+    )
+
+
+def assert_each_once_and_in_order(outbox, count):
+    """Effects are numbered as they were written: per key they must rise."""
+    rows = outbox.connection.execute("SELECT total FROM handled ORDER BY n").fetchall()
+    numbers = [row[0] for row in rows]
+    assert sorted(numbers) == list(range(count))
+    by_key = defaultdict(list)
+    for number in numbers:
+        by_key[number % KEYS].append(number)
+    assert all(each == sorted(each) for each in by_key.values())
+
+
+def wait_count(outbox, count, seconds=30.0):
+    wait_until(lambda: len(outbox.handled()) >= count, f"{count} messages handled", seconds)
+
+
+@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
+@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+def test_one_process_handles_all_partitions(outbox, workers, target, guarantee):
+    produce(outbox, 500)
+    worker = start(outbox, workers, "pod-a", target=target, delivery={"guarantee": guarantee})
+    wait_count(outbox, 500)
+    produce(outbox, 100, start=500)
+    wait_count(outbox, 600)
+    assert_each_once_and_in_order(outbox, 600)
+    report = worker.wait_for("it is idle and has looked", lambda r: r.reason == "Idle" and len(r.leases) == COUNT)
+    assert (report.state, report.handled, report.conflicts.count) == ("Active", 600, 0)
+    assert [view.partition for view in report.checkpoints] == list(range(COUNT))
+    assert report.lease is not None
+    assert report.lease.held
+
+
+def test_three_share_and_when_one_is_killed_the_others_go_on(outbox, workers):
+    pods = [start(outbox, workers, f"pod-{name}") for name in "abc"]
+    wait_shared(outbox, 2, 2, 2)
+    produce(outbox, 400)
+    wait_count(outbox, 400)
+    victim = next(worker for worker in pods if worker.report().lease.pod == "pod-b")
+
+    victim.kill()
+    killed = time.monotonic()
+    wait_shared(outbox, 3, 3)
+    assert time.monotonic() - killed < LEASE + 1.0
+
+    produce(outbox, 400, start=400)
+    wait_count(outbox, 800)
+    assert_each_once_and_in_order(outbox, 800)
+    assert "pod-b" not in owners(outbox).values()
+
+
+def test_who_is_asked_to_stop_hands_over_at_once(outbox, workers):
+    first, _ = (start(outbox, workers, f"pod-{name}") for name in "ab")
+    wait_shared(outbox, 3, 3)
+    assert first.terminate() == ExitCode.DONE
+    ended = time.monotonic()
+    wait_shared(outbox, 6)
+    assert time.monotonic() - ended < LEASE
+    assert outbox.connection.execute("SELECT count(*) FROM outbox.processor_members").fetchone() == (1,)
+
+
+def test_order_per_key_holds_while_partitions_move(outbox, workers):
+    """Replicas come, leave and are killed while messages keep coming."""
+    done = threading.Event()
+    produced = 0
+
+    def keep_producing():
+        nonlocal produced
+        with outbox.database.direct() as connection:
+            while not done.is_set():
+                connection.execute(
+                    "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+                    "SELECT 'key-' || n %% %s, 'message-' || n, 't', jsonb_build_object('total', n) "
+                    "FROM generate_series(%s::int, %s::int) AS n",
+                    (KEYS, produced, produced + 9),
+                )
+                produced += 10
+                done.wait(0.005)
+
+    producer = threading.Thread(target=keep_producing)
+    producer.start()
+    try:
+        first = start(outbox, workers, "pod-a")
+        wait_shared(outbox, 6)
+        second = start(outbox, workers, "pod-b")
+        wait_shared(outbox, 3, 3)
+        start(outbox, workers, "pod-c")
+        wait_shared(outbox, 2, 2, 2)
+        second.kill()
+        wait_shared(outbox, 3, 3)
+        start(outbox, workers, "pod-d")
+        wait_shared(outbox, 2, 2, 2)
+        assert first.terminate() == ExitCode.DONE
+        wait_shared(outbox, 3, 3)
+    finally:
+        done.set()
+        producer.join()
+    wait_count(outbox, produced, 60)
+    assert_each_once_and_in_order(outbox, produced)
+
+
+def test_frozen_in_the_middle_of_a_batch_it_is_told_4_for_that_partition(outbox, workers):
+    home = workers.prepare(divided(outbox), outbox.database.uri(), handler=GATED_HANDLER)
+    owner, gate = workers.launch(home, pod="pod-a"), Gate(home)
+    wait_shared(outbox, 6)
+    gate.close()
+    produce(outbox, 200)
+    gate.wait_entered()
+    second = start(outbox, workers, "pod-b", handler=GATED_HANDLER)
+    second.wait_state("Standby")  # nothing is given back in the middle of a batch
+
+    owner.send(signal.SIGSTOP)
+    wait_shared(outbox, 6)
+    wait_count(outbox, 200)
+    gate.open()
+    owner.send(signal.SIGCONT)
+    wait_shared(outbox, 3, 3)
+    assert_each_once_and_in_order(outbox, 200)
+    second.wait_for("one batch was refused", lambda r: r.conflicts.by_code == {"4": 1})
+    assert owner.report().state in ("Active", "Standby")
+
+
+def test_an_edited_checkpoint_blocks_its_partition_only(outbox, workers):
+    produce(outbox, 100)
+    worker = start(outbox, workers, "pod-a")
+    wait_count(outbox, 100)
+    blocked = partition_of("key-7", COUNT)
+    outbox.connection.execute(
+        "UPDATE outbox.processor_checkpoints SET last_processed_position = last_processed_position + 1000000 "
+        "WHERE partition = %s",
+        (blocked,),
+    )
+
+    produce(outbox, 200, start=100)
+
+    expected = [n for n in range(100, 300) if partition_of(f"key-{n % KEYS}", COUNT) != blocked]
+    wait_count(outbox, 100 + len(expected))
+    report = worker.wait_state("Blocked", "CheckpointAhead")
+    assert f"partition {blocked}: " in report.message
+    assert report.conflicts.open is not None
+    assert (report.conflicts.open.partition, report.conflicts.open.code) == (blocked, 2)
+    assert worker.get("/readyz")[0] == 200, "the others go on"
+    assert len(outbox.handled()) == 100 + len(expected)
+    assert len(owners(outbox)) == COUNT - 1
+
+
+def test_a_failing_message_stops_its_partition_only_and_mends(outbox, workers):
+    config = divided(outbox, delivery={"retry": {"maxAttempts": 2, "initialBackoff": "100ms"}})
+    home = workers.prepare(config, outbox.database.uri(), handler=PICKY_HANDLER)
+    (home / "bad").write_text("key-7")
+    worker = workers.launch(home, pod="pod-a")
+    produce(outbox, 200)
+    stopped = partition_of("key-7", COUNT)
+    expected = [n for n in range(200) if partition_of(f"key-{n % KEYS}", COUNT) != stopped]
+
+    wait_count(outbox, len(expected))
+    report = worker.wait_state("Stopped", "AttemptsExhausted")
+
+    assert f"partition {stopped}: gave up after 2 attempts" in report.message
+    assert len(outbox.handled()) == len(expected)
+    (home / "bad").unlink()
+    (home / "handler/orders.py").write_text(PICKY_HANDLER + "\n")
+    wait_count(outbox, 200)
+    assert_each_once_and_in_order(outbox, 200)
+
+
+def test_what_is_divided_otherwise_is_refused(outbox, workers):
+    produce(outbox, 50)
+    start(outbox, workers, "pod-a").wait_for("all is handled", lambda r: r.handled == 50)
+    for worker in list(workers.started):
+        worker.terminate()
+    for config in (
+        divided(outbox, count=COUNT + 1),
+        divided(outbox, delivery={"partitions": {"count": COUNT, "key": {"data": ["total"]}}}),
+        build_config(outbox.database, SQL_TARGET),
+    ):
+        worker = workers.start(config, outbox.database.uri(), handler=PYTHON_HANDLER)
+        report = worker.wait_state("Unavailable", "PartitionsDiffer")
+        assert f"{COUNT} partitions" in report.message
+        worker.terminate()
+    assert len(outbox.handled()) == 50
+
+
+def test_what_was_not_divided_is_not_divided_later(outbox, workers):
+    ids = outbox.produce(10)
+    ordered = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
+    outbox.wait_handled(ids)
+    ordered.terminate()
+    worker = start(outbox, workers, "pod-a")
+    assert "not divided" in worker.wait_state("Unavailable", "PartitionsDiffer").message
+    assert outbox.handled() == ids
+
+
+def test_start_from_the_end_loses_no_partition_what_came_since(outbox, workers):
+    """A partition that is first owned by a later replica starts where all of them started."""
+    produce(outbox, 100)
+    first = start(outbox, workers, "pod-a", startFrom={"type": "End"})
+    wait_until(
+        lambda: outbox.connection.execute("SELECT count(*) FROM outbox.processor_checkpoints").fetchone() == (COUNT,),
+        "all partitions have begun",
+    )
+    first.kill()
+    produce(outbox, 100, start=100)
+    start(outbox, workers, "pod-b", startFrom={"type": "End"})
+    wait_count(outbox, 100)
+    assert sorted(
+        row[0] for row in outbox.connection.execute("SELECT total FROM handled").fetchall()
+    ) == list(range(100, 200))  # fmt: skip

@@ -1,0 +1,98 @@
+"""What is asked of the models: what runs must hold, every bad variant must fail, and where it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tests.model.checker import HOLDS, TEMPORAL, Question
+
+_ONE_FAULT: Final = {"Faults": "1"}
+_HANDS: Final = {"Edits": "1"}
+_SMALL: Final = {"Last": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A question in words, and its answer: HOLDS, or what TLC must find violated."""
+
+    name: str
+    question: Question
+    verdict: str = HOLDS
+
+
+def _invariant(name: str, sentence: str, **constants: str) -> Case:
+    """Fails after a single fault."""
+    return Case(sentence, Question(constants={**_ONE_FAULT, **constants}, invariants=(name,)), name)
+
+
+def _step(name: str, sentence: str, **constants: str) -> Case:
+    """Fails after a single fault, in one step from a state to the next."""
+    return Case(sentence, Question(constants={**_ONE_FAULT, **constants}, properties=(name,)), name)
+
+
+def _still_once(sentence: str, **constants: str) -> Case:
+    return Case(sentence, Question(constants=constants, invariants=("ExactlyOnce",), symmetric=True))
+
+
+GOOD: Final = (
+    Case("what runs, two faults", Question(symmetric=True)),
+    Case(
+        "what runs, one fault and a hand that edits the row",
+        Question(constants={**_ONE_FAULT, **_HANDS}, symmetric=True),
+    ),
+    Case("what runs: a standby goes on", Question(constants=_SMALL, properties=("StandbyGoesOn",))),
+    Case("what runs: it goes on in time", Question("Takeover")),
+)
+
+BAD: Final = (
+    _invariant("NoneSuperseded", "the epoch is not checked: the fence is removed", EpochChecked="FALSE"),
+    _invariant(
+        "ExactlyOnce", "neither epoch nor expected pair are checked", EpochChecked="FALSE", PairCompared="FALSE"
+    ),
+    _invariant("NoneSuperseded", "the epoch is checked without a lock", FenceLocked="FALSE"),
+    _invariant("NoFalseConflict", "the epoch is checked without a lock: a false alarm", FenceLocked="FALSE"),
+    _step("OnlyLiveOwnersPass", "a lapsed lease passes as long as nobody took over", LapseChecked="FALSE"),
+    Case(
+        "the lock without the idle timeout: an owner frozen or cut off blocks the takeover",
+        Question(constants={**_ONE_FAULT, **_SMALL, "IdleEnded": "FALSE"}, properties=("StandbyGoesOn",)),
+        TEMPORAL,
+    ),
+    Case(
+        "an idle timeout above the lease",
+        Question("Takeover", {"Idle": "30"}, invariants=("TakenOverInTime",)),
+        "TakenOverInTime",
+    ),
+    _step("EffectsWithCheckpoint", "the expected pair is not compared", PairCompared="FALSE", **_HANDS),
+    _step("NeverBack", "the expected pair is not compared: the checkpoint goes back", PairCompared="FALSE", **_HANDS),
+    _invariant("ExactlyOnce", "the row is compared without a lock", RowLocked="FALSE"),
+    _invariant("ExactlyOnce", "a refused batch is committed all the same", RefusalRollsBack="FALSE"),
+    _invariant("NoFalseConflict", "a COMMIT without an answer is taken for failed", Doubt='"failed"'),
+    _invariant("NoFalseConflict", "a COMMIT without an answer is taken for done", Doubt='"done"'),
+)
+
+POSSIBLE: Final = (
+    _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
+    _invariant("NobodyWorksDuringConflict", "not promised: a conflict recorded late stops the new owner", **_HANDS),
+    Case(
+        "not promised: in time although the fence is held by a long statement",
+        Question("Takeover", {"Statement": "10"}, invariants=("TakenOverInTime",)),
+        "TakenOverInTime",
+    ),
+    _invariant("NeverReplacedBeforeStore", "the model comes to: frozen before the store, and replaced"),
+    _invariant("NeverReplacedBeforeCommit", "the model comes to: frozen between store and commit, and replaced"),
+    _invariant("NeverReplacedInsideStatement", "the model comes to: frozen inside a statement, and replaced"),
+    _invariant("NeverReplacedBetweenBatches", "the model comes to: frozen between batches, and replaced"),
+)
+
+LARGE: Final = (
+    Case("what runs, three faults", Question(constants={"Faults": "3"}, symmetric=True)),
+    Case("what runs, two faults and a hand", Question(constants=_HANDS, symmetric=True)),
+    Case("what runs, one fault and two hands", Question(constants={**_ONE_FAULT, "Edits": "2"}, symmetric=True)),
+    Case("what runs, three messages", Question(constants={"Last": "3"}, symmetric=True)),
+    Case("what runs, three processes", Question(constants={"Workers": "{w1, w2, w3}"}, symmetric=True)),
+    Case("what runs: a standby goes on, two messages", Question(properties=("StandbyGoesOn",))),
+    _still_once("the fence is removed: effects are still once", EpochChecked="FALSE"),
+    _still_once("the epoch is checked without a lock: effects are still once", FenceLocked="FALSE"),
+    _still_once("a COMMIT without an answer is taken for failed: effects are still once", Doubt='"failed"'),
+)

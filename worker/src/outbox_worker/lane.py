@@ -1,0 +1,150 @@
+"""One partition's life: carry out the step that is due, let `outbox_core.processor` decide, tell board and log."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_core import happening as h
+from outbox_core.errors import OutboxError
+from outbox_core.processor import Policy, Step, decide_next
+from outbox_core.report import Reason
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.errors import translate
+from outbox_worker.shutdown import Interrupted
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from outbox_core.processor import ProcessorState
+    from outbox_worker.membership import Membership
+    from outbox_worker.steps import Parts, Steps
+    from outbox_worker.telemetry import Telemetry
+
+_log = get_logger("outbox.worker")
+
+
+class Lane:
+    """A partition in this process, owned by it or not. A processor that is not divided has one, number 0."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        steps: Steps,
+        state: ProcessorState,
+        *,
+        telemetry: Telemetry,
+        chance: Random,
+        membership: Membership | None = None,
+    ) -> None:
+        """Begin with `state`; `membership` says which partitions this process shall own, None: the only one."""
+        self.parts = parts
+        self.state = state
+        self._steps = steps
+        self._telemetry = telemetry
+        self._random = chance
+        self._membership = membership
+        self._policy = Policy(parts.config.delivery, parts.config.guarantee)
+        self._batch_began = 0.0
+        parts.board.set_state(state, parts.key.partition)
+
+    def find_interruption(self) -> h.Happening | None:
+        """Say what makes waiting, or the step, pointless."""
+        parts, step = self.parts, self.state.step
+        if parts.shutdown.requested and not self.state.is_last_work:
+            return h.StopRequested()
+        if step.needs_claim and (why := parts.ownership.claim_lost):
+            return h.OwnershipLost(why)
+        if step.needs_lease and (why := parts.ownership.lease_lost):
+            return h.OwnershipLost(why)
+        if self._membership is None:
+            return None
+        wanted = self._membership.wants(parts.key.partition)
+        if wanted and step is Step.PARK:
+            return h.Wanted()
+        return h.Unwanted() if not wanted and step.can_yield else None
+
+    def advance(self, happened: h.Happening | None = None) -> None:
+        """Do the step, unless something `happened` already, and decide what comes next."""
+        before = self.state
+        if happened is None:
+            happened = self._perform(before)
+        self._count(before, happened)
+        self.state = decide_next(before, happened, time.monotonic(), self._policy, self._random.random())
+        self._tell(before, happened)
+        self.parts.board.set_state(self.state, self.parts.key.partition)
+
+    def _perform(self, state: ProcessorState) -> h.Happening:
+        if state.step is Step.HANDLE:
+            self._batch_began = time.monotonic()
+        try:
+            # Whatever the step waits for, a locked table or a server that is gone, it ends with the grace period.
+            return self.parts.shutdown.limited(inf, lambda: self._steps.perform(state))
+        except OutboxError as err:
+            error = err
+        except psycopg.Error as err:
+            error = translate(err)
+        except Interrupted as err:
+            self.parts.session.discard()  # in the middle of whatever it was
+            error = err.as_error("the step")
+        except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
+            _log.exception("a fault of the worker itself", extra=self._names | {"step": state.step.value})
+            self.parts.session.discard()
+            error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
+        return h.Failed(error)
+
+    def _count(self, state: ProcessorState, happened: h.Happening) -> None:
+        board = self.parts.board
+        match happened:
+            case h.Stored() if state.batch is not None:
+                board.add_batch(happened.count)
+                self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=True)
+            case h.Refused():
+                board.add_refusal(int(happened.answer))
+            case h.Failed() | h.Unsure():
+                board.set_error(happened.error.detail or str(happened.error))
+                if state.batch is not None:
+                    self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=False)
+            case _:
+                pass
+
+    def _tell(self, before: ProcessorState, happened: h.Happening) -> None:
+        """Log what a person would want to read later: changes, refusals, failures. Not every batch."""
+        after = self.state
+        if isinstance(happened, h.Refused):
+            _log.warning(
+                "store_processor_checkpoint refused",
+                extra=self._names
+                | {
+                    "code": int(happened.answer),
+                    "expected": str(happened.expected),
+                    "stored": str(happened.stored),
+                    "new": str(happened.new),
+                },
+            )
+        elif isinstance(happened, h.Failed | h.Unsure):
+            _log.warning(
+                "failed",
+                extra=self._names
+                | {
+                    "step": before.step.value,
+                    "reason": happened.error.reason.value,
+                    "error": str(happened.error),
+                    "detail": happened.error.detail,
+                    "attempt": after.attempt,
+                    "retryInSeconds": round(max(0.0, after.due - time.monotonic()), 3),
+                },
+            )
+        if (before.state, before.message) != (after.state, after.message):
+            _log.info(
+                "state",
+                extra=self._names
+                | {"state": after.state.value, "reason": after.reason.value, "why": after.message or None},
+            )
+
+    @property
+    def _names(self) -> dict[str, object]:
+        return {} if self._membership is None else {"partition": self.parts.key.partition}

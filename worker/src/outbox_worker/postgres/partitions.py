@@ -1,0 +1,131 @@
+"""A processor that is divided by key: how, who its live processes are, and which of them owns what.
+
+Each call is one statement whatever the number of partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.partition import Division
+from outbox_worker.postgres.checkpoints import StoredCheckpoint, pair_parameters
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How the processor is divided.
+
+    Attributes:
+        owned: the caller holds the lease; if not, nothing was done.
+        count: partitions; None: the processor has a checkpoint and was never divided.
+        by: the key, in `describe_key`'s words.
+        begun: by this very call, all partitions at the pair it named.
+
+    """
+
+    owned: bool
+    count: int | None
+    by: str | None
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLease:
+    """A live lease as the database has it."""
+
+    partition: int
+    token: UUID
+    epoch: int
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDivision(Division):
+    """The division as the database has it, with the leases for people to read."""
+
+    leases: tuple[SeenLease, ...] = field(default=())
+
+
+def begin(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    count: int,
+    by: str,
+    start: Checkpoint | None,
+    epoch: int,
+    token: UUID,
+) -> Begun:
+    """Divide the processor and start it at `start`, as the owner of any partition; or learn how it is divided."""
+    parameters = _names(key) | {"count": count, "key": by, "epoch": epoch, "token": token}
+    parameters |= {"partition": key.partition} | pair_parameters("start", start)
+    with translated():
+        row = connection.execute(in_schema("begin_partitions", key.schema), parameters).fetchone()
+    return Begun(*row) if row is not None else Begun(owned=False, count=None, by=None, begun=False)
+
+
+def fetch_count(connection: psycopg.Connection[Any], key: ProcessorKey) -> int | None:
+    """Say into how many partitions the processor is divided; None: it is not."""
+    with translated():
+        row = connection.execute(in_schema("fetch_partitions", key.schema), _names(key)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def renew_membership(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    claim_uid: str,
+    pod: str,
+    token: UUID,
+    lease: timedelta,
+) -> dict[int, int]:
+    """Say that this process lives; return the epochs of the partitions that it still owns."""
+    parameters = _names(key) | {"claim_uid": claim_uid, "pod": pod, "token": token, "lease": lease}
+    with translated():
+        rows = connection.execute(in_schema("renew_membership", key.schema), parameters).fetchall()
+    return dict(rows)
+
+
+def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token: UUID) -> None:
+    """Leave: everything that this process owns is free at once."""
+    with translated():
+        connection.execute(in_schema("end_membership", key.schema), _names(key) | {"token": token})
+
+
+def fetch_division(
+    connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int
+) -> SeenDivision:
+    """See who lives and who owns what. A member that lapses between the two looks owns nothing any more."""
+    with translated():
+        members = connection.execute(
+            in_schema("fetch_members", key.schema), _names(key) | {"claim_uid": claim_uid}
+        ).fetchall()
+        rows = connection.execute(in_schema("fetch_owners", key.schema), _names(key)).fetchall()
+    leases = tuple(SeenLease(*row) for row in rows)
+    owners = {lease.partition: lease.token for lease in leases}
+    return SeenDivision(count, tuple(token for (token,) in members), owners, leases)
+
+
+def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:
+    """Read the stored pairs by partition."""
+    with translated():
+        rows = connection.execute(in_schema("fetch_checkpoints", key.schema), _names(key)).fetchall()
+    return {partition: StoredCheckpoint(Checkpoint(int(t), position), at) for partition, t, position, at in rows}
+
+
+def _names(key: ProcessorKey) -> dict[str, Any]:
+    return {"processor_id": key.processor_id}
