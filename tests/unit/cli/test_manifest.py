@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -71,7 +72,7 @@ def test_a_wrong_spec_is_refused_with_its_field(tmp_path, spec, said):
 
 
 def test_what_is_no_manifest_is_said(tmp_path):
-    good = {"target": {"log": {}}}
+    good: dict[str, Any] = {"target": {"log": {}}}
     with pytest.raises(CommandError, match="apiVersion is v2"):
         read_manifest([write(tmp_path, good, apiVersion="v2")], cluster="c", uid="u")
     with pytest.raises(CommandError, match=r"metadata\.name is missing"):

@@ -6,6 +6,7 @@ import io
 from datetime import UTC, datetime
 
 import pytest
+from typing_extensions import override
 
 from outbox_cli.console import Column, format_age, format_cell, format_counts, format_table
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
@@ -43,7 +44,8 @@ def test_counts_name_what_has_no_type():
 
 
 class Terminal(io.StringIO):
-    def isatty(self):
+    @override
+    def isatty(self) -> bool:
         return True
 
 

@@ -70,7 +70,7 @@ def test_the_map_from_idea_to_file_is_right():
     for first, *others in map(code_in, rows):
         assert first.rstrip("/") in {*PATHS, *FOLDERS}
         beside = {str(Path(first).parent / other) for other in others if "/" not in other.rstrip("/")}
-        from_root = {other for other in others if "/" in other.rstrip("/")}
+        from_root = {other.rstrip("/") for other in others if "/" in other.rstrip("/")}
         assert beside | from_root <= {*PATHS, *FOLDERS}
 
 
