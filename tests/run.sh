@@ -5,7 +5,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/cluster/setup.sh
 # A demo leaves its operator behind, which would serve the tests' resources too.
-[ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
+if [ -z "${OUTBOX_KEEP_CLUSTER:-}" ]; then
+  echo "tests: a cluster that a demo left up is taken down first (OUTBOX_KEEP_CLUSTER=1 would use it)"
+  tests/cluster/down.sh
+fi
 tests/cluster/up.sh --hold $$ "make test"
 tests/cluster/images.sh
 status=0

@@ -56,6 +56,19 @@ def test_a_row_is_mapped(each_database):
     assert message.scheduled == scheduled
 
 
+def test_a_moment_that_python_cannot_hold_stops_nobody(each_database):
+    each_database.direct().execute(
+        "INSERT INTO outbox.messages (message_type, data, scheduled) "
+        "SELECT 't', '{}', unnest(ARRAY['infinity', '-infinity', '20000-01-01', '4000-01-01 BC']::timestamptz[])"
+    )
+    connection = each_database.connect()
+
+    batch = EVERYTHING.fetch(connection, BEGINNING, 10)
+
+    assert [message.scheduled.year for message in batch.messages] == [9999, 1, 9999, 1]
+    assert EVERYTHING.lag(connection, BEGINNING).messages == 4
+
+
 def test_what_a_producer_does_not_name_has_defaults(each_database):
     insert(each_database, "OrderPlaced", "OrderPaid")
 

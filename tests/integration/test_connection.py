@@ -76,6 +76,7 @@ def test_a_rotated_password_is_used_at_the_next_connect(database, tmp_path):
         pytest.param({"port": "1"}, Reason.DATABASE_UNAVAILABLE, id="nobody listens"),
         pytest.param({"host": "no-such-host.invalid"}, Reason.DATABASE_UNAVAILABLE, id="no such host"),
         pytest.param({"sslmode": "require"}, Reason.DATABASE_UNAVAILABLE, id="TLS where there is none"),
+        pytest.param({"ca_crt": "a CA"}, Reason.DATABASE_UNAVAILABLE, id="a CA, and a server without TLS"),
     ],
 )
 def test_what_may_mend_is_transient(database, tmp_path, changes, reason):

@@ -68,3 +68,11 @@ def test_a_target_that_cannot_be_is_refused(config_file, change, message):
     read = settings(config_file)
     with pytest.raises(ConfigurationError, match=message):
         build_target(read_config(read), read)
+
+
+def test_the_port_comes_from_the_environment_too(config_file, capsys):
+    assert settings(config_file, OUTBOX_STATUS_PORT="9090").port == 9090
+    assert settings(config_file, "--port", "9091", OUTBOX_STATUS_PORT="9090").port == 9091
+    with pytest.raises(SystemExit):
+        settings(config_file, OUTBOX_STATUS_PORT="soon")
+    assert "invalid int value: 'soon'" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import uuid
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class Settings:
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Read command line and environment; argparse ends the process for a wrong line."""
-    given = _parser().parse_args(arguments)
+    given = _parser(environment).parse_args(arguments)
     act = Act.TRY_CLAIM if given.try_claim else Act.RELEASE_CLAIM if given.release_claim else Act.RUN
     act = Act.HAND_OVER if given.hand_over else act
     grace = environment.get("OUTBOX_GRACE_SECONDS", "")
@@ -75,7 +74,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m outbox_worker", description="Run one outbox processor until SIGTERM."
     )
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cluster-id", help="instead of the configuration's cluster: this process is another resource there"
     )
     parser.add_argument(
-        "--port", type=int, default=int(os.environ.get("OUTBOX_STATUS_PORT") or STATUS_PORT), help="HTTP port; 0: any"
+        "--port", type=int, default=environment.get("OUTBOX_STATUS_PORT") or STATUS_PORT, help="HTTP port; 0: any"
     )
     parser.add_argument("--termination-log", type=Path, default=Path(TERMINATION_LOG), help="written if it exists")
     return parser

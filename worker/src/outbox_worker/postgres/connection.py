@@ -83,6 +83,8 @@ class ConnectionFiles:
             raise self._invalid("`port` is not a number")
         if self._read("ca.crt") is not None:
             parameters["sslrootcert"] = str(self.directory / "ca.crt")
+            # libpq's own default would go on without TLS where the certificate is wrong or there is none.
+            parameters.setdefault("sslmode", "verify-full")
         return parameters
 
     def _read(self, key: str) -> str | None:

@@ -134,9 +134,7 @@ class MessageReader:
             sql.Identifier(self._table.columns.transaction_id),
             sql.Identifier(self._table.columns.position),
             self._table.matches(self._types),
-            sql.SQL("NULL::timestamptz")
-            if self._table.columns.scheduled is None
-            else sql.Identifier("o", self._table.columns.scheduled),
+            sql.SQL("NULL::timestamptz") if self._table.columns.scheduled is None else self._table.moment,
         )
         rows = self._rows(columns, _Range(after, below_bound=False, limit=cap + 1), ordered=True)
         with translated():

@@ -46,6 +46,15 @@ class OutboxTable:
             sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
         )
 
+    @property
+    def moment(self) -> sql.Composable:
+        """When `o` was stored, within what Python can hold: PostgreSQL has infinity, and years beyond 9999."""
+        if self.columns.scheduled is None:
+            return sql.SQL("clock_timestamp()")
+        return sql.SQL("least(greatest({}, '0001-01-03Z'::timestamptz), '9999-12-30Z'::timestamptz)").format(
+            _column(self.columns.scheduled)
+        )
+
     def slot(self, key: PartitionKey, functions: str, row: str | None = "o") -> sql.Composed:
         """Return the expression of a message's hash slot: of its key, or where that is null of its message id.
 
@@ -106,7 +115,7 @@ class OutboxTable:
             "partition_key": _column(columns.partition_key, "text", absent="NULL::text"),
             "data": sql.SQL("{}::{}").format(_column(columns.data), as_payload),
             "metadata": sql.SQL("{}::{}").format(_column(columns.metadata, absent="NULL"), as_payload),
-            "scheduled": _column(columns.scheduled, absent="clock_timestamp()"),
+            "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="clock_timestamp()"),
         }
         return sql.SQL(", ").join(
             sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
