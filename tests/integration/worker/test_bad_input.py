@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from psycopg import sql
 
 from tests.support.postgres import wait_until
@@ -137,18 +138,40 @@ def test_a_payload_that_the_handler_rejects(outbox, workers):
     home = workers.prepare(config, outbox.database.uri(), handler=REJECTING)
     worker = workers.launch(home)
     report = worker.wait_state("Stopped", "AttemptsExhausted")
-    assert "3 attempts (HandlerFailed)" in report.message
+    assert "3 attempts at message 'message-3' of type 'OrderPlaced', " in report.message
+    assert "(HandlerFailed)" in report.message
     assert "ValueError: order message-3 has no customer (orders.py:9)" in report.message
     assert report.last_error is not None
     assert report.last_error.startswith('  File "')
     assert "in check" in report.last_error
     assert "outbox_worker" not in report.last_error
     assert "customer" not in str(report.checkpoints)
-    assert outbox.handled() == []
-    assert outbox.stored() == "0:0"
+    assert outbox.handled() == ids[:2], "what was good before it got through"
     assert worker.get("/livez")[0] == 200
     # The ConfigMap is mended: it goes on by itself.
     (home / "handler/orders.py").write_text(PYTHON_HANDLER)
+    outbox.wait_handled(ids)
+
+
+@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+@pytest.mark.parametrize("target", [PYTHON_TARGET, SQL_TARGET], ids=["python", "sql"])
+def test_one_bad_message_of_a_large_batch_is_found(outbox, workers, target, guarantee):
+    """`handled` refuses it, so that the target's own database says no, whoever asks."""
+    outbox.connection.execute("ALTER TABLE handled ADD CHECK (message_id <> 'message-700')")
+    ids = outbox.produce(1500)
+    delivery = {"batchSize": 1000, "guarantee": guarantee, "retry": {"maxAttempts": 2, "initialBackoff": "50ms"}}
+    worker = workers.start(
+        build_config(outbox.database, target, delivery=delivery), outbox.database.uri(), handler=PYTHON_HANDLER
+    )
+    report = worker.wait_state("Stopped", "AttemptsExhausted")
+    assert "gave up after 2 attempts at " in report.message
+    assert outbox.handled() == ids[:699]
+    assert report.handled == 699
+    outbox.connection.execute("ALTER TABLE handled DROP CONSTRAINT handled_message_id_check")
+    worker.terminate()
+    workers.start(
+        build_config(outbox.database, target, delivery=delivery), outbox.database.uri(), handler=PYTHON_HANDLER
+    )
     outbox.wait_handled(ids)
 
 

@@ -80,8 +80,17 @@ def test_a_normal_life_reaches_the_first_batch_without_waiting():
             Step.REVIEW, WorkerState.BLOCKED, Reason.CHECKPOINT_OLDER, 2.0, id="an open conflict blocks, gone",
         ),
         pytest.param(
+            owner(step=Step.HANDLE, batch=batch(matched=1)), h.Failed(HandlerError("no")),
+            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 1.0, id="a rejected message is tried again",
+        ),
+        pytest.param(
             owner(step=Step.HANDLE, batch=batch()), h.Failed(HandlerError("no")),
-            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 1.0, id="a rejected batch is tried again",
+            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_FAILED, 0.0, id="of a rejected batch the half is tried",
+        ),
+        pytest.param(
+            owner(step=Step.HANDLE, batch=batch()),
+            h.Failed(HandlerError("no", reason=Reason.HANDLER_ENDED_TRANSACTION)),
+            Step.FETCH, WorkerState.RETRYING, Reason.HANDLER_ENDED_TRANSACTION, 1.0, id="no message ends transactions",
         ),
         pytest.param(
             owner(step=Step.HANDLE, attempt=1), h.Failed(HandlerError("no")),

@@ -25,6 +25,7 @@ from outbox_core.errors import HandlerError
 from outbox_core.report import Reason, WorkerState
 
 if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.spec import Delivery, Guarantee
 
@@ -39,6 +40,8 @@ UNSTORED_SECONDS: Final = 5.0
 REFUSED_WAIT: Final = 0.5
 """After a 4, before ownership is asked for again."""
 
+_NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
+"""Faults that no message causes: looking for one would only repeat them."""
 _STILL_OWNER: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
 """Faults of the target, and deadlocks: the owner stays owner and is Retrying, not Unavailable."""
 
@@ -99,6 +102,8 @@ class Policy:
 
     delivery: Delivery
     guarantee: Guarantee
+    bisects: bool = True
+    """A failing batch is halved until the message that fails is alone (engine Worker)."""
 
     @property
     def poll_interval(self) -> float:
@@ -129,6 +134,8 @@ class ProcessorState:
         failures: faults in a row that do not count as attempts.
         idle: looks in a row that found nothing.
         exhausted: attempts ran out.
+        limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
+        suspect: the end of the batch that failed; it is looked for up to here.
         unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
 
     """
@@ -149,6 +156,8 @@ class ProcessorState:
     failures: int = 0
     idle: int = 0
     exhausted: bool = False
+    limit: int | None = None
+    suspect: Checkpoint | None = None
     start_from_used: bool | None = None
     unstored_rows: int = 0
     unstored_since: float = 0.0
@@ -244,7 +253,7 @@ def _without_lease(state: ProcessorState) -> ProcessorState:
     """Forget whatever is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
     return replace(
         state, lease=None, stored=None, cursor=None, batch=None, delivered=False, doubt=None, refusal=None,
-        unstored_rows=0, idle=0,
+        unstored_rows=0, idle=0, limit=None, suspect=None,
     )  # fmt: skip
 
 
@@ -328,10 +337,19 @@ def _after_fetch(state: ProcessorState, batch: Batch, now: float, policy: Policy
 def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
     full = state.batch is None or state.batch.full
     return replace(
-        state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
+        _narrowed(state, pair), step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0,
         unstored_rows=0, exhausted=False, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
     )  # fmt: skip
+
+
+def _narrowed(state: ProcessorState, examined: Checkpoint) -> ProcessorState:
+    """Go on looking for the message that fails: what was good is behind us, so it is in the other half."""
+    if state.suspect is None or state.limit is None:
+        return state
+    if examined >= state.suspect:
+        return replace(state, limit=None, suspect=None)
+    return replace(state, limit=max(1, state.limit // 2))
 
 
 def _after_lost_transaction(state: ProcessorState, doubt: h.Unsure, now: float) -> ProcessorState:
@@ -378,15 +396,18 @@ def _after_failure(
     error = failed.error
     settings = policy.delivery.retry
     if isinstance(error, HandlerError) and state.lease is not None:
+        if policy.bisects and state.batch and state.batch.matched_count > 1 and error.reason not in _NOBODYS_FAULT:
+            return _bisected(state, state.batch, error, now)
         attempt = state.attempt + 1
+        failing = state.batch
         decision = retry.decide_retry(attempt, settings, chance)
         state = replace(state, attempt=attempt, failures=0, batch=None, reason=error.reason, message=str(error))
         if decision.stop:
             return replace(
                 state, step=Step.HOLD, due=inf, exhausted=True, state=WorkerState.STOPPED,
                 reason=Reason.ATTEMPTS_EXHAUSTED,
-                message=f"gave up after {attempt} attempts ({error.reason}): {error}; mend it, then change the "
-                "resource or its ConfigMap, or restart the worker",
+                message=f"gave up after {attempt} attempts{_place(failing)} ({error.reason}): {error}; mend it, then "
+                "change the resource or its ConfigMap, or restart the worker",
             )  # fmt: skip
         return replace(state, step=Step.FETCH, due=now + decision.delay, state=WorkerState.RETRYING)
     failures = state.failures + 1
@@ -396,6 +417,25 @@ def _after_failure(
         failures=failures, state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason,
         message=str(error), batch=state.batch if state.delivered else None,
     )  # fmt: skip
+
+
+def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: float) -> ProcessorState:
+    """Try the first half at once: what is good gets through, and in the end the message that fails is alone."""
+    return replace(
+        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=batch.matched_count // 2,
+        suspect=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
+        message=f"{error}; looking for the message among {batch.matched_count}",
+    )  # fmt: skip
+
+
+def _place(batch: Batch | None) -> str:
+    """Name the message that failed alone."""
+    if batch is None or batch.matched_count != 1:
+        return ""
+    if not batch.messages:
+        return f" at the message up to {batch.examined}"
+    message = batch.messages[0]
+    return f" at message {message.message_id!r} of type {message.message_type!r}, {message.checkpoint}"
 
 
 def _after_loss(state: ProcessorState, lost: h.OwnershipLost, now: float) -> ProcessorState:

@@ -232,12 +232,13 @@ class StartFrom(SpecModel):
 
 
 class Retry(SpecModel):
-    """Attempts for a batch that fails, with exponential backoff."""
+    """Attempts for a message that fails, with exponential backoff."""
 
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = Field(
         10,
         description=(
-            "Attempts before `whenExhausted`. A database or broker that cannot be reached is not counted: "
+            "Attempts before `whenExhausted`, at the message that fails: a failing batch is halved until it is alone "
+            "(engine Spark: at the micro-batch). A database or broker that cannot be reached is not counted: "
             "those are tried again for ever."
         ),
     )

@@ -12,6 +12,7 @@ from outbox_core import happening as h
 from outbox_core.errors import OutboxError
 from outbox_core.processor import Policy, Step, decide_next
 from outbox_core.report import Reason
+from outbox_core.spec import Engine
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.errors import translate
 from outbox_worker.shutdown import Interrupted
@@ -47,7 +48,9 @@ class Lane:
         self._telemetry = telemetry
         self._random = chance
         self._membership = membership
-        self._policy = Policy(parts.config.delivery, parts.config.guarantee)
+        self._policy = Policy(
+            parts.config.delivery, parts.config.guarantee, bisects=parts.config.engine is Engine.WORKER
+        )
         self._batch_began = 0.0
         parts.board.set_state(state, parts.key.partition)
 

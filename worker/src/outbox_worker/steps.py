@@ -189,7 +189,7 @@ class Steps:
         after = state.cursor
         if after is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        limit = self._parts.config.delivery.batch_size
+        limit = state.limit or self._parts.config.delivery.batch_size
         target = self._parts.target
         if self._parts.transactional_target and not cast("TransactionTarget", target).needs_payload:
             return h.Fetched(self._reader.bound_of(self._connection(), after, limit))
