@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import postgres
 
@@ -12,21 +13,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+HEAVY = (
+    "tests/model/",
+    "tests/integration/test_spark_",
+    "tests/chart/test_release",
+    "tests/chart/test_server",
+    "tests/acceptance/",
+)
+"""Files that load both cores: Spark, the cluster and the model checker. They run last, in one process."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what one process must run, where several share the tests (`tests/run.sh`): a file, and all that is heavy.
-
-    Most tests wait for a lease or a server, so three at a time do no harm; Spark, the cluster and the model checker
-    load both cores, so they come last and one after the other.
-    """
-    for item in items:
-        heavy = _is_heavy(item)
-        item.add_marker(pytest.mark.xdist_group("heavy" if heavy else str(item.path)))
-    items.sort(key=_is_heavy)
+    """Put what is heavy last."""
+    items.sort(key=lambda item: item.nodeid.startswith(HEAVY))
 
 
-def _is_heavy(item: pytest.Item) -> bool:
-    marked = item.get_closest_marker("spark") or item.get_closest_marker("cluster")
-    return marked is not None or "model" in item.path.parts
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a file to one process, and all that is heavy: most tests wait, so several at a time do no harm."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "heavy" if nodeid.startswith(HEAVY) else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Share the tests among processes (`tests/run.sh`)."""
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ status=0
 # Fast to slow, so that a broken decision is told before a cluster is asked; unit tests run shuffled in `make check`.
 layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/acceptance)
 [ $# -gt 0 ] || set -- "${layers[@]}"
-# Three processes: most tests wait. tests/conftest.py says which of them must not run beside others.
-.venv/bin/python -m pytest -p no:randomly --numprocesses=3 --dist=loadgroup --durations=25 "$@" || status=$?
+# Three processes: most tests wait. tests/conftest.py says which of them run last, alone.
+.venv/bin/python -m pytest -p no:randomly --numprocesses=3 --dist=loadscope --no-loadscope-reorder --durations=25 "$@" || status=$?
 [ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
 exit "$status"
