@@ -144,13 +144,14 @@ def test_the_examples_code_runs_from_its_two_files(outbox, run, tmp_path, databa
     connections = tmp_path / "connections"
     connections.mkdir()
     (connections / "source").symlink_to(database.files().directory)
-    run("-f", folder / "processor.yaml", "-f", folder / "handler.yaml", "--connections", connections)
+    process = run("-f", folder / "processor.yaml", "-f", folder / "handler.yaml", "--connections", connections)
     outbox.connection.execute(
         "INSERT INTO outbox.messages (message_type, data) VALUES ('OrderPlaced', "
         """'{"orderKey": "o-1", "sequence": 1, "cents": 1250, "customer": "ann"}')"""
     )
     points = "SELECT customer, points FROM loyalty.points"
     wait_until(lambda: outbox.connection.execute(points).fetchall() == [("ann", 12)], "the points are given")
+    assert process.poll() is None, "it goes on until it is asked to stop"
 
 
 def test_it_keeps_out_of_a_processor_that_a_cluster_owns(outbox, run, tmp_path, database):

@@ -51,7 +51,8 @@ def test_nobody_answers_at_the_address(outbox, workers):
     ids = outbox.produce(5)
     home = workers.prepare(build_config(outbox.database, SQL_TARGET), "postgresql://postgres@127.0.0.1:1/x")
     worker = workers.launch(home)
-    worker.wait_state("Unavailable", "DatabaseUnavailable")
+    report = worker.wait_state("Unavailable", "DatabaseUnavailable")
+    assert (report.attempt, outbox.stored()) == (0, None)
     (home / "connections/source/uri").write_text(outbox.database.uri())
     outbox.wait_handled(ids)
 
@@ -348,5 +349,6 @@ def test_a_killed_session_in_the_middle_of_a_batch(outbox, workers):
 def test_schema_is_made_by_the_worker_with_manage(empty_database, workers):
     worker = workers.start(build_config(empty_database, SQL_TARGET), empty_database.uri())
     worker.wait_state("Active", "Idle")
-    ids = Outbox(empty_database).produce(3)
-    wait_until(lambda: worker.report().handled == 3, f"{ids} handled")
+    outbox = Outbox(empty_database)
+    outbox.wait_handled(outbox.produce(3))
+    assert outbox.stored() == outbox.last()

@@ -38,13 +38,15 @@ def test_the_statement_of_the_readme(outbox, workers):
     produce(connection)
     totals = "SELECT order_id, cents FROM sales.order_totals ORDER BY order_id"
     wait_until(lambda: connection.execute(totals).fetchall() == [("a", 600), ("b", 200)], "both rounds are added up")
+    assert worker.report().handled == 6
 
 
 def test_the_function_of_the_workers_page(outbox, workers):
     connection = outbox.connection
     connection.execute("CREATE SCHEMA loyalty; CREATE TABLE loyalty.points (message_id text PRIMARY KEY, points int)")
     config = build_config(outbox.database, PYTHON_TARGET)
-    workers.start(config, outbox.database.uri(), handler=shown_in("worker/README.md", "python"))
+    worker = workers.start(config, outbox.database.uri(), handler=shown_in("worker/README.md", "python"))
     produce(connection)
     points = "SELECT points FROM loyalty.points ORDER BY points"
     wait_until(lambda: connection.execute(points).fetchall() == [(0,), (1,), (2,)], "every message has its points")
+    assert worker.wait_for("it has counted them", lambda report: report.handled == 3).conflicts.count == 0

@@ -112,9 +112,10 @@ def test_frozen_between_batches_a_worker_just_becomes_standby(outbox, workers):
     owner.send(signal.SIGSTOP)
     second.wait_state("Active")
     owner.send(signal.SIGCONT)
-    owner.wait_state("Standby")
+    assert owner.wait_state("Standby").conflicts.count == 0, "it had nothing in hand that could be refused"
     more = outbox.produce(10, start=10)
     outbox.wait_handled(ids + more)
+    assert second.report().handled == 10
 
 
 def test_a_handler_may_compute_for_longer_than_the_lease(outbox, workers):

@@ -112,7 +112,8 @@ def test_an_exchange_that_is_not_declared(outbox, workers, rabbitmq, queue_name)
 def test_without_mandatory_the_broker_drops_what_no_queue_takes(outbox, workers, rabbitmq, queue_name):
     outbox.produce(3)
     worker = start(outbox, workers, rabbitmq, build_target(queue_name, mandatory=False))
-    worker.wait_for("all is stored", lambda r: r.handled == 3)
+    report = worker.wait_for("all is stored", lambda r: r.handled == 3)
+    assert (report.state, report.attempt, outbox.stored()) == ("Active", 0, outbox.last())
 
 
 def test_a_refusal_by_the_broker_counts_as_attempt(outbox, workers, rabbitmq, queue_name):

@@ -64,10 +64,11 @@ def test_filters_let_others_pass_and_the_checkpoint_still_moves(outbox, workers)
     wanted = outbox.produce(5, start=300)
     outbox.produce(300, start=305, message_type="Noise")
     config = build_config(outbox.database, SQL_TARGET, source={"messageTypes": ["OrderPlaced"]})
-    workers.start(config, outbox.database.uri())
+    worker = workers.start(config, outbox.database.uri())
     outbox.wait_handled(wanted)
     # Nothing matches behind the last one, and the pair that is stored is that of the last message examined.
     wait_until(lambda: outbox.stored() == outbox.last(), "examined rows are stored")
+    assert worker.report().handled == len(wanted)
 
 
 @pytest.mark.parametrize(
@@ -98,20 +99,37 @@ def test_a_stored_checkpoint_wins_over_start_from_and_status_says_so(outbox, wor
 
 
 STATEMENTS = {
-    "a WITH list of its own": "WITH doubled AS (SELECT message_id, 2 AS total FROM batch) "
-    "INSERT INTO handled (message_id, total) SELECT message_id, total FROM doubled; -- done",
-    "a recursive one": "WITH RECURSIVE t(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM t WHERE n < 3) "
-    "INSERT INTO handled (message_id, total) SELECT message_id, (SELECT max(n) FROM t) FROM batch",
-    "per cent signs": "INSERT INTO handled (message_id, total) SELECT message_id, 5 % 3 FROM batch "
-    "WHERE message_id LIKE 'message-%' AND '%s %(x)s' <> ''",
+    "a WITH list of its own": (
+        2,
+        (
+            "WITH doubled AS (SELECT message_id, 2 AS total FROM batch) "
+            "INSERT INTO handled (message_id, total) SELECT message_id, total FROM doubled; -- done"
+        ),
+    ),
+    "a recursive one": (
+        3,
+        (
+            "WITH RECURSIVE t(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM t WHERE n < 3) "
+            "INSERT INTO handled (message_id, total) SELECT message_id, (SELECT max(n) FROM t) FROM batch"
+        ),
+    ),
+    "per cent signs": (
+        2,
+        (
+            "INSERT INTO handled (message_id, total) SELECT message_id, 5 % 3 FROM batch "
+            "WHERE message_id LIKE 'message-%' AND '%s %(x)s' <> ''"
+        ),
+    ),
 }
+"""What they write as total, and the statement."""
 
 
-@pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
-def test_a_statement_may_have(outbox, workers, statement):
+@pytest.mark.parametrize(("total", "statement"), STATEMENTS.values(), ids=STATEMENTS)
+def test_a_statement_may_have(outbox, workers, total, statement):
     ids = outbox.produce(12)
     workers.start(build_config(outbox.database, {"sql": {"statement": statement}}), outbox.database.uri())
     outbox.wait_handled(ids)
+    assert outbox.connection.execute("SELECT DISTINCT total FROM handled").fetchall() == [(total,)]
 
 
 def test_an_idle_worker_is_small_and_holds_no_transaction_id(outbox, workers):
