@@ -7,17 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.scenarios import Scenarios
+from tests.acceptance.scenarios import Scenarios, block, until_handled
 from tests.chart.chart import tool
 from tests.support.cluster import kubeconfig
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Resource, Room
+    from tests.support.cluster import Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
@@ -27,18 +27,8 @@ scenarios = Scenarios()
 
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
-    wanted = [name for item in request.session.items if (name := _scenario_of(item))]
-    rooms.server.prepare(len(wanted))
-    scenarios.start(wanted, rooms)
+    scenarios.start_selected(request, rooms)
     return scenarios
-
-
-def _scenario_of(item: Any) -> str:
-    """Name the scenario of a selected test of this module."""
-    if getattr(item, "originalname", "") != "test_scenario" or item.module.__name__ != __name__:
-        return ""
-    name: str = item.callspec.params["name"]
-    return name
 
 
 def outbox(room: Room, *arguments: str, status: int = 0) -> str:
@@ -47,24 +37,6 @@ def outbox(room: Room, *arguments: str, status: int = 0) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, stdin=subprocess.DEVNULL)
     assert done.returncode == status, f"{done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout if status == 0 else done.stdout + done.stderr
-
-
-def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:
-    resource.until(f"{count} messages are handled", lambda: len(room.handled()) >= count, within)
-
-
-def block(room: Room, orders: Resource, change: int) -> dict[str, Any]:
-    """Edit the checkpoint row behind the owner's back; answer the open conflict."""
-    orders.until_ready()
-    room.shop.produce(5)
-    until_handled(room, orders, 5)
-    room.shop.query(
-        "UPDATE outbox.processor_checkpoints SET last_processed_position = last_processed_position + %s", change
-    )
-    room.shop.produce(1)
-    orders.until_condition("CheckpointHealthy", "False")
-    opened: dict[str, Any] = orders.status["conflicts"]["open"]
-    return opened
 
 
 @scenarios.add

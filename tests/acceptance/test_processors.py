@@ -5,7 +5,7 @@ What happens is in `scenarios/`, a file for each subject; here they are started 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,18 +23,8 @@ scenarios = Scenarios.of(
 
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
-    wanted = [name for item in request.session.items if (name := _scenario_of(item))]
-    rooms.server.prepare(len(wanted))
-    scenarios.start(wanted, rooms)
+    scenarios.start_selected(request, rooms)
     return scenarios
-
-
-def _scenario_of(item: Any) -> str:
-    """Name the scenario of a selected test of this module."""
-    if getattr(item, "originalname", "") != "test_scenario" or item.module.__name__ != __name__:
-        return ""
-    name: str = item.callspec.params["name"]
-    return name
 
 
 @pytest.mark.parametrize("name", scenarios.names)

@@ -7,7 +7,9 @@ puts them together: its first test starts all that were selected, each test then
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,20 +51,51 @@ class Scenarios:
         self._running = {name: pool.submit(self._known[name], rooms) for name in names}
         pool.shutdown(wait=False)
 
+    def start_selected(self, request: pytest.FixtureRequest, rooms: Rooms) -> None:
+        """Start those whose `test_scenario` of the asking module was selected."""
+        selected: list[str] = [
+            str(item.callspec.params["name"])
+            for item in request.session.items
+            if isinstance(item, pytest.Function)
+            and item.originalname == "test_scenario"
+            and item.module is request.module
+        ]
+        rooms.server.prepare(len(selected))
+        self.start(selected, rooms)
+
     def finish(self, name: str, within: float) -> None:
         """Wait for one; raises what it raised."""
         self._running[name].result(timeout=within)
 
 
 def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:
+    """Wait for so many effects since the room was made: there must not be more."""
     resource.until(f"{count} messages are handled", lambda: len(room.handled()) >= count, within)
+    assert len(room.handled()) == count
 
 
 def until_owner(resource: Resource, within: float = 120) -> None:
     resource.until_condition("OwnershipGranted", "True", within=within)
 
 
-def recovers(room: Room, orders: Resource, count: int = 1) -> None:
+def block(room: Room, orders: Resource, change: int) -> dict[str, Any]:
+    """Edit the checkpoint row behind the owner's back, after five messages; answer the open conflict."""
+    orders.until_ready()
+    room.shop.produce(5)
+    until_handled(room, orders, 5)
+    room.shop.query(
+        "UPDATE outbox.processor_checkpoints SET last_processed_position = last_processed_position + %s", change
+    )
+    room.shop.produce(1)
+    said = orders.until_condition("CheckpointHealthy", "False")
+    opened: dict[str, Any] = orders.status["conflicts"]["open"]
+    assert opened["expected"] in said["message"]
+    assert opened["stored"] in said["message"]
+    return opened
+
+
+def recovers(room: Room, orders: Resource, count: int = 1, *, processors: int = 1) -> None:
+    """Ready again, it handles new messages; so does every other processor of the room, each by itself."""
     orders.until_ready(within=150)
     room.shop.produce(count)
-    until_handled(room, orders, count)
+    until_handled(room, orders, count * processors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.acceptance.scenarios import Scenarios, until_handled
+from tests.acceptance.scenarios import Scenarios, block, until_handled
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -14,18 +14,8 @@ scenarios = Scenarios()
 
 
 def conflict(room: Room, orders: Resource, change: int) -> dict[str, Any]:
-    """Edit the checkpoint row behind the owner's back; answer the open conflict."""
-    orders.until_ready()
-    room.shop.produce(5)
-    until_handled(room, orders, 5)
-    room.shop.query(
-        "UPDATE outbox.processor_checkpoints SET last_processed_position = last_processed_position + %s", change
-    )
-    room.shop.produce(1)
-    said = orders.until_condition("CheckpointHealthy", "False")
-    opened: dict[str, Any] = orders.status["conflicts"]["open"]
-    assert opened["expected"] in said["message"]
-    assert opened["stored"] in said["message"]
+    """Block the processor; see that nothing runs, and that it is told."""
+    opened = block(room, orders, change)
     orders.until_condition("Stalled", "True")
     orders.until_no_pods()
     assert len(room.handled()) == 5, "nothing is handled while a conflict is open"
@@ -47,7 +37,7 @@ def a_checkpoint_edited_ahead_waits_until_a_person_accepts(rooms: Rooms) -> None
         orders.until_event("ConflictResolved")
         orders.until_condition("CheckpointHealthy", "True")
         room.shop.produce(2)
-        until_handled(room, orders, 7)
+        until_handled(room, orders, 8)
 
 
 @scenarios.add
@@ -62,7 +52,7 @@ def a_decision_about_another_pair_is_refused_and_can_be_corrected(rooms: Rooms) 
         orders.until_ready()
         orders.until("the annotation is gone", lambda: not _annotations(orders))
         room.shop.produce(2)
-        until_handled(room, orders, 7)
+        until_handled(room, orders, 8)
 
 
 @scenarios.add

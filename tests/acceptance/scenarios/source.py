@@ -60,7 +60,7 @@ def an_absent_schema_is_named_when_it_is_only_verified(rooms: Rooms) -> None:
         assert "outbox migrate" in said["message"]
         manager = room.processor("manager", processorId="manager")
         manager.until_ready()
-        recovers(room, orders)
+        recovers(room, orders, processors=2)
 
 
 @scenarios.add
