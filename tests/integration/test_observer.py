@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outbox_core.config import ProcessorConfig
-from outbox_core.processor import initial_state
+from outbox_core.state import initial_state
 from outbox_worker.observer import Observer
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader

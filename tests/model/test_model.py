@@ -7,8 +7,8 @@ import re
 import pytest
 
 from outbox_core.checkpoint import StoreAnswer
-from outbox_core.processor import STANDBY_POLL, Policy
 from outbox_core.spec import Delivery, Guarantee
+from outbox_core.state import STANDBY_POLL, Policy
 from outbox_worker import transaction
 from tests.model.cases import BAD, GOOD, POSSIBLE
 from tests.model.checker import MODELS, ROOT, Question, check, configuration, run

@@ -12,9 +12,10 @@ from outbox_core import happening as h
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
 from outbox_core.message import Batch
-from outbox_core.processor import Policy, ProcessorState, Step, decide_next
+from outbox_core.processor import decide_next
 from outbox_core.report import WorkerState
 from outbox_core.spec import Delivery, Guarantee, Retry
+from outbox_core.state import Policy, ProcessorState, Step
 
 ATTEMPTS = 3
 

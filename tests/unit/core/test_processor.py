@@ -13,9 +13,10 @@ from outbox_core import processor as p
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.message import Batch
-from outbox_core.processor import Policy, ProcessorState, Step, decide_next
+from outbox_core.processor import decide_next
 from outbox_core.report import Reason, ResourceRef, WorkerState
 from outbox_core.spec import Delivery, Guarantee, Retry
+from outbox_core.state import Policy, ProcessorState, Step, initial_state
 
 NOW = 1000.0
 LEASE = h.HeldLease(0, 7, UUID(int=7))
@@ -44,7 +45,7 @@ def decide(state: ProcessorState, happened: h.Happening, now: float = NOW, chanc
 
 
 def test_a_normal_life_reaches_the_first_batch_without_waiting():
-    state = p.initial_state(NOW)
+    state = initial_state(NOW)
     steps = []
     for happened in (
         h.Prepared(), h.ClaimAnswered(granted=True, holder=None), h.Reviewed(None), h.TargetReady(),

@@ -11,8 +11,8 @@ import yaml
 from prometheus_client import REGISTRY
 
 from outbox_core.config import ProcessorConfig
-from outbox_core.processor import initial_state
 from outbox_core.report import WorkerState
+from outbox_core.state import initial_state
 from outbox_operator import metrics
 from outbox_operator.crd import build_crd
 from outbox_operator.naming import config_name, workload_name

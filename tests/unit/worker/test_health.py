@@ -10,8 +10,8 @@ import pytest
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
-from outbox_core.processor import initial_state
 from outbox_core.report import Intent, Report
+from outbox_core.state import initial_state
 from outbox_worker.health import HealthServer
 from outbox_worker.status import Identity, Progress, StatusBoard
 from outbox_worker.telemetry import Telemetry

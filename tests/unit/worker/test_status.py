@@ -10,7 +10,6 @@ from uuid import UUID
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.config import ProcessorConfig
 from outbox_core.happening import HeldLease
-from outbox_core.processor import initial_state
 from outbox_core.report import (
     Bound,
     CheckpointView,
@@ -21,6 +20,7 @@ from outbox_core.report import (
     ResourceRef,
     WorkerState,
 )
+from outbox_core.state import initial_state
 from outbox_worker.status import (
     TERMINATION_BYTES,
     Identity,

@@ -13,8 +13,7 @@ Times are seconds of a monotonic clock. Who owns the processor is never judged b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -23,14 +22,12 @@ from outbox_core import retry
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.errors import HandlerError
 from outbox_core.report import Reason, WorkerState
+from outbox_core.state import Policy, ProcessorState, Step
 
 if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
-    from outbox_core.spec import Delivery, Guarantee
 
-STANDBY_POLL: Final = 1.0
-"""Longest wait of a standby between two looks at the lease: a takeover takes the lease and less than this."""
 BLOCKED_POLL: Final = 2.0
 """Between two looks whether a person has decided about a conflict."""
 UNSTORED_ROWS: Final = 10_000
@@ -44,133 +41,6 @@ _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 """Faults that no message causes: looking for one would only repeat them."""
 _STILL_OWNER: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
 """Faults of the target, and deadlocks: the owner stays owner and is Retrying, not Unavailable."""
-
-
-class Step(StrEnum):
-    """What the loop does next."""
-
-    PREPARE = "prepare"
-    """Connect; check schema and identity."""
-    CLAIM = "claim"
-    REVIEW = "review"
-    """Carry out a person's decision, if one was given; see whether a conflict is open."""
-    CHECK_TARGET = "check target"
-    ACQUIRE = "acquire"
-    LOAD = "load"
-    FETCH = "fetch"
-    HANDLE = "handle"
-    """Transactional: handle and store in one transaction. AtLeastOnce: check the lease and deliver."""
-    STORE = "store"
-    """Store a checkpoint alone, in its own transaction."""
-    CONFIRM = "confirm"
-    """Ask the contract again, without effect, about a transaction that was lost."""
-    RECORD = "record"
-    """Report a refusal in its own transaction; if a person must decide, give the lease back."""
-    HOLD = "hold"
-    """Attempts ran out: keep the lease, handle nothing."""
-    PARK = "park"
-    """Divided processor: another process shall own this partition."""
-    RELEASE = "release"
-    """Divided processor: give the partition's lease back between two batches, so that another can take it."""
-    END = "end"
-    """Give back what is held and end the process."""
-
-    @property
-    def is_terminal(self) -> bool:
-        """Nothing comes after it."""
-        return self is Step.END
-
-    @property
-    def needs_claim(self) -> bool:
-        """Not worth doing once the heartbeat was told that the claim is another's."""
-        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.PARK) or self.needs_lease
-
-    @property
-    def needs_lease(self) -> bool:
-        """Not worth starting without the lease. Whatever was started already is left to the contract to refuse."""
-        return self in (Step.LOAD, Step.FETCH, Step.HANDLE, Step.HOLD)
-
-    @property
-    def can_yield(self) -> bool:
-        """Nothing is in hand: the partition may go to another process from here."""
-        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What of the resource the decisions depend on."""
-
-    delivery: Delivery
-    guarantee: Guarantee
-    bisects: bool = True
-    """A failing batch is halved until the message that fails is alone (engine Worker)."""
-
-    @property
-    def poll_interval(self) -> float:
-        """Longest idle wait."""
-        return self.delivery.poll_interval.total_seconds()
-
-    @property
-    def standby_poll(self) -> float:
-        """A standby looks more often than the lease lasts."""
-        return min(STANDBY_POLL, self.delivery.lease_duration.total_seconds() / 3)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessorState:
-    """Everything a decision may look at.
-
-    Attributes:
-        step: what is to be done, not before `due`.
-        state: what is told to people, with `reason` and `message`.
-        lease: held by this process, as far as it knows; the database decides.
-        stored: the checkpoint as this process believes it stored; what the next store expects.
-        cursor: how far was examined; ahead of `stored` while nothing matches.
-        batch: in hand.
-        delivered: AtLeastOnce: the batch in hand is with the broker, its checkpoint not yet stored.
-        doubt: a transaction whose connection broke.
-        refusal: told by the contract and not recorded yet.
-        attempt: failures of the batch in hand that count; 0 when the last one succeeded.
-        failures: faults in a row that do not count as attempts.
-        idle: looks in a row that found nothing.
-        exhausted: attempts ran out.
-        limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
-        suspect: the end of the batch that failed; it is looked for up to here.
-        unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
-
-    """
-
-    step: Step
-    due: float
-    state: WorkerState = WorkerState.STARTING
-    reason: Reason = Reason.STARTING
-    message: str = ""
-    lease: h.HeldLease | None = None
-    stored: Checkpoint | None = None
-    cursor: Checkpoint | None = None
-    batch: Batch | None = None
-    delivered: bool = False
-    doubt: h.Unsure | None = None
-    refusal: h.Refused | None = None
-    attempt: int = 0
-    failures: int = 0
-    idle: int = 0
-    exhausted: bool = False
-    limit: int | None = None
-    suspect: Checkpoint | None = None
-    start_from_used: bool | None = None
-    unstored_rows: int = 0
-    unstored_since: float = 0.0
-
-    @property
-    def is_last_work(self) -> bool:
-        """Asked to stop, but this step is still to be done: it saves a repetition, or tells what was refused."""
-        return self.state is WorkerState.DRAINING and self.step in (Step.STORE, Step.RECORD)
-
-
-def initial_state(now: float) -> ProcessorState:
-    """Before anything was tried."""
-    return ProcessorState(step=Step.PREPARE, due=now)
 
 
 def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; mypy checks that none is missing

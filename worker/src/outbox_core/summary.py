@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.processor import Step
 from outbox_core.report import Reason, WorkerState
+from outbox_core.state import Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outbox_core.processor import ProcessorState
+    from outbox_core.state import ProcessorState
 
 _TELLING: Final = (
     WorkerState.BLOCKED,

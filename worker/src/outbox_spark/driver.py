@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Target
-    from outbox_core.processor import ProcessorState
+    from outbox_core.state import ProcessorState
     from outbox_spark.handover import PreparedBatch
     from outbox_worker.settings import Settings
     from outbox_worker.steps import Parts

@@ -10,9 +10,10 @@ import psycopg
 
 from outbox_core import happening as h
 from outbox_core.errors import OutboxError
-from outbox_core.processor import Policy, Step, decide_next
+from outbox_core.processor import decide_next
 from outbox_core.report import Reason
 from outbox_core.spec import Engine
+from outbox_core.state import Policy, Step
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.errors import translate
 from outbox_worker.shutdown import Interrupted
@@ -20,7 +21,7 @@ from outbox_worker.shutdown import Interrupted
 if TYPE_CHECKING:
     from random import Random
 
-    from outbox_core.processor import ProcessorState
+    from outbox_core.state import ProcessorState
     from outbox_worker.membership import Membership
     from outbox_worker.steps import Parts, Steps
     from outbox_worker.telemetry import Telemetry

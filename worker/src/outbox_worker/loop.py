@@ -11,7 +11,7 @@ from math import isinf
 from typing import TYPE_CHECKING, Final
 
 from outbox_core import happening as h
-from outbox_core.processor import Step
+from outbox_core.state import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.processor import initial_state
 from outbox_core.report import ExitCode
 from outbox_core.spec import Guarantee
+from outbox_core.state import initial_state
 from outbox_worker.health import HealthServer
 from outbox_worker.lane import Lane
 from outbox_worker.logs import get_logger, set_up_logging

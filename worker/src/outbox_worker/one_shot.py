@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from outbox_core.errors import OutboxError
-from outbox_core.processor import ProcessorState, initial_state
 from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
+from outbox_core.state import ProcessorState, initial_state
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import conflicts, ownership, schema
 from outbox_worker.postgres.errors import translate

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from outbox_core import happening as h
 from outbox_core.errors import ConfigurationError, OutboxError
-from outbox_core.processor import Step
 from outbox_core.report import Reason
+from outbox_core.state import Step
 from outbox_worker.postgres import checkpoints, ownership, partitions
 from outbox_worker.postgres.slots import ensure_slot_index
 from outbox_worker.steps import Steps, lease_of
@@ -20,8 +20,8 @@ from outbox_worker.steps import Steps, lease_of
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.processor import ProcessorState
     from outbox_core.spec import PartitionKey, Partitions
+    from outbox_core.state import ProcessorState
     from outbox_worker.steps import Parts
 
 _ECHO: Final = 0.5

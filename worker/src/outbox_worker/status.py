@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.processor import ProcessorState
     from outbox_core.report import Bound, Lag, ResourceRef
+    from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
 """The kubelet keeps 4,096; a report that was cut in the middle could not be read."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
-from outbox_core.processor import Step
 from outbox_core.report import Reason
 from outbox_core.spec import CheckpointTime, Guarantee
+from outbox_core.state import Step
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions, schema
 from outbox_worker.reading import reader_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.ports import BrokerTarget, Target, TransactionTarget
-    from outbox_core.processor import ProcessorState
     from outbox_core.report import Conflict
+    from outbox_core.state import ProcessorState
     from outbox_worker.observer import Observer
     from outbox_worker.ownership import Ownership
     from outbox_worker.postgres.key import ProcessorKey

@@ -1,0 +1,89 @@
+"""What every part of the resource's spec is made of: the base model, durations, names, CEL rules."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str | timedelta) -> timedelta:
+    """Read a duration as Kubernetes writes it: `500ms`, `15s`, `1m30s`.
+
+    Raises:
+        ValueError: the text is no such duration.
+
+    """
+    if isinstance(text, timedelta):
+        return text
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        msg = f"{text!r} is not a duration; write for example 500ms, 15s or 1m30s"
+        raise ValueError(msg)
+    return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def format_duration(value: timedelta) -> str:
+    """Write a duration in whole milliseconds or seconds."""
+    milliseconds = round(value.total_seconds() * 1000)
+    return f"{milliseconds // 1000}s" if milliseconds % 1000 == 0 else f"{milliseconds}ms"
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$", "maxLength": 32}),
+]
+
+
+def rule(condition: str, message: str, **more: str) -> dict[str, str]:
+    """One CEL validation (Kubernetes `x-kubernetes-validations`), with the remedy in its message."""
+    return {"rule": condition, "message": message, **more}
+
+
+def rules(*each: dict[str, str]) -> dict[str, Any]:
+    """CEL validations as pydantic's `json_schema_extra`."""
+    return {"x-kubernetes-validations": list(each)}
+
+
+class SpecModel(BaseModel):
+    """Base of every spec object: camelCase outside, snake_case inside, unknown fields refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+SqlIdentifier = Annotated[str, Field(min_length=1, max_length=63)]
+
+
+class ObjectRef(SpecModel):
+    """Reference to an object in the resource's namespace."""
+
+    name: ObjectName = Field(description="Name of the object, in the same namespace as this resource.")
+
+
+class Connection(SpecModel):
+    """How to connect; the Secret is mounted into the pods and never read by the operator."""
+
+    secret_ref: ObjectRef = Field(
+        description=(
+            "Secret with the key `uri`, or the keys `host`, `port`, `database`, `user` and `password`; for TLS "
+            "`sslmode` and `ca.crt`. RabbitMQ: `uri`, or `host`, `port`, `username`, `password` and `vhost`; for TLS "
+            "an amqps URI or `ca.crt`."
+        )
+    )
+
+
+class Engine(StrEnum):
+    """What runs the processor."""
+
+    WORKER = "Worker"
+    SPARK = "Spark"

@@ -1,0 +1,55 @@
+"""What only the engine Spark understands."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import Field
+
+from outbox_core.spec.base import Duration, ObjectRef, SpecModel
+
+
+class Application(SpecModel):
+    """A user's PySpark code."""
+
+    module: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] = Field(
+        description="Module to import, from the ConfigMap or the image."
+    )
+    config_map_ref: ObjectRef | None = Field(
+        None, description="ConfigMap whose keys are Python files. Absent: the image has the module."
+    )
+
+
+class Trigger(SpecModel):
+    """When a micro-batch starts."""
+
+    processing_time: Duration = Field(timedelta(seconds=2), description="Start a micro-batch this often.")
+
+
+class SparkPlan(SpecModel):
+    """What the Spark driver must know beyond source, delivery and target."""
+
+    application: Application | None = Field(
+        None,
+        description=(
+            "Code with `transform(messages) -> rows` (streaming DataFrames; the rows go to `target`) or "
+            "`handle(messages, effects)` (called for each micro-batch; it says itself what is written, and there is no "
+            "`target`)."
+        ),
+    )
+    trigger: Trigger = Field(default_factory=Trigger, description="When a micro-batch starts.")
+    partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
+        2, description="Into how many pieces one micro-batch is read in parallel."
+    )
+    query_checkpoint_path: Annotated[str, Field(max_length=1024, pattern=r"^/")] = Field(
+        "/var/lib/outbox/query",
+        description="Directory of Spark's own query checkpoint, on a volume that outlives the driver.",
+    )
+    config: dict[str, str] = Field(
+        default_factory=dict,
+        description=(
+            "Spark configuration, key to value; `spark.driver.memory` (512m) is the heap of the driver's JVM; the pod "
+            "needs about 500 MB beside it. What the fields here and the operator say (image, executors, ports) wins."
+        ),
+    )
