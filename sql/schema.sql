@@ -680,6 +680,54 @@ CREATE TABLE outbox.database_identity (
 
 COMMENT ON TABLE outbox.database_identity IS 'Which database this is. A copy or a restore elsewhere carries the row along and no longer matches it: confirm_identity().';
 
+CREATE TABLE outbox.dead_letters (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    key text,
+    transaction_id xid8 NOT NULL,
+    "position" bigint NOT NULL,
+    message_id text NOT NULL,
+    message_type text NOT NULL,
+    publication_id text DEFAULT 'default'::text NOT NULL,
+    partition_key text,
+    data jsonb NOT NULL,
+    metadata jsonb,
+    scheduled timestamp with time zone,
+    attempts integer NOT NULL,
+    error_class text NOT NULL,
+    error text NOT NULL,
+    died_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE outbox.dead_letters IS 'Messages whose attempts ran out, with error and attempts, until a person has them handled again or drops them.';
+
+ALTER TABLE outbox.dead_letters ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME outbox.dead_letters_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE outbox.held_messages (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    key text,
+    transaction_id xid8 NOT NULL,
+    "position" bigint NOT NULL,
+    message_id text NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    error_class text,
+    error text,
+    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    next_attempt_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.held_messages IS 'Messages that the checkpoint has passed and that are not handled yet: one that fails, those behind it with its key, and delayed ones.';
+
 CREATE TABLE outbox.messages (
     "position" bigint NOT NULL,
     transaction_id xid8 DEFAULT pg_current_xact_id() NOT NULL,
@@ -864,6 +912,12 @@ ALTER TABLE ONLY outbox.applied_migrations
 ALTER TABLE ONLY outbox.database_identity
     ADD CONSTRAINT database_identity_pkey PRIMARY KEY (singleton);
 
+ALTER TABLE ONLY outbox.dead_letters
+    ADD CONSTRAINT dead_letters_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY outbox.held_messages
+    ADD CONSTRAINT held_messages_pkey PRIMARY KEY (processor_id, partition, transaction_id, "position");
+
 ALTER TABLE ONLY outbox.messages
     ADD CONSTRAINT messages_pkey PRIMARY KEY ("position");
 
@@ -899,6 +953,8 @@ ALTER TABLE ONLY outbox.spark_queries
 
 ALTER TABLE ONLY outbox.spark_staging
     ADD CONSTRAINT spark_staging_pkey PRIMARY KEY (table_name);
+
+CREATE INDEX dead_letters_by_key ON outbox.dead_letters USING btree (processor_id, key, id);
 
 CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "position");
 
