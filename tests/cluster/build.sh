@@ -117,12 +117,6 @@ build_wheel() {
   keep_newest "$OUTBOX_CACHE/dist" 5
 }
 
-# keep_newest FOLDER N: of what every change of code or of a lock leaves behind.
-keep_newest() {
-  find "$1" -mindepth 1 -maxdepth 1 -not -name '.tmp-*' -printf '%T@ %p\n' | sort -rn | tail -n "+$(($2 + 1))" |
-    cut -d' ' -f2- | xargs -r -d '\n' rm -rf --
-}
-
 make_wheel() {
   # In a copy: setuptools leaves folders behind.
   mkdir "$1/src"

@@ -148,3 +148,9 @@ install_debian() {
     fail "apt-get could not install $* (whole log: $log)"
   fi
 }
+
+# keep_newest FOLDER N: of what every change of code or of a lock leaves behind.
+keep_newest() {
+  find "$1" -mindepth 1 -maxdepth 1 -not -name '.tmp-*' -printf '%T@ %p\n' | sort -rn | tail -n "+$(($2 + 1))" |
+    cut -d' ' -f2- | xargs -r -d '\n' rm -rf --
+}

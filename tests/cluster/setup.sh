@@ -4,7 +4,7 @@
 #   python    uv and the checkout's .venv, from requirements.lock
 #   postgres  PostgreSQL servers 14, 15 and 18 in $OUTBOX_CACHE/postgres/MAJOR/bin, and pgbouncer
 #   rabbitmq  the RabbitMQ server, not started
-#   spark     a Java, for Spark sessions outside the cluster
+#   spark     a Java, for Spark sessions outside the cluster, and Spark with its classes ready to be mapped
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
 #   model     TLC, which checks the protocol's model (docs/model)
 #   images    what images.sh builds with, and the Debian base images

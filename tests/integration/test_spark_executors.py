@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.postgres import wait_until
-from tests.support.spark import AGGREGATE, PATIENCE, QUICK, Drivers, Orders, spark_config, wait_handled
+from tests.support.spark import AGGREGATE, OPTIONS, PATIENCE, Drivers, Orders, spark_config, wait_handled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,8 @@ EXECUTORS = {
     "spark.master": "local-cluster[2,1,512]",
     "spark.executor.memory": "512m",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": QUICK,
-    "spark.executor.extraJavaOptions": QUICK,
+    "spark.driver.extraJavaOptions": OPTIONS,
+    "spark.executor.extraJavaOptions": OPTIONS,
 }
 """Two executors, each a process with a JVM of its own."""
 

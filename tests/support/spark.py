@@ -6,20 +6,22 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from tests.support.postgres import free_port, wait_until
+from tests.support.spark_classes import QUICK
 from tests.support.worker import Worker, Workers, build_config
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.postgres import Database
 
-QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Tests start many JVMs and compute little."""
+SPARK_HOME = Path(sys.prefix) / "spark"
+"""A copy of Spark whose classes are ready to be mapped (`tests/cluster/parts/spark.sh`)."""
+OPTIONS = f"{QUICK} -XX:SharedArchiveFile={(SPARK_HOME / 'classes.jsa').resolve()}"
+"""Of every JVM that the tests start."""
 PATIENCE = 240.0
 """Seconds for what takes 10 on a free machine: a JVM, a session, the first Python workers."""
 
@@ -49,7 +51,7 @@ def start_notebook_session() -> Any:
 
     from outbox_spark.source import OutboxDataSource
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK_HOME.resolve())}
     session = (
         SparkSession.builder.master("local[2,4]")
         .config("spark.ui.enabled", "false")
@@ -58,7 +60,7 @@ def start_notebook_session() -> Any:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.memory", "768m")
-        .config("spark.driver.extraJavaOptions", QUICK)
+        .config("spark.driver.extraJavaOptions", OPTIONS)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -135,7 +137,7 @@ def spark_config(database: Database, home: Path, **fields: Any) -> dict[str, Any
     spark = {
         "trigger": {"processingTime": "200ms"},
         "queryCheckpointPath": str(home / "query"),
-        "config": {"spark.driver.extraJavaOptions": QUICK},
+        "config": {"spark.driver.extraJavaOptions": OPTIONS},
         "application": {"module": "orders"},
     } | fields.pop("spark", {})
     target = fields.pop("target", None)
@@ -163,6 +165,7 @@ class Drivers(Workers):
             str(home / "termination-log"), "--port", str(port), *arguments,
         ]  # fmt: skip
         variables = os.environ | {"POD_NAME": pod or home.name, "POD_UID": f"uid-{home.name}"} | self.environment
+        variables["SPARK_HOME"] = str(SPARK_HOME.resolve())
         # A session of its own: what ends it is sent to the driver, not to its JVM and Python workers.
         with (home / "log").open("ab") as log:
             process = subprocess.Popen(
