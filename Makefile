@@ -9,12 +9,14 @@ help: ## Show the verbs
 init: ## Install the Python environment from the lock
 	@tests/cluster/setup.sh python
 
-check: init ## Format, lint, types, import rules and unit tests (no server)
+lint: init ## Format, lint, types and import rules
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 	$(PY) -m yamllint -s crds charts/outbox-operator/values.yaml examples
+
+check: lint ## Lint, and the unit tests (no server), shuffled
 	$(PY) -m pytest -q tests/unit tests/property -p no:cacheprovider
 
 format: init ## Rewrite the sources in the project's format
@@ -47,4 +49,4 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init check format crds lock model up images demo down test
+.PHONY: help init lint check format crds lock model up images demo down test
