@@ -292,6 +292,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
+-- less: a row written for each batch would wear.
+DECLARE
+    v_expires timestamptz;
+BEGIN
+    SELECT l.expires_at INTO v_expires FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token
+      AND l.expires_at > clock_timestamp();
+    RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
+                      OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
+END
+$$;
+
 CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -574,11 +591,13 @@ $$;
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 -- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
--- The steps are those of the contract's table, in its order; the row is locked before it is compared.
+-- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
+-- latest generation (see processor_checkpoints_newest) and updated in its place.
 DECLARE
-    v_stored processor_checkpoints;
+    v_stored record;
 BEGIN
     -- step 1
     IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
@@ -601,8 +620,9 @@ BEGIN
         RETURN 4;
     END IF;
     LOOP
-        SELECT c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition
+        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
+        ORDER BY c.generation DESC LIMIT 1
         FOR UPDATE;
         EXIT WHEN FOUND;
         IF p_expected_position IS NOT NULL
@@ -629,8 +649,9 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+        WHERE c.ctid = v_stored.place;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
@@ -757,11 +778,14 @@ CREATE TABLE outbox.processor_checkpoints (
     partition integer DEFAULT 0 NOT NULL,
     last_processed_transaction_id xid8 NOT NULL,
     last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    generation bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
 
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
@@ -960,6 +984,8 @@ CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "po
 
 CREATE INDEX messages_publication_cursor ON outbox.messages USING btree (publication_id, transaction_id, "position");
 
+CREATE INDEX processor_checkpoints_newest ON outbox.processor_checkpoints USING btree (((processor_id || ''::text)), partition, generation);
+
 CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USING btree (processor_id, id);
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
@@ -985,6 +1011,8 @@ REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
 

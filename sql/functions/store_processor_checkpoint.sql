@@ -4,12 +4,13 @@ CREATE OR REPLACE FUNCTION :"schema".store_processor_checkpoint(
     p_expected_transaction_id xid8, p_expected_position bigint,
     p_epoch bigint, p_owner_token uuid
 ) RETURNS int
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off
 AS $function$
 -- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
--- The steps are those of the contract's table, in its order; the row is locked before it is compared.
+-- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
+-- latest generation (see processor_checkpoints_newest) and updated in its place.
 DECLARE
-    v_stored processor_checkpoints;
+    v_stored record;
 BEGIN
     -- step 1
     IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
@@ -32,8 +33,9 @@ BEGIN
         RETURN 4;
     END IF;
     LOOP
-        SELECT c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition
+        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
+        ORDER BY c.generation DESC LIMIT 1
         FOR UPDATE;
         EXIT WHEN FOUND;
         IF p_expected_position IS NOT NULL
@@ -60,8 +62,9 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+        WHERE c.ctid = v_stored.place;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)

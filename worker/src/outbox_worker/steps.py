@@ -224,13 +224,12 @@ class Steps:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
         connection = self._connection()
-        if not ownership.renew_lease(
+        if not ownership.keep_lease(
             connection, self._parts.key, epoch=lease.epoch, token=lease.token, lease=self._lease
         ):
             stored = checkpoints.load(connection, self._parts.key)
             pair = stored.pair if stored else None
             return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, pair)
-        self._parts.ownership.note_renewal(lease)
         if self._parts.transactional_target:
             happened = self._in_transaction(lease, None, batch)
             return h.Delivered(happened.count) if isinstance(happened, h.Stored) else happened

@@ -1,0 +1,108 @@
+-- While somebody else's transaction holds the horizon, dead versions of a row stay: a checkpoint that is stored often would be
+-- found behind all of them. Now it is found behind those of its latest generation, about a hundred.
+
+ALTER TABLE :"schema".processor_checkpoints ADD COLUMN generation bigint NOT NULL DEFAULT 0;
+
+COMMENT ON COLUMN :"schema".processor_checkpoints.generation IS
+    'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
+
+-- Not on processor_id itself: where that is compared the planner takes the primary key, which has no order of age.
+CREATE INDEX processor_checkpoints_newest ON :"schema".processor_checkpoints ((processor_id || ''), partition, generation);
+
+CREATE OR REPLACE FUNCTION :"schema".store_processor_checkpoint(
+    p_processor_id text, p_partition int,
+    p_new_transaction_id xid8, p_new_position bigint,
+    p_expected_transaction_id xid8, p_expected_position bigint,
+    p_epoch bigint, p_owner_token uuid
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off
+AS $function$
+-- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
+-- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
+-- latest generation (see processor_checkpoints_newest) and updated in its place.
+DECLARE
+    v_stored record;
+BEGIN
+    -- step 1
+    IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
+       OR (p_expected_transaction_id IS NULL) <> (p_expected_position IS NULL) THEN
+        RAISE EXCEPTION 'half a checkpoint: new %:%, expected %:%', p_new_transaction_id, p_new_position,
+            p_expected_transaction_id, p_expected_position
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'Name both parts of a pair, transaction_id and position.';
+    END IF;
+    IF (p_new_transaction_id, p_new_position) <= (p_expected_transaction_id, p_expected_position) THEN
+        RAISE EXCEPTION 'a checkpoint never moves back: new %:% is not after expected %:%', p_new_transaction_id,
+            p_new_position, p_expected_transaction_id, p_expected_position
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'rewind_processor_checkpoint() is the recorded way back.';
+    END IF;
+    -- step 2
+    IF p_epoch IS NULL AND p_owner_token IS NULL THEN
+        IF refuses_stranger(p_processor_id, p_partition) THEN
+            RETURN 4;
+        END IF;
+    ELSIF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN 4;
+    END IF;
+    LOOP
+        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
+        ORDER BY c.generation DESC LIMIT 1
+        FOR UPDATE;
+        EXIT WHEN FOUND;
+        IF p_expected_position IS NOT NULL
+           AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
+            RETURN 3;  -- step 5
+        END IF;
+        -- Of two callers one inserts; an old snapshot that cannot see the other's row gets 40001 here.
+        INSERT INTO processor_checkpoints
+            (processor_id, partition, last_processed_transaction_id, last_processed_position)
+        VALUES (p_processor_id, p_partition, p_new_transaction_id, p_new_position)
+        ON CONFLICT DO NOTHING;
+        IF FOUND AND p_expected_position IS NOT NULL THEN
+            DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+            RETURN 3;  -- step 5
+        ELSIF FOUND THEN
+            RETURN 1;  -- step 4
+        END IF;
+    END LOOP;
+    IF (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
+       = (p_new_transaction_id, p_new_position) THEN
+        RETURN 0;  -- step 3
+    ELSIF (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
+          = (p_expected_transaction_id, p_expected_position) THEN
+        UPDATE processor_checkpoints c
+        SET last_processed_transaction_id = p_new_transaction_id,
+            last_processed_position = p_new_position,
+            generation = c.generation + (random() < 0.01)::int,
+            stored_at = clock_timestamp()
+        WHERE c.ctid = v_stored.place;
+        RETURN 1;  -- step 6
+    ELSIF p_expected_position IS NULL
+          OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
+             > (p_expected_transaction_id, p_expected_position) THEN
+        RETURN 2;  -- step 7
+    END IF;
+    RETURN 3;  -- step 8
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".keep_lease(
+    p_processor_id text, p_partition int, p_epoch bigint, p_token uuid, p_lease interval
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
+-- less: a row written for each batch would wear.
+DECLARE
+    v_expires timestamptz;
+BEGIN
+    SELECT l.expires_at INTO v_expires FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token
+      AND l.expires_at > clock_timestamp();
+    RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
+                      OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
+END
+$function$;
+
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA :"schema" FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION :"schema".hash_slot(text) TO PUBLIC;
