@@ -1,4 +1,4 @@
-"""Somebody else's open snapshot keeps dead versions of our rows: what is stored often must not slow down behind them."""
+"""Somebody else's open snapshot keeps dead versions of our rows: what is stored often must not slow down behind it."""
 
 from __future__ import annotations
 
