@@ -25,6 +25,7 @@ BEGIN
         checkpoint_at = v_at,
         -- What was tried alone and not stored since.
         kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
+        killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $function$;

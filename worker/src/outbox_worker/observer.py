@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from outbox_core.errors import TransientError
 from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
-from outbox_worker.postgres import checkpoints, conflicts, partitions
+from outbox_worker.gate import HeldWatch
+from outbox_worker.postgres import checkpoints, conflicts, holding, partitions
 from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
 from outbox_worker.reading import reader_of
@@ -44,6 +45,7 @@ class Observer:
         self._board = board
         self._limit = max(100, int(lease * _LIMIT_SHARE * 1000))
         self._budget = lease * _BUDGET_SHARE
+        self.watch = HeldWatch()
         self._reader: MessageReader | None = None
         self._bound: BoundObserver | None = None
 
@@ -73,6 +75,9 @@ class Observer:
                 ]
                 self._board.set_observed(checkpoints=views)
             self._board.set_observed(conflicts=conflicts.summary(connection, self._key))
+            failures, seen = holding.observe(connection, self._key)
+            self._board.set_observed(failures=failures)
+            self.watch.note(seen)
         if stored and time.monotonic() < enough:
             self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
         if time.monotonic() > enough:

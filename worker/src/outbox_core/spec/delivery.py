@@ -153,7 +153,7 @@ class CircuitBreaker(SpecModel):
     open_for: Duration = Field(
         timedelta(seconds=10),
         description=(
-            "How long nothing is tried; then one message is the probe. Doubles with each bad probe, up to 8 times as long."
+            "How long nothing is tried; then one message is the probe. Doubled by each bad probe, up to 8 times."
         ),
     )
     probes: Annotated[int, Field(ge=1, le=100)] = Field(
