@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.failing import DEADLY_HANDLER, KEYS, Failing
@@ -69,8 +71,9 @@ def test_a_held_message_that_kills_is_found_too(failing, workers):
     running = run(failing, workers, [], blocks="Key", whenExhausted="DeadLetter",
                   retry={"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "100ms"})  # fmt: skip
     free = set(range(30)) - set(range(7, 30, KEYS))
-    running.until(lambda: free <= set(failing.handled()) and ("message-7", 0) < failing.held()[0], "it is held")
+    running.until(lambda: free <= set(failing.handled()) and failing.held()[0] > ("message-7", 0), "it is held")
     (running.home / "deadly").write_text("message-7")
+    failing.mend()
     running.until(lambda: len(failing.dead()) == 1, "the killer is dead")
     assert failing.dead()[0][0::2] == ("message-7", "ProcessKilled")
     assert set(failing.handled()) == free
@@ -79,7 +82,7 @@ def test_a_held_message_that_kills_is_found_too(failing, workers):
 
 def test_stopped_at_a_killer_it_stays_so_until_the_handler_is_changed(failing, workers):
     running = run(failing, workers, [7])
-    stopped = []
+    stopped: list[Any] = []
 
     def is_stopped():
         try:
