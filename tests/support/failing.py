@@ -66,7 +66,7 @@ class Failing:
     def handled(self) -> list[int]:
         return [row[0] for row in self.connection.execute("SELECT total FROM handled ORDER BY n").fetchall()]
 
-    def wait_handled(self, expected: set[int], seconds: float = 40.0) -> None:
+    def wait_handled(self, expected: set[int], seconds: float = 60.0) -> None:
         """Wait until these are handled, and nothing else is."""
         wait_until(lambda: set(self.handled()) >= expected, f"handled {sorted(expected)[-3:]} and before", seconds)
         assert set(self.handled()) == expected
@@ -91,5 +91,5 @@ class Failing:
             "SELECT message_id, attempts, error_class, blocks FROM outbox.dead_letters ORDER BY id"
         ).fetchall()
 
-    def wait_dead(self, count: int, seconds: float = 40.0) -> None:
+    def wait_dead(self, count: int, seconds: float = 60.0) -> None:
         wait_until(lambda: len(self.dead()) == count, f"{count} dead letters", seconds)

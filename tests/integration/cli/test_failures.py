@@ -94,23 +94,23 @@ def test_looking_and_redriving_by_key_keeps_the_order(failing, workers, call):
 
 
 def test_a_redrive_that_is_killed_halfway_is_done_by_the_same_command_again(failing, workers, call):
-    failing.break_at(*range(300))
-    failing.produce(300)
+    failing.break_at(*range(60))
+    failing.produce(60)
     start(failing, workers, blocks="Nothing", circuitBreaker={"failures": 10_000})
-    failing.wait_dead(300, 90)
+    failing.wait_dead(60, 120)
     failing.mend()
-    arguments = ("redrive", "orders", "--all", "--rate", "50", "--reason", "mended", "--yes")
+    arguments = ("redrive", "orders", "--all", "--rate", "10", "--reason", "mended", "--yes")
     first = call(*arguments, background=True)
-    wait_until(lambda: len(failing.dead()) < 300, "the first are redriven")
+    wait_until(lambda: len(failing.dead()) < 60, "the first are redriven")
     first.send_signal(signal.SIGKILL)
     first.communicate()
     left = len(failing.dead())
-    assert 0 < left < 300
+    assert 0 < left < 60
     status, out, err = call(*arguments)
     assert status == 0, err
     assert out.startswith(f"{left} redriven")
-    failing.wait_handled(set(range(300)))
-    assert len(failing.handled()) == 300, "an effect is doubled"
+    failing.wait_handled(set(range(60)))
+    assert len(failing.handled()) == 60, "an effect is doubled"
 
 
 def test_a_stopped_key_is_tried_again_or_given_up_by_the_same_commands(failing, workers, call):

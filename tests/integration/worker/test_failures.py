@@ -158,20 +158,20 @@ def test_an_error_that_is_no_messages_fault_counts_no_attempts(failing, workers)
 def test_killed_while_held_messages_are_tried_each_is_handled_once_and_in_order(failing, workers):
     """Held messages of every key, a worker killed again and again in the middle of trying them."""
     failing.break_at(*range(KEYS))
-    failing.produce(200)
+    failing.produce(100)
     first = start(failing, workers, retry=QUICK | {"maxAttempts": 1000})
-    wait_until(lambda: len(failing.held()) == 200, "all is held", 40)
+    wait_until(lambda: len(failing.held()) == 100, "all is held", 90)
     failing.mend()
     wait_until(lambda: len(failing.handled()) > 0, "held messages are tried")
     first.kill()
     second = start(failing, workers, retry=QUICK | {"maxAttempts": 1000}, batchSize=3)
-    failing.produce(50, start=200)
+    failing.produce(50, start=100)
     before = len(failing.handled())
     wait_until(lambda: len(failing.handled()) > before, "the next one goes on")
     second.send(signal.SIGKILL)
     second.process.wait()
     start(failing, workers, retry=QUICK)
-    failing.wait_handled(set(range(250)))
+    failing.wait_handled(set(range(150)), 90)
     failing.assert_once_and_in_order()
 
 
@@ -216,13 +216,14 @@ def test_delayed_messages_are_handled_when_they_are_due(failing, workers, target
 
 def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers):
     failing.produce(5)
-    failing.produce(1, start=5, deliver_after="3 seconds")
+    failing.produce(1, start=5, deliver_after="1 hour")
     failing.produce(5, start=6)
     worker = start(failing, workers, SQL_TARGET, partitioned=False)
     report = worker.wait_state("Retrying", "MessageDelayed")
     assert "message 'message-5' at" in report.message
     assert "use mode Partitioned" in report.message
     assert failing.handled() == list(range(5))
+    failing.connection.execute("UPDATE outbox.messages SET deliver_after = NULL")
     failing.wait_handled(set(range(11)))
     assert failing.handled() == list(range(11))
 
