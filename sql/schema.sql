@@ -273,6 +273,7 @@ BEGIN
         checkpoint_at = v_at,
         -- What was tried alone and not stored since.
         kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
+        killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $$;
@@ -500,6 +501,23 @@ CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, 
                      AND d.key_hash = hashtextextended(p_key, 0) AND d.key = p_key AND d.blocks)
 $$;
 
+CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
+-- less: a row written for each batch would wear.
+DECLARE
+    v_expires timestamptz;
+BEGIN
+    SELECT l.expires_at INTO v_expires FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token
+      AND l.expires_at > clock_timestamp();
+    RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
+                      OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
+END
+$$;
+
 CREATE FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -724,27 +742,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_deaths integer) RETURNS TABLE(owned boolean, any_held boolean, blocking boolean, deaths integer, transaction_id xid8, "position" bigint, kills integer)
+CREATE FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) RETURNS TABLE(owned boolean, any_held boolean, blocking boolean, deaths integer, kills integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- What a new owner must know: whether anything is held, and of what former owners died. What was given up is tried
--- again, as after every restart; what killed `p_deaths` processes is not, unless the resource was changed since.
+-- again, as after every restart; what killed processes is not, unless the resource was changed since, or the handler
+-- (`p_forgive`).
 #variable_conflict use_column
+DECLARE
+    v_forgiven boolean;
 BEGIN
     owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
         UPDATE processor_suspicions s SET kills = 0, deaths = 0, generation = p_generation
-        WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation <> p_generation;
-        IF FOUND THEN
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+          AND (s.generation <> p_generation OR p_forgive);
+        v_forgiven := FOUND;
+        IF v_forgiven THEN
             UPDATE held_messages h SET deaths = 0
             WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.deaths > 0;
         END IF;
         UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.next_attempt_at = 'infinity'
-          AND NOT h.behind AND h.deaths < p_deaths;
+          AND NOT h.behind AND (h.error_class <> 'ProcessKilled' OR v_forgiven OR p_forgive);
         -- Whoever changed the table by hand may have left a key without one that is due.
         PERFORM advance_keys(p_processor_id, p_partition, (
             SELECT array_agg(DISTINCT h.key) FROM held_messages h
@@ -756,8 +779,13 @@ BEGIN
                         AND h.partition = p_partition AND h.blocks)
         OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id
                    AND d.partition = p_partition AND d.blocks);
-    SELECT s.deaths, s.transaction_id, s.position, s.kills INTO deaths, transaction_id, "position", kills
-    FROM processor_suspicions s WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    -- What happened before the checkpoint was last stored is over.
+    SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
+           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END
+    INTO deaths, kills
+    FROM processor_suspicions s
+    JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
     RETURN NEXT;
 END
 $$;
@@ -977,11 +1005,13 @@ $$;
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 -- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
--- The steps are those of the contract's table, in its order; the row is locked before it is compared.
+-- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
+-- latest generation (see processor_checkpoints_newest) and updated in its place.
 DECLARE
-    v_stored processor_checkpoints;
+    v_stored record;
 BEGIN
     -- step 1
     IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
@@ -1004,8 +1034,9 @@ BEGIN
         RETURN 4;
     END IF;
     LOOP
-        SELECT c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition
+        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
+        ORDER BY c.generation DESC LIMIT 1
         FOR UPDATE;
         EXIT WHEN FOUND;
         IF p_expected_position IS NOT NULL
@@ -1032,8 +1063,9 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+        WHERE c.ctid = v_stored.place;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
@@ -1224,11 +1256,14 @@ CREATE TABLE outbox.processor_checkpoints (
     partition integer DEFAULT 0 NOT NULL,
     last_processed_transaction_id xid8 NOT NULL,
     last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    generation bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
 
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
@@ -1315,6 +1350,7 @@ CREATE TABLE outbox.processor_suspicions (
     "position" bigint,
     begun_at timestamp with time zone,
     kills integer DEFAULT 0 NOT NULL,
+    killed_at timestamp with time zone,
     generation bigint,
     held_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
     held_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL
@@ -1453,6 +1489,8 @@ CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "po
 
 CREATE INDEX messages_publication_cursor ON outbox.messages USING btree (publication_id, transaction_id, "position");
 
+CREATE INDEX processor_checkpoints_newest ON outbox.processor_checkpoints USING btree (((processor_id || ''::text)), partition, generation);
+
 CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USING btree (processor_id, id);
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
@@ -1493,6 +1531,8 @@ REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integ
 
 REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
@@ -1511,7 +1551,7 @@ REVOKE ALL ON FUNCTION outbox.renew_membership(p_processor_id text, p_claim_uid 
 
 REVOKE ALL ON FUNCTION outbox.resolve_conflict(p_conflict_id bigint, p_action text, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_deaths integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.rewind_processor_checkpoint(p_processor_id text, p_partition integer, p_transaction_id xid8, p_position bigint, p_reason text, p_decided_by text) FROM PUBLIC;
 
