@@ -38,6 +38,7 @@ CREATE TABLE :"schema".held_messages (
 ) WITH (fillfactor = 70);
 
 CREATE INDEX held_messages_due ON :"schema".held_messages (processor_id, partition, next_attempt_at) WHERE NOT behind;
+CREATE INDEX held_messages_by_place ON :"schema".held_messages (place);
 CREATE INDEX held_messages_by_key ON :"schema".held_messages (processor_id, partition, key_hash, place) WHERE blocks;
 
 COMMENT ON TABLE :"schema".held_messages IS

@@ -16,7 +16,8 @@ from outbox_core.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
 from outbox_spark.offsets import OffsetRange
-from outbox_worker.postgres import checkpoints
+from outbox_worker.postgres import checkpoints, holding
+from outbox_worker.postgres import holding
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.messages import MessageReader
@@ -71,7 +72,13 @@ class RangeReader:
     def fetch_end(self, after: Checkpoint, limit: int) -> Checkpoint:
         """Return the last settled pair after `after`, at most `limit` rows on; `after` itself when nothing is there."""
         with self._connect() as connection:
-            return MessageReader(self._options.source).bound_of(connection, after, limit).examined
+            reader = MessageReader(self._options.source)
+            reach = reader.bound_of(connection, after, limit)
+            if reach.delayed_count:
+                # In order, so all waits for a message whose time has not come.
+                rows = reader.keyed_relation(after, reach.examined, None)
+                reach = holding.cut_at_delayed(connection, reach, rows)
+            return reach.examined
 
     def fetch_settled(self) -> Checkpoint:
         """Return a pair at or after the last settled row, and before everything that is not settled."""
