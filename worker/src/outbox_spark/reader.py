@@ -17,7 +17,6 @@ from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
 from outbox_spark.offsets import OffsetRange
 from outbox_worker.postgres import checkpoints, holding
-from outbox_worker.postgres import holding
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.messages import MessageReader
