@@ -145,7 +145,7 @@ def _signature(report: Report | None) -> Any:
         report.conflicts.strangers,
         report.conflicts.open,
         report.conflicts.last,
-        report.bound is not None and report.bound.age_seconds >= 30,
+        report.bound is not None and report.bound.stalled,
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database
-from outbox_cli.console import Column, format_age
+from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
+from outbox_core.span import format_age
 from outbox_worker.postgres.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.overview import list_acts, list_processors
-from outbox_worker.postgres.writers import list_writers
+from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 
 if TYPE_CHECKING:
     import psycopg
@@ -160,7 +161,7 @@ def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
     found = list_writers(connection)
     waits = MessageReader(context.subject.source).has_waiting(connection)
     holder = found.holder
-    record: Record = {"bound": found.bound, "messagesWait": waits}
+    record: Record = {"bound": found.bound, "messagesWait": waits, "others": max(0, len(found.writers) - 1)}
     record |= {"holder": None} if holder is None else {"holder": _writer(holder)}
     if context.options.all:
         record["writers"] = [_writer(writer) for writer in found.writers]
@@ -170,34 +171,16 @@ def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
         console.say(f"nothing holds the reading bound back (transaction id {found.bound})")
     else:
         console.say(f"the reading bound stands at transaction id {found.bound}, held by {describe(holder)}")
+        if more := len(found.writers) - 1:
+            console.say(f"{more} more open transactions have written and hold it next (--all names them)")
         console.say("committed messages wait behind it" if waits else "no committed message waits behind it")
         console.say(f"to end it: {remedy(holder)}")
     if context.options.all:
         for writer in found.writers:
             console.say(f"{writer.transaction_id}: {describe(writer)}")
-    if any(writer.age_seconds is None for writer in found.writers):
-        console.note("ages of other roles' transactions are hidden from this role: GRANT pg_read_all_stats TO it")
+    if (grant := missing_grant(found)) is not None:
+        console.note(grant)
     return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
-
-
-def describe(writer: Writer) -> str:
-    """Say who it is and for how long."""
-    age = "" if writer.age_seconds is None else f", open for {format_age(writer.age_seconds)}"
-    if writer.prepared is not None:
-        return f"prepared transaction '{writer.prepared}' of role {writer.role} in database {writer.database}{age}"
-    named = f", application '{writer.application}'" if writer.application else ""
-    state = f", {writer.state}" if writer.state else ""
-    return f"session {writer.pid} of role {writer.role} in database {writer.database}{named}{state}{age}"
-
-
-def remedy(writer: Writer) -> str:
-    """Say how to end it."""
-    if writer.prepared is not None:
-        name = writer.prepared.replace("'", "''")
-        return f"COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}', in database {writer.database}"
-    if (writer.application or "").startswith("outbox "):
-        return "it is a processor's own worker: delivery.timeout bounds it, or lower delivery.batchSize"
-    return f"let its program finish, or SELECT pg_terminate_backend({writer.pid})"
 
 
 def _writer(writer: Writer) -> Record:
@@ -205,6 +188,7 @@ def _writer(writer: Writer) -> Record:
         "transactionId": writer.transaction_id,
         "pid": writer.pid,
         "application": writer.application,
+        "processor": writer.processor,
         "database": writer.database,
         "role": writer.role,
         "state": writer.state,

@@ -144,12 +144,22 @@ class MessageReader:
 
     def has_waiting(self, connection: psycopg.Connection[Any]) -> bool:
         """Say whether a committed message waits at or above the reading bound."""
+        return self.waiting_seconds(connection) is not None
+
+    def waiting_seconds(self, connection: psycopg.Connection[Any]) -> float | None:
+        """Return since when the first message at or above the reading bound is stored; None where none waits there.
+
+        0 where the table has no column that says when a message was stored.
+        """
         statement = load("fetch_waiting").format(
-            table=self._table.identifier, transaction_id=sql.Identifier(self._table.columns.transaction_id)
+            table=self._table.identifier,
+            transaction_id=sql.Identifier(self._table.columns.transaction_id),
+            pair=self._table.pair,
+            moment=self._table.moment,
         )
         with translated():
             row = connection.execute(statement).fetchone()
-        return row is not None and bool(row[0])
+        return None if row is None else max(0.0, row[0])
 
     def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: _Range) -> tuple[Message, ...]:
         rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
