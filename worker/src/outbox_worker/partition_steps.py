@@ -50,11 +50,11 @@ class PartitionSteps(Steps):
         self._divided: Partitions = divided
 
     @override
-    def _prepare(self, _state: ProcessorState) -> h.Happening:
+    def _prepare(self, state: ProcessorState) -> h.Happening:
         if self._outage.error is not None and time.monotonic() < self._outage.until:
             raise self._outage.error
         try:
-            prepared = super()._prepare(_state)
+            prepared = super()._prepare(state)
             if self._parts.key.partition == 0:
                 self._parts.board.set_advice(
                     ensure_slot_index(self._connection(), self._parts.config.source, self._divided.key)

@@ -1,0 +1,266 @@
+"""A dump restored into a younger server: nothing runs, `outbox repair` rebases it, and every processor goes on exactly."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+from outbox_worker.postgres import checkpoints, identity
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.repair import Outbox, Repairer
+from tests.integration.cli.conftest import Cli
+from tests.support.postgres import build_source, wait_until
+from tests.support.restore import age, restored_into_a_younger_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.postgres import Database, Servers
+
+SOURCE = build_source()
+READER = MessageReader(SOURCE)
+AHEAD = 4000
+
+
+def produce(connection: psycopg.Connection[Any], name: str) -> None:
+    connection.execute("INSERT INTO outbox.messages (message_id, message_type, data) VALUES (%s, 'm', '{}')", (name,))
+
+
+def produce_overlapping(database: Database, count: int, chance: random.Random, name: str) -> None:
+    """Transactions that overlap, with savepoints and rollbacks: positions are not monotonic along the ids."""
+    writers = [database.direct(autocommit=False) for _ in range(5)]
+    for number in range(count):
+        writer = chance.choice(writers)
+        if chance.random() < 0.3:
+            writer.execute("SELECT pg_current_xact_id()")
+        if chance.random() < 0.3:
+            with writer.transaction():
+                produce(writer, f"{name}-{number}")
+        else:
+            produce(writer, f"{name}-{number}")
+        if chance.random() < 0.6:
+            (writer.rollback if chance.random() < 0.15 else writer.commit)()
+    for writer in writers:
+        writer.commit()
+        writer.close()
+
+
+def in_order(connection: psycopg.Connection[Any]) -> list[tuple[Checkpoint, str]]:
+    rows = connection.execute(
+        "SELECT o.transaction_id::text AS t, o.position, o.message_id FROM outbox.messages AS o "
+        "ORDER BY o.transaction_id, o.position"
+    ).fetchall()
+    return [(Checkpoint(int(t), position), name) for t, position, name in rows]
+
+
+def store(connection: psycopg.Connection[Any], processor: str, partition: int, pair: Checkpoint) -> None:
+    connection.execute(
+        "INSERT INTO outbox.processor_checkpoints VALUES (%s, %s, %s::text::xid8, %s)",
+        (processor, partition, str(pair.transaction_id), pair.position),
+    )
+
+
+def read_on(database: Database, processor: str, partition: int = 0) -> list[str]:
+    """Everything that a processor would still handle, read as workers read."""
+    connection = database.connect()
+    stored = checkpoints.load(connection, ProcessorKey("outbox", processor, partition))
+    assert stored is not None
+    names: list[str] = []
+    after = stored.pair
+    while (batch := READER.fetch(connection, after, 7)).messages:
+        names += [message.message_id for message in batch]
+        after = batch.examined
+    return names
+
+
+@dataclass
+class Restored:
+    """A restored outbox, what each processor had not handled when it was dumped, and what was stored here since."""
+
+    database: Database
+    expected: dict[tuple[str, int], list[str]]
+    since: list[str]
+
+    @property
+    def cli(self) -> Cli:
+        return Cli(self.database.files().directory)
+
+    def assert_goes_on(self) -> None:
+        for (processor, partition), names in self.expected.items():
+            assert read_on(self.database, processor, partition) == names + self.since, processor
+
+
+def fill(database: Database, chance: random.Random) -> dict[tuple[str, int], list[str]]:
+    """Messages, some of them deleted by retention, and checkpoints of every kind."""
+    produce_overlapping(database, 60, chance, "old")
+    connection = database.direct()
+    before = in_order(connection)
+    pairs: dict[tuple[str, int], Checkpoint] = {
+        ("new", 0): BEGINNING,
+        ("caught-up", 0): before[-1][0],
+        ("started-at-the-end", 0): Checkpoint(before[-1][0].transaction_id + 3, MAX_POSITION),
+    }
+    for partition in range(3):
+        pairs["divided", partition] = chance.choice(before)[0]
+    gone = chance.choice(before)
+    pairs["passed-what-is-gone", 0] = gone[0]
+    connection.execute("DELETE FROM outbox.messages WHERE message_id = %s", (gone[1],))
+    for (processor, partition), pair in pairs.items():
+        store(connection, processor, partition, pair)
+    left = in_order(connection)
+    return {who: [name for at, name in left if at > pair] for who, pair in pairs.items()}
+
+
+@pytest.fixture(params=[("15", "18"), ("14", "15")], ids=lambda versions: f"from {versions[0]} to {versions[1]}")
+def outbox(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Restored]:
+    old, new = request.param
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with servers.database(old) as source:
+        age(servers, source, new, AHEAD)
+        expected = fill(source, chance)
+        with restored_into_a_younger_server(servers, source, new, AHEAD) as database:
+            produce_overlapping(database, 12, chance, "since")
+            since = [name for _, name in in_order(database.direct()) if name.startswith("since")]
+            yield Restored(database, expected, since)
+
+
+def refusal(database: Database) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        identity.check_identity(database.connect(), SOURCE)
+    return caught.value
+
+
+def test_a_restore_runs_nothing_until_it_is_repaired_and_confirmed(outbox):
+    error = refusal(outbox.database)
+    assert error.reason is Reason.DATABASE_COPIED
+    assert "run `outbox repair` first" in str(error)
+    too_early = outbox.cli.run("confirm-identity", "keep")
+    assert (too_early.returncode, "outbox repair" in too_early.stderr) == (1, True)
+
+    done = outbox.cli.run("repair", "--yes", "--reason", "restored on Friday")
+
+    assert done.returncode == 0, done.stderr
+    assert refusal(outbox.database).reason is Reason.DATABASE_COPIED, "who it is, is another question"
+    assert outbox.cli.run("confirm-identity", "keep").returncode == 0
+    identity.check_identity(outbox.database.connect(), SOURCE, ProcessorKey("outbox", "caught-up"))
+    outbox.assert_goes_on()
+    acts = outbox.database.direct().execute(
+        "SELECT act, processor_id, reason FROM outbox.recorded_acts WHERE act = 'Rebase' AND processor_id = 'caught-up'"
+    )
+    assert acts.fetchall() == [("Rebase", "caught-up", "restored on Friday")]
+
+
+def test_the_dry_run_shows_what_changes_and_changes_nothing(outbox):
+    before = in_order(outbox.database.direct())
+
+    shown = outbox.cli.json("repair", "--dry-run")
+    table = outbox.cli.run("repair", "--dry-run").stdout
+
+    assert shown["restored"]["messages"] == sum(not name.startswith("since") for _, name in before)
+    assert shown["writtenHere"]["messages"] == len(outbox.since)
+    assert len(shown["checkpoints"]) == len(outbox.expected)
+    assert "checkpoint caught-up partition 0" in table
+    assert in_order(outbox.database.direct()) == before
+    assert refusal(outbox.database).reason is Reason.DATABASE_COPIED
+    assert outbox.cli.run("repair", "--yes").returncode == 2, "an act needs a reason"
+
+
+def test_order_is_kept_strictly_and_what_is_stored_later_sorts_after(outbox):
+    before = [name for _, name in in_order(outbox.database.direct())]
+    writer = outbox.database.direct(autocommit=False)
+    produce(writer, "in flight")
+    stalled = outbox.cli.run("repair", "--yes", "--reason", "r")
+    writer.commit()
+    assert outbox.cli.run("repair", "--yes", "--reason", "r").returncode == 0
+    produce(outbox.database.direct(), "later")
+
+    after = [name for _, name in in_order(outbox.database.direct())]
+
+    old = [name for name in before if name.startswith("old")]
+    assert after == [*old, *outbox.since, "in flight", "later"]
+    assert stalled.returncode in (0, 1)
+    assert "later" in read_on(outbox.database, "caught-up")
+
+
+def test_a_repair_that_was_killed_goes_on_where_it_was(outbox):
+    connection = outbox.database.direct()
+    repairer = Repairer(connection, "outbox", [Outbox("outbox", "messages")])
+    plan = repairer.preview()
+    if plan.use_up:
+        repairer.use_up(plan.use_up + 1000, lambda _: None)
+    begun = repairer.begin("first", "me")
+
+    class KilledError(Exception):
+        pass
+
+    def die(_done: int, _total: int) -> None:
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        repairer.rewrite(begun, 1, die)
+    outbox.cli.run("confirm-identity", "keep")
+    assert refusal(outbox.database).reason in (Reason.DATABASE_BEHIND, Reason.DATABASE_COPIED)
+    produce(connection, "meanwhile")
+    assert "goes on where it was" in outbox.cli.run("repair", "--dry-run").stdout
+
+    done = outbox.cli.run("repair", "--yes")
+
+    assert done.returncode == 0, done.stderr
+    assert outbox.cli.run("confirm-identity", "keep").returncode == 0
+    outbox.since.append("meanwhile")
+    outbox.assert_goes_on()
+    again = outbox.cli.run("repair", "--yes", "--reason", "again")
+    assert (again.returncode, "nothing to repair" in again.stdout) == (0, True)
+
+
+def test_ids_that_the_server_reached_meanwhile_are_still_known_to_be_restored(outbox, servers):
+    """The trap: once the counter is past the restored ids nothing looks wrong, and what was stored here is passed over."""
+    connection = outbox.database.direct()
+    highest = max(pair.transaction_id for pair, _ in in_order(connection))
+    with outbox.database.server.connect("postgres") as admin:
+        from tests.support.restore import use_up
+
+        use_up(admin, highest + 10)
+
+    assert outbox.cli.run("confirm-identity", "keep").returncode == 1
+    assert outbox.cli.run("repair", "--yes", "--reason", "r").returncode == 0
+    assert outbox.cli.run("confirm-identity", "renew").returncode == 0
+    outbox.assert_goes_on()
+
+
+def test_it_is_refused_while_an_owner_is_live(database):
+    connection = database.direct()
+    connection.execute(
+        "INSERT INTO outbox.messages (transaction_id, message_type, data) VALUES ('987654321', 'forged', '{}');"
+        "INSERT INTO outbox.processor_leases (processor_id, pod, expires_at) VALUES ('orders', 'pod-a', 'infinity')"
+    )
+    cli = Cli(database.files().directory)
+
+    refused = cli.run("repair", "--yes", "--reason", "r")
+
+    assert refused.returncode == 3
+    assert "pod-a of orders" in refused.stderr
+    connection.execute("UPDATE outbox.processor_leases SET expires_at = 'epoch'")
+    assert cli.run("repair", "--yes", "--reason", "r").returncode == 0
+    wait_until(lambda: len(READER.fetch(database.connect(), BEGINNING, 9).messages) == 1, "it can be read")
+    identity.check_identity(database.connect(), SOURCE)
+
+
+def test_a_healthy_database_has_nothing_to_repair(database):
+    produce_overlapping(database, 30, random.Random(1), "m")
+    before = in_order(database.direct())
+
+    said = Cli(database.files().directory).run("repair", "--yes", "--reason", "r")
+
+    assert (said.returncode, "nothing to repair" in said.stdout) == (0, True)
+    assert in_order(database.direct()) == before
