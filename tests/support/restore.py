@@ -28,38 +28,27 @@ def use_up(connection: psycopg.Connection[Any], until: int) -> None:
     count = until - next_id(connection)
     if count > 0:
         connection.execute(
-            f"DO $$ BEGIN FOR i IN 1..{count} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"  # type: ignore[call-overload]  # a test's own number
+            f"DO $$ BEGIN FOR i IN 1..{count} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"
         )
 
 
+def dump(source: Database) -> bytes:
+    """Dump a database, of any version up to that of pg_dump, which is 15."""
+    command = [str(binaries("15") / "pg_dump"), "--format=custom", "--no-owner", source.server.uri(source.name)]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
 @contextlib.contextmanager
-def restored(source: Database, server: PostgresServer) -> Iterator[Database]:
-    """Dump a database and restore it on a server of the same or a later version (pg_dump is of version 15)."""
-    program = binaries("15")
-    dump = subprocess.run(
-        [str(program / "pg_dump"), "--format=custom", "--no-owner", source.server.uri(source.name)],
-        check=True, capture_output=True,
-    ).stdout  # fmt: skip
+def restored(dumped: bytes, server: PostgresServer) -> Iterator[Database]:
+    """Restore a dump on a server, perhaps of a later version."""
     database = Database(server, server.create("empty_template"), server.port)
+    command = [str(binaries("15") / "pg_restore"), "--no-owner", "--exit-on-error", "--dbname"]
     try:
-        subprocess.run(
-            [str(program / "pg_restore"), "--no-owner", "--exit-on-error", "--dbname", server.uri(database.name)],
-            input=dump, check=True, capture_output=True,
-        )  # fmt: skip
+        subprocess.run([*command, server.uri(database.name)], input=dumped, check=True, capture_output=True)
         yield database
     finally:
         database.close()
         server.drop(database.name)
-
-
-@contextlib.contextmanager
-def restored_into_a_younger_server(servers: Servers, source: Database, version: str, ahead: int) -> Iterator[Database]:
-    """The same, where the server is some ids behind what the dump names. Call `age` before writing to the source."""
-    server = servers.get(version)
-    with server.connect("postgres") as there, source.server.connect("postgres") as here:
-        assert next_id(here) > next_id(there) + ahead // 2, "make the source older first"
-    with restored(source, server) as database:
-        yield database
 
 
 def age(servers: Servers, source: Database, version: str, ahead: int) -> None:

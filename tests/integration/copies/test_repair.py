@@ -1,12 +1,12 @@
-"""A dump restored into a younger server: nothing runs, `outbox repair` rebases it, and every processor goes on exactly."""
+"""A dump restored into a younger server: nothing runs until `outbox repair`, then every processor goes on exactly."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
@@ -18,16 +18,18 @@ from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.repair import Outbox, Repairer
 from tests.integration.cli.conftest import Cli
 from tests.support.postgres import build_source, wait_until
-from tests.support.restore import age, restored_into_a_younger_server
+from tests.support.restore import age, dump, next_id, restored, use_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import psycopg
 
     from tests.support.postgres import Database, Servers
 
 SOURCE = build_source()
 READER = MessageReader(SOURCE)
-AHEAD = 4000
+AHEAD = 20_000
 
 
 def produce(connection: psycopg.Connection[Any], name: str) -> None:
@@ -119,19 +121,44 @@ def fill(database: Database, chance: random.Random) -> dict[tuple[str, int], lis
     return {who: [name for at, name in left if at > pair] for who, pair in pairs.items()}
 
 
-@pytest.fixture(params=[("15", "18"), ("14", "15")], ids=lambda versions: f"from {versions[0]} to {versions[1]}")
-def outbox(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Restored]:
-    old, new = request.param
+@dataclass(frozen=True)
+class Dumped:
+    """A dump, where it goes, and what each processor had not handled."""
+
+    content: bytes
+    version: str
+    expected: dict[tuple[str, int], list[str]]
+    chance: random.Random
+
+
+def make_dump(servers: Servers, old: str, new: str) -> Dumped:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
     with servers.database(old) as source:
         age(servers, source, new, AHEAD)
         expected = fill(source, chance)
-        with restored_into_a_younger_server(servers, source, new, AHEAD) as database:
-            produce_overlapping(database, 12, chance, "since")
-            since = [name for _, name in in_order(database.direct()) if name.startswith("since")]
-            yield Restored(database, expected, since)
+        return Dumped(dump(source), new, expected, chance)
+
+
+@pytest.fixture(scope="module")
+def dumped(servers: Servers) -> Dumped:
+    return make_dump(servers, "15", "18")
+
+
+@contextlib.contextmanager
+def restore(servers: Servers, dumped: Dumped) -> Iterator[Restored]:
+    """Restore it, and let producers store messages before anybody notices."""
+    with restored(dumped.content, servers.get(dumped.version)) as database:
+        produce_overlapping(database, 12, dumped.chance, "since")
+        since = [name for _, name in in_order(database.direct()) if name.startswith("since")]
+        yield Restored(database, dict(dumped.expected), since)
+
+
+@pytest.fixture
+def outbox(servers: Servers, dumped: Dumped) -> Iterator[Restored]:
+    with restore(servers, dumped) as made:
+        yield made
 
 
 def refusal(database: Database) -> ConfigurationError:
@@ -179,17 +206,43 @@ def test_order_is_kept_strictly_and_what_is_stored_later_sorts_after(outbox):
     before = [name for _, name in in_order(outbox.database.direct())]
     writer = outbox.database.direct(autocommit=False)
     produce(writer, "in flight")
-    stalled = outbox.cli.run("repair", "--yes", "--reason", "r")
+    repairer = Repairer(outbox.database.direct(), "outbox", [Outbox("outbox", "messages")])
+    assert repairer.preview().use_up == 0, "there is room below the open transaction"
+    begun = repairer.begin("r", "me")
+    repairer.rewrite(begun, 1, lambda _done, _total: None)
     writer.commit()
-    assert outbox.cli.run("repair", "--yes", "--reason", "r").returncode == 0
+    repairer.finish(begun)
     produce(outbox.database.direct(), "later")
 
     after = [name for _, name in in_order(outbox.database.direct())]
 
     old = [name for name in before if name.startswith("old")]
     assert after == [*old, *outbox.since, "in flight", "later"]
-    assert stalled.returncode in (0, 1)
-    assert "later" in read_on(outbox.database, "caught-up")
+    outbox.since += ["in flight", "later"]
+    outbox.assert_goes_on()
+
+
+def test_room_is_made_below_open_transactions_or_they_are_named(outbox):
+    """More ids than the young server has handed out."""
+    writer = outbox.database.direct(autocommit=False)
+    count = next_id(writer) + 500
+    connection = outbox.database.direct()
+    connection.execute(
+        "INSERT INTO outbox.messages (transaction_id, message_id, message_type, data) "
+        "SELECT (n + 1000000)::text::xid8, 'far-' || n, 'm', '{}' FROM generate_series(1, %s) AS n",
+        (count,),
+    )
+    writer.execute("SET LOCAL application_name = 'nightly-report'; SELECT pg_current_xact_id()")
+
+    blocked = outbox.cli.run("repair", "--yes", "--reason", "r")
+    writer.rollback()
+    status, said, shown = outbox.cli.at_a_terminal("repair", "--reason", "r", answer="y")
+
+    assert (blocked.returncode, "nightly-report" in blocked.stderr) == (1, True)
+    assert status == 0, shown
+    assert "Rebase these ids?" in shown
+    assert f"messages and {len(outbox.expected)} checkpoints rebased" in said
+    assert outbox.cli.run("confirm-identity", "keep").returncode == 0
 
 
 def test_a_repair_that_was_killed_goes_on_where_it_was(outbox):
@@ -223,19 +276,16 @@ def test_a_repair_that_was_killed_goes_on_where_it_was(outbox):
     assert (again.returncode, "nothing to repair" in again.stdout) == (0, True)
 
 
-def test_ids_that_the_server_reached_meanwhile_are_still_known_to_be_restored(outbox, servers):
-    """The trap: once the counter is past the restored ids nothing looks wrong, and what was stored here is passed over."""
-    connection = outbox.database.direct()
-    highest = max(pair.transaction_id for pair, _ in in_order(connection))
-    with outbox.database.server.connect("postgres") as admin:
-        from tests.support.restore import use_up
+def test_ids_that_the_server_reached_meanwhile_are_still_known_to_be_restored(servers):
+    """The trap: once the counter is past the restored ids nothing looks wrong, and new messages are passed over."""
+    with restore(servers, make_dump(servers, "14", "15")) as outbox:
+        connection = outbox.database.direct()
+        use_up(connection, max(pair.transaction_id for pair, _ in in_order(connection)) + 10)
 
-        use_up(admin, highest + 10)
-
-    assert outbox.cli.run("confirm-identity", "keep").returncode == 1
-    assert outbox.cli.run("repair", "--yes", "--reason", "r").returncode == 0
-    assert outbox.cli.run("confirm-identity", "renew").returncode == 0
-    outbox.assert_goes_on()
+        assert outbox.cli.run("confirm-identity", "keep").returncode == 1
+        assert outbox.cli.run("repair", "--yes", "--reason", "r").returncode == 0
+        assert outbox.cli.run("confirm-identity", "renew").returncode == 0
+        outbox.assert_goes_on()
 
 
 def test_it_is_refused_while_an_owner_is_live(database):

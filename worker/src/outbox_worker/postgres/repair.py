@@ -175,7 +175,9 @@ class Repairer:
         with self._connection.transaction():
             plan, repair = self._plan(reason, decided_by)
             self._refuse_live()
-            if plan.use_up or repair is None:
+            if repair is None:
+                raise RepairError("there is nothing to repair any more", reason=Reason.DATABASE_BEHIND)
+            if plan.use_up:
                 holder = list_writers(self._connection).holder
                 who = "an open transaction" if holder is None else describe(holder)
                 raise RepairError(
