@@ -149,8 +149,8 @@ class Primary(PostgresServer):
             self._daemon._process.wait(30)
             run_as_server(
                 [str(programs / "pg_upgrade"), "-b", str(old), "-B", str(programs), "-d", str(self.directory / "data"),
-                 "-D", str(new / "data"), "-U", "postgres", "-p", str(free_port()), "-P", str(free_port()), "-s", "/tmp",
-                 "-O", "-c max_prepared_transactions=20"], new,
+                 "-D", str(new / "data"), "-U", "postgres", "-p", str(free_port()), "-P", str(free_port()),
+                 "-s", "/tmp", "-O", "-c max_prepared_transactions=20"], new,
             )  # fmt: skip
             clone = Clone(new)
             yield clone

@@ -14,7 +14,7 @@ from outbox_operator.decide import decide
 from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 from tests.support.postgres import POOLED, wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
-from tests.unit.operator.building import NOW, build_observed, build_pod, condition
+from tests.unit.operator.building import NOW, build_observed, build_pod, build_report, condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_a_stall_is_a_condition_within_ten_seconds_of_its_begin(outbox, workers,
         assert told + ASKED_EVERY <= 10
         assert told >= STALLED_AFTER
 
-        decision = decide(build_observed(build_pod(report=report)), NOW)
+        decision = decide(build_observed(build_pod(report=build_report(bound=report.bound))), NOW)
         assert condition(decision, "SourceCurrent") == ("False", "BoundStalled")
         (message,) = [c.message for c in decision.status.conditions if c.type == "SourceCurrent"]
         pid = holder.info.backend_pid
@@ -93,6 +93,10 @@ def count_fast(outbox: Outbox) -> int:
     return int(row[0])
 
 
+def until_fast(outbox: Outbox, wanted: int) -> None:
+    wait_until(lambda: count_fast(outbox) >= wanted, "the other processor goes on", 10)
+
+
 def assert_unaffected(outbox: Outbox) -> None:
     """Each message is handled by the other processor as soon as it is stored."""
     waits = []
@@ -100,7 +104,7 @@ def assert_unaffected(outbox: Outbox) -> None:
         wanted = count_fast(outbox) + 1
         stored = time.monotonic()
         outbox.produce(1, start=wanted)
-        wait_until(lambda wanted=wanted: count_fast(outbox) >= wanted, "the other processor goes on", 10)
+        until_fast(outbox, wanted)
         waits.append(time.monotonic() - stored)
     print(f"slowest of {len(waits)}: {max(waits):.2f} s")
     assert sorted(waits)[len(waits) // 2] < 1.0, "half of them within a poll or two"
@@ -130,7 +134,10 @@ def test_a_handler_that_is_slow_before_it_writes_holds_nobody_up(outbox, workers
 
 def test_a_statement_that_is_slow_before_it_writes_holds_nobody_up(outbox, workers):
     start_fast(outbox, workers)
-    slow = "WITH waited AS MATERIALIZED (SELECT pg_sleep(5)) INSERT INTO handled (message_id) SELECT message_id FROM waited, batch"
+    slow = (
+        "WITH waited AS MATERIALIZED (SELECT pg_sleep(5)) "
+        "INSERT INTO handled (message_id) SELECT message_id FROM waited, batch"
+    )
     config = build_config(outbox.database, {"sql": {"statement": slow}}, processor_id="slow", resource=SLOW)
     workers.start(config, outbox.database.uri()).wait_state("Active")
     outbox.produce(1)
