@@ -86,10 +86,24 @@ AS $function$
 -- counter has passed it; until `outbox repair`. Scans the outbox once.
 DECLARE
     v_now bigint := pg_current_xact_id()::text::bigint;  -- assigned first: age() counts from it
+    v_value text;
+    v_found boolean;
 BEGIN
-    RETURN EXISTS (SELECT 1 FROM processor_checkpoints c
-                   WHERE c.last_processed_transaction_id::text::numeric > v_now - age(c.xmin))
-        OR EXISTS (SELECT 1 FROM messages o WHERE o.transaction_id::text::numeric > v_now - age(o.xmin));
+    -- A snapshot's end is one above what the server had handed out.
+    FOR v_value IN
+        SELECT CASE a.atttypid WHEN 'xid8'::regtype THEN format('c.%I', a.attname)
+                               ELSE format('pg_snapshot_xmax(c.%I)::text::numeric - 1', a.attname) END
+        FROM pg_attribute a
+        WHERE a.attrelid = 'processor_checkpoints'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype)
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin))', v_value)
+        INTO v_found USING v_now;
+        IF v_found THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN EXISTS (SELECT 1 FROM messages o WHERE o.transaction_id::text::numeric > v_now - age(o.xmin));
 END
 $function$;
 

@@ -100,8 +100,32 @@ class Restored:
             assert read_on(self.database, processor, partition) == names + self.since, processor
 
 
+SEEN = """
+    SELECT w.id, array_agg(o.message_id ORDER BY o.message_id)
+                 FILTER (WHERE pg_visible_in_snapshot(o.transaction_id, w.seen))
+    FROM outbox.windows AS w CROSS JOIN outbox.messages AS o GROUP BY w.id ORDER BY w.id"""
+LISTED = """
+    SELECT array_agg(o.message_id ORDER BY o.message_id) FROM outbox.windows AS w
+    JOIN outbox.messages AS o ON o.transaction_id = ANY (w.listed)"""
+
+
+def remember_snapshots(database: Database, chance: random.Random) -> None:
+    """A table of the schema that holds snapshots, as the cursor Snapshot's checkpoints do, taken under open writers."""
+    connection = database.direct()
+    connection.execute("CREATE TABLE outbox.windows (id serial PRIMARY KEY, seen pg_snapshot, listed xid8[])")
+    for number in range(4):
+        connection.execute("INSERT INTO outbox.windows (seen) VALUES (pg_current_snapshot())")
+        open_writer = database.direct(autocommit=False)
+        produce(open_writer, f"old-open-{number}")
+        produce_overlapping(database, 5, chance, f"old-window-{number}")
+        connection.execute("INSERT INTO outbox.windows (seen) VALUES (pg_current_snapshot())")
+        open_writer.commit()
+    connection.execute("UPDATE outbox.windows SET listed = ARRAY(SELECT transaction_id FROM outbox.messages LIMIT 5)")
+
+
 def fill(database: Database, chance: random.Random) -> dict[tuple[str, int], list[str]]:
     """Messages, some of them deleted by retention, and checkpoints of every kind."""
+    remember_snapshots(database, chance)
     produce_overlapping(database, 60, chance, "old")
     connection = database.direct()
     before = in_order(connection)
@@ -171,6 +195,8 @@ def test_a_restore_runs_nothing_until_it_is_repaired_and_confirmed(outbox):
     error = refusal(outbox.database)
     assert error.reason is Reason.DATABASE_COPIED
     assert "run `outbox repair` first" in str(error)
+    seen = outbox.database.direct().execute(SEEN).fetchall()
+    listed = outbox.database.direct().execute(LISTED).fetchone()
     too_early = outbox.cli.run("confirm-identity", "keep")
     assert (too_early.returncode, "outbox repair" in too_early.stderr) == (1, True)
 
@@ -181,6 +207,9 @@ def test_a_restore_runs_nothing_until_it_is_repaired_and_confirmed(outbox):
     assert outbox.cli.run("confirm-identity", "keep").returncode == 0
     identity.check_identity(outbox.database.connect(), SOURCE, ProcessorKey("outbox", "caught-up"))
     outbox.assert_goes_on()
+    assert outbox.database.direct().execute(LISTED).fetchone() == listed
+    seen_before = [[name for name in names or [] if not name.startswith("since")] for _, names in seen]
+    assert [names or [] for _, names in outbox.database.direct().execute(SEEN).fetchall()] == seen_before
     acts = outbox.database.direct().execute(
         "SELECT act, processor_id, reason FROM outbox.recorded_acts WHERE act = 'Rebase' AND processor_id = 'caught-up'"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError, UsageError
-from outbox_worker.postgres.repair import MOST_USED_UP, Outbox, Repairer, RepairError
+from outbox_worker.postgres.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _CHANGES: Final = (
 def repair(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Rebase what a restore brought along, or go on with a repair that was begun."""
     options, console, subject = context.options, context.console, context.subject
-    repairer = Repairer(connection, subject.schema, _tables(subject, options.table or []))
+    repairer = Repairer(connection, subject.schema, _tables(connection, subject, options.table or []))
     begun = repairer.find_open()
     if begun is not None:
         return _go_on(context, repairer, begun)
@@ -90,10 +90,11 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
     return Exit.DONE
 
 
-def _tables(subject: Subject, named: list[str]) -> list[Outbox]:
-    """The schema's own outbox, the one that the manifest maps, and those that are named."""
+def _tables(connection: psycopg.Connection[Any], subject: Subject, named: list[str]) -> list[Outbox]:
+    """The schema's own outboxes, the one that the manifest maps, and those that are named."""
     mapped = OutboxTable.of(subject.source)
-    found = [Outbox(subject.schema, "messages"), Outbox(mapped.schema, mapped.name, mapped.columns.transaction_id)]
+    found = [*find_outboxes(connection, subject.schema)]
+    found.append(Outbox(mapped.schema, mapped.name, mapped.columns.transaction_id))
     for text in named:
         schema, dot, name = text.partition(".")
         if not dot:

@@ -129,6 +129,14 @@ class _Columns:
     table: str
     ids: tuple[str, ...]
     snapshots: tuple[str, ...]
+    arrays: tuple[str, ...]
+
+
+def find_outboxes(connection: psycopg.Connection[Any], schema: str) -> tuple[Outbox, ...]:
+    """Return the schema's tables that producers write."""
+    name = sql.Identifier(schema).as_string(None)
+    rows = connection.execute(load("repair_list_outboxes"), {"schema": name}).fetchall()
+    return tuple(Outbox(schema, table, column) for table, column in rows)
 
 
 class Repairer:
@@ -235,7 +243,10 @@ class Repairer:
         rows = sql.SQL(" UNION ALL ").join(table.rows for table in self._tables)
         schema = sql.Identifier(self._schema)
         (below,) = self._fetch(sql.SQL("SELECT pg_snapshot_xmin(pg_current_snapshot())::text"), {})
-        query = load("repair_find_restore").format(rows=rows, schema=schema)
+        columns = self._columns(self._tables)
+        checkpoints = [each for each in columns if each.table == "processor_checkpoints"]
+        everything = sql.SQL(" UNION ALL ").join([rows, *_named(checkpoints, schema)])
+        query = load("repair_find_restore").format(rows=everything, schema=schema)
         until, needed = self._fetch(query, {"now": now})
         if not needed:
             return Plan(needed=False), None
@@ -243,7 +254,6 @@ class Repairer:
         counted = self._connection.execute(load("repair_count_rows").format(rows=rows), parameters).fetchall()
         groups = {bool(row[0]): Rows(row[1], int(row[2]), int(row[3])) for row in counted}
         parameters["highest"] = groups[False].highest if False in groups else 0
-        columns = self._columns(self._tables)
         begun = {"reason": reason, "decided_by": decided_by, "tables": [list(_spread(table)) for table in self._tables]}
         (number,) = self._fetch(in_schema("repair_begin", self._schema), parameters | begun)
         parameters["repair_id"] = number
@@ -256,7 +266,9 @@ class Repairer:
             ids=ids,
             use_up=max(0, highest + 1 - int(below)),
             checkpoints=self._moved(parameters),
-            columns=tuple((each.table, name) for each in columns for name in (*each.ids, *each.snapshots)),
+            columns=tuple(
+                (each.table, name) for each in columns for name in (*each.ids, *each.snapshots, *each.arrays)
+            ),
             others=self._others(),
         )
         return plan, Repair(number, int(until), int(below), now, self._tables)
@@ -295,6 +307,13 @@ class Repairer:
             )
             for name in columns.snapshots
         ]
+        changes += [
+            sql.SQL("{column} = coalesce({found}, o.{column})").format(
+                column=sql.Identifier(name),
+                found=load("repair_mapped_array").format(schema=schema, value=sql.Identifier("o", name)),
+            )
+            for name in columns.arrays
+        ]
         self._execute(sql.SQL("UPDATE {} AS o SET {}").format(table, sql.SQL(", ").join(changes)), parameters)
 
     def _count_ids(self, number: int) -> tuple[int, int, int]:
@@ -316,7 +335,7 @@ class Repairer:
             "messages": [str(table) for table in tables],
         }
         rows = self._connection.execute(load("repair_list_columns"), parameters).fetchall()
-        return tuple(_Columns(name, tuple(ids or ()), tuple(snapshots or ())) for name, ids, snapshots in rows)
+        return tuple(_Columns(row[0], *(tuple(names or ()) for names in row[1:])) for row in rows)
 
     def _others(self) -> tuple[str, ...]:
         messages = [str(table) for table in self._tables]
@@ -372,6 +391,25 @@ def _item(row: str, name: str, *, snapshot: bool = False) -> sql.Composed:
     ).format(writer=sql.SQL(f"{row}.xmin"), value=value)
 
 
+def _named(columns: Sequence[_Columns], schema: sql.Identifier) -> list[sql.Composed]:
+    """Build a SELECT for each column: the highest id that its rows know of, and their writer."""
+    values: list[tuple[str, sql.Composable]] = [
+        (each.table, sql.Identifier("o", name)) for each in columns for name in each.ids
+    ]
+    values += [
+        # A snapshot's end is one above what the server had handed out.
+        (each.table, sql.SQL("(pg_snapshot_xmax({})::text::numeric - 1)::text::xid8").format(sql.Identifier("o", name)))
+        for each in columns
+        for name in each.snapshots
+    ]
+    return [
+        sql.SQL("SELECT {0}, o.xmin FROM {1}.{2} AS o WHERE {0} IS NOT NULL").format(
+            value, schema, sql.Identifier(table)
+        )
+        for table, value in values
+    ]
+
+
 def _found(rows: sql.Composable, columns: Sequence[_Columns], schema: sql.Identifier) -> sql.Composed:
     """Build the SELECT of every id that has to change."""
     parts: list[sql.Composable] = [
@@ -386,6 +424,13 @@ def _found(rows: sql.Composable, columns: Sequence[_Columns], schema: sql.Identi
         )
         for each in columns
         for name in each.ids
+    ]
+    parts += [
+        sql.SQL("SELECT false, e.id FROM {}.{} AS o CROSS JOIN LATERAL unnest(o.{}) AS e (id)").format(
+            schema, sql.Identifier(each.table), sql.Identifier(name)
+        )
+        for each in columns
+        for name in each.arrays
     ]
     return sql.SQL(
         "SELECT DISTINCT f.written_here, f.t FROM ({}) AS f (written_here, t) "
