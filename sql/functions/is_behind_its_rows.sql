@@ -9,10 +9,10 @@ DECLARE
     v_value text;
     v_found boolean;
 BEGIN
-    -- A snapshot's end is one above what the server had handed out.
+    -- A snapshot's beginning is at most the transaction that takes it; its end may be beyond.
     FOR v_value IN
         SELECT CASE a.atttypid WHEN 'xid8'::regtype THEN format('c.%I', a.attname)
-                               ELSE format('pg_snapshot_xmax(c.%I)::text::numeric - 1', a.attname) END
+                               ELSE format('pg_snapshot_xmin(c.%I)', a.attname) END
         FROM pg_attribute a
         WHERE a.attrelid = 'processor_checkpoints'::regclass AND a.attnum > 0 AND NOT a.attisdropped
           AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype)

@@ -397,8 +397,8 @@ def _named(columns: Sequence[_Columns], schema: sql.Identifier) -> list[sql.Comp
         (each.table, sql.Identifier("o", name)) for each in columns for name in each.ids
     ]
     values += [
-        # A snapshot's end is one above what the server had handed out.
-        (each.table, sql.SQL("(pg_snapshot_xmax({})::text::numeric - 1)::text::xid8").format(sql.Identifier("o", name)))
+        # A snapshot's beginning is at most the transaction that takes it; its end may be beyond.
+        (each.table, sql.SQL("pg_snapshot_xmin({})").format(sql.Identifier("o", name)))
         for each in columns
         for name in each.snapshots
     ]
