@@ -57,6 +57,33 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The server was promoted, or recovered to a point in time. A resource that owned this processor before goes on: it was pointed here, and
+-- says for everybody that this is the same outbox. True: the database's identity names the current timeline now.
+DECLARE
+    v_before int;
+    v_now int := current_timeline();
+BEGIN
+    SELECT i.timeline_id INTO v_before FROM database_identity i FOR UPDATE;
+    IF v_before = v_now THEN
+        RETURN true;
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id
+                   AND (c.uid = p_uid OR (c.cluster, c.namespace, c.name) = (p_cluster, p_namespace, p_name))) THEN
+        RETURN false;
+    END IF;
+    UPDATE database_identity SET timeline_id = v_now;
+    INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
+    VALUES ('AdoptTimeline', p_processor_id, format('timeline %s -> %s', v_before, v_now),
+            format('resource %s/%s/%s', p_cluster, p_namespace, p_name));
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS TABLE(owned boolean, partition_count integer, key text, begun boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -180,6 +207,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'keep: the database moved. renew: it is a copy, the original lives on.';
     END IF;
+    IF is_behind_its_rows() THEN
+        RAISE EXCEPTION 'confirm_identity: transaction ids stored here are above those of this server: run `outbox repair` first'
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Messages stored since the restore would sort before the restored ones, and be passed over.';
+    END IF;
     IF p_action = 'renew' THEN
         PERFORM end_leases(c.processor_id, NULL) FROM processor_claims c;
         DELETE FROM processor_claims;
@@ -187,6 +219,7 @@ BEGIN
     UPDATE database_identity i
     SET system_identifier = s.system_identifier,
         database_oid = d.oid,
+        timeline_id = current_timeline(),
         database_uuid = CASE p_action WHEN 'renew' THEN gen_random_uuid() ELSE i.database_uuid END,
         confirmed_at = clock_timestamp()
     FROM pg_control_system() AS s, pg_database AS d
@@ -195,6 +228,22 @@ BEGIN
     INSERT INTO recorded_acts (act, reason, decided_by)
     VALUES ('ConfirmIdentity', p_action, coalesce(p_decided_by, session_user));
     RETURN v_uuid;
+END
+$$;
+
+CREATE FUNCTION outbox.current_timeline() RETURNS integer
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The server's timeline: each promotion of a standby and each recovery to a point in time begins a new one. The control file
+-- learns of it only with the next checkpoint; some hosted servers show nothing else.
+BEGIN
+    IF NOT pg_is_in_recovery() THEN
+        RETURN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int;
+    END IF;
+    RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
+EXCEPTION WHEN feature_not_supported OR insufficient_privilege OR undefined_function THEN
+    RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
 END
 $$;
 
@@ -291,6 +340,36 @@ BEGIN
         v_lease.epoch = p_epoch AND v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);
 END
 $$;
+
+CREATE FUNCTION outbox.is_behind_its_rows() RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Is a message or a checkpoint stored here whose transaction id is above that of the transaction that wrote the row? Then it came from a
+-- server that was further on, and what is written here since sorts before it. True for good, also once this server's
+-- counter has passed it; until `outbox repair`. Scans the outbox once.
+DECLARE
+    v_now bigint := pg_current_xact_id()::text::bigint;  -- assigned first: age() counts from it
+    v_value text;
+    v_found boolean;
+BEGIN
+    -- A snapshot's beginning is at most the transaction that takes it; its end may be beyond.
+    FOR v_value IN
+        SELECT CASE a.atttypid WHEN 'xid8'::regtype THEN format('c.%I', a.attname)
+                               ELSE format('pg_snapshot_xmin(c.%I)', a.attname) END
+        FROM pg_attribute a
+        WHERE a.attrelid = 'processor_checkpoints'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype)
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin))', v_value)
+        INTO v_found USING v_now;
+        IF v_found THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN EXISTS (SELECT 1 FROM messages o WHERE o.transaction_id::text::numeric > v_now - age(o.xmin));
+END
+$_$;
 
 CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -696,10 +775,16 @@ CREATE TABLE outbox.database_identity (
     system_identifier bigint NOT NULL,
     database_oid oid NOT NULL,
     confirmed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    timeline_id integer,
+    repair_begun_at timestamp with time zone,
     CONSTRAINT database_identity_is_one_row CHECK (singleton)
 );
 
 COMMENT ON TABLE outbox.database_identity IS 'Which database this is. A copy or a restore elsewhere carries the row along and no longer matches it: confirm_identity().';
+
+COMMENT ON COLUMN outbox.database_identity.timeline_id IS 'Of the server, when identity or timeline was last confirmed: a standby that was promoted, and a base backup recovered elsewhere, differ only in it.';
+
+COMMENT ON COLUMN outbox.database_identity.repair_begun_at IS 'While a repair is unfinished: nothing runs.';
 
 CREATE TABLE outbox.dead_letters (
     id bigint NOT NULL,
@@ -889,6 +974,38 @@ ALTER TABLE outbox.recorded_acts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
     CACHE 1
 );
 
+CREATE TABLE outbox.repair_ids (
+    repair_id bigint NOT NULL,
+    written_here boolean NOT NULL,
+    old_transaction_id xid8 NOT NULL,
+    new_transaction_id xid8 NOT NULL
+);
+
+COMMENT ON TABLE outbox.repair_ids IS 'Which id becomes which, while a repair is unfinished: in the same order, restored ones first.';
+
+CREATE TABLE outbox.repairs (
+    id bigint NOT NULL,
+    restored_until xid8 NOT NULL,
+    below xid8 NOT NULL,
+    planned_by xid8 NOT NULL,
+    tables text[] NOT NULL,
+    reason text NOT NULL,
+    decided_by text NOT NULL,
+    begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    finished_at timestamp with time zone
+);
+
+COMMENT ON TABLE outbox.repairs IS 'Rebased transaction ids: what a transaction up to restored_until wrote came with the restore; every new id is below `below`; rows that planned_by or a later transaction wrote there are done.';
+
+ALTER TABLE outbox.repairs ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME outbox.repairs_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE outbox.spark_files (
     id bigint NOT NULL,
     processor_id text NOT NULL,
@@ -966,6 +1083,12 @@ ALTER TABLE ONLY outbox.processor_partitions
 ALTER TABLE ONLY outbox.recorded_acts
     ADD CONSTRAINT recorded_acts_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY outbox.repair_ids
+    ADD CONSTRAINT repair_ids_pkey PRIMARY KEY (repair_id, written_here, old_transaction_id);
+
+ALTER TABLE ONLY outbox.repairs
+    ADD CONSTRAINT repairs_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY outbox.spark_files
     ADD CONSTRAINT spark_files_are_named_once UNIQUE (final_path);
 
@@ -990,11 +1113,18 @@ CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USIN
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
 
+CREATE UNIQUE INDEX repairs_one_at_a_time ON outbox.repairs USING btree (((finished_at IS NULL))) WHERE (finished_at IS NULL);
+
 CREATE INDEX spark_files_by_processor ON outbox.spark_files USING btree (processor_id, id);
 
 CREATE INDEX spark_staging_by_processor ON outbox.spark_staging USING btree (processor_id, epoch);
 
+ALTER TABLE ONLY outbox.repair_ids
+    ADD CONSTRAINT repair_ids_repair_fkey FOREIGN KEY (repair_id) REFERENCES outbox.repairs(id);
+
 REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
@@ -1004,6 +1134,8 @@ REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster tex
 
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) FROM PUBLIC;
@@ -1011,6 +1143,8 @@ REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
