@@ -55,6 +55,11 @@ class Lane:
         self._batch_began = 0.0
         parts.board.set_state(state, parts.key.partition)
 
+    @property
+    def is_obsolete(self) -> bool:
+        """The processor is divided otherwise now, and nothing of the partition is in hand any more."""
+        return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK
+
     def find_interruption(self) -> h.Happening | None:
         """Say what makes waiting, or the step, pointless."""
         parts, step = self.parts, self.state.step

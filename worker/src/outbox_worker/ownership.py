@@ -291,13 +291,16 @@ class PartitionedHeartbeat(Heartbeat):
         if self._failing or not self._claimed:
             return
         try:
+            connection = self._session.connection()
             seen = partitions.fetch_division(
-                self._session.connection(), self._key, claim_uid=self._resource.uid, count=self._membership.count
+                connection, self._key, claim_uid=self._resource.uid, count=self._membership.count
             )
+            there = partitions.fetch_count(connection, self._key)
         except (OutboxError, psycopg.Error) as err:
             _log.warning("could not look who owns what", extra={"error": str(err)})
             return
-        if self._membership.note(seen):
+        self._membership.note_count(there)
+        if self._membership.note(seen) or self._membership.outdated:
             self._on_loss()
 
     @override
