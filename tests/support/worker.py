@@ -38,7 +38,7 @@ def build_config(database: Database, target: dict[str, Any], **fields: Any) -> d
     )
     return {
         "resource": resource,
-        "generation": 1,
+        "generation": fields.pop("generation", 1),
         "processorId": fields.pop("processor_id", "orders"),
         "source": {"connection": {"secretRef": {"name": "db"}}} | fields.pop("source", {}),
         "delivery": FAST | fields.pop("delivery", {}),
