@@ -57,6 +57,51 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) RETURNS TABLE(partition_count integer, key text, next_count integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- A process says into how many partitions its resource wants the processor divided. Another number than there is draws
+-- the stop line, in all partitions at once; the number there is takes an unfinished change back. A process that was
+-- started from an older text of the resource changes nothing. Answers how the processor is divided; no row: it is not.
+--
+-- The line is just below this transaction's own id. Whoever reads without seeing the line sees this transaction open:
+-- the reading bound keeps such a reader below the line. So nobody has read beyond it, and nobody needs to be waited for.
+#variable_conflict use_column
+DECLARE
+    v_now processor_partitions;
+    v_line xid8;
+BEGIN
+    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+    IF FOUND THEN
+        SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+        IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
+           AND (v_now.asked_uid, v_now.asked_generation, coalesce(v_now.next_count, v_now.partition_count))
+               IS DISTINCT FROM (p_claim_uid, p_generation, p_count) THEN
+            SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+            IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
+                IF p_count <> v_now.partition_count AND v_now.next_count IS NULL THEN
+                    v_line := (pg_current_xact_id()::text::numeric - 1)::text::xid8;
+                END IF;
+                UPDATE processor_partitions d
+                SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
+                    next_count = nullif(p_count, d.partition_count),
+                    asked_at = CASE WHEN p_count = d.partition_count THEN NULL
+                                    ELSE coalesce(d.asked_at, clock_timestamp()) END,
+                    line_transaction_id = CASE WHEN p_count = d.partition_count THEN NULL
+                                               ELSE coalesce(d.line_transaction_id, v_line) END,
+                    line_position = CASE WHEN p_count = d.partition_count THEN NULL ELSE 9223372036854775807 END
+                WHERE d.processor_id = p_processor_id;
+            END IF;
+        END IF;
+    END IF;
+    RETURN QUERY
+        SELECT d.partition_count, d.key, d.next_count FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id;
+END
+$$;
+
 CREATE FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS TABLE(owned boolean, partition_count integer, key text, begun boolean)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -84,6 +129,71 @@ BEGIN
     SELECT d.partition_count, d.key INTO partition_count, key
     FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     RETURN NEXT;
+END
+$$;
+
+CREATE FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Divide the processor as it was asked, if all partitions have stopped at the line: all leases end, so that no former
+-- owner can store any more, and the new partitions start at the line. False: not yet, or nothing was asked. Any process
+-- of the resource may call it, as often as it likes.
+DECLARE
+    v_was processor_partitions;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM processor_partitions d
+                   WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
+    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+    UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
+    WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL
+      AND EXISTS (SELECT 1 FROM processor_checkpoints c
+                  WHERE c.processor_id = d.processor_id AND c.partition < d.partition_count
+                    AND (c.last_processed_transaction_id, c.last_processed_position)
+                        > (d.line_transaction_id, d.line_position)
+                    AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                                    WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                                      AND f.needs_person AND f.resolved_at IS NULL));
+    IF FOUND OR NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+        RETURN false;
+    END IF;
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+    PERFORM 1 FROM processor_leases l WHERE l.processor_id = p_processor_id ORDER BY l.partition FOR UPDATE;
+    PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+        RETURN false;
+    END IF;
+    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising.
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id;
+    DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id, last_processed_position)
+    SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+    FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
+    UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
+    WHERE m.processor_id = p_processor_id;
+    UPDATE dead_letters m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
+    WHERE m.processor_id = p_processor_id;
+    UPDATE processor_partitions d
+    SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
+        line_transaction_id = NULL, line_position = NULL
+    WHERE d.processor_id = p_processor_id;
+    INSERT INTO recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)
+    VALUES ('ChangePartitions', p_processor_id, v_was.line_transaction_id, v_was.line_position,
+            format('%s partitions became %s', v_was.partition_count, v_was.next_count), v_was.asked_by);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;  -- somebody is committing, or frozen: the next call
 END
 $$;
 
@@ -292,21 +402,23 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION outbox.partitions_are_at_line(p_processor_id text) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
--- less: a row written for each batch would wear.
-DECLARE
-    v_expires timestamptz;
-BEGIN
-    SELECT l.expires_at INTO v_expires FROM processor_leases l
-    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token
-      AND l.expires_at > clock_timestamp();
-    RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
-                      OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
-END
+-- May the number of partitions change now? Every partition's checkpoint is at the stop line, no conflict waits for a
+-- person, and no message that failed is held: behind it wait others of its key, in the order of that partition.
+SELECT d.next_count IS NOT NULL
+    AND d.partition_count = (
+        SELECT count(*) FROM processor_checkpoints c
+        WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
+          AND (c.last_processed_transaction_id, c.last_processed_position) = (d.line_transaction_id, d.line_position))
+    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                    WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
+                      AND f.needs_person AND f.resolved_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM held_messages m WHERE m.processor_id = d.processor_id AND m.error_class IS NOT NULL)
+FROM processor_partitions d
+WHERE d.processor_id = p_processor_id
 $$;
 
 CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) RETURNS bigint
@@ -591,13 +703,11 @@ $$;
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
-    SET enable_seqscan TO 'off'
     AS $$
 -- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
--- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
--- latest generation (see processor_checkpoints_newest) and updated in its place.
+-- The steps are those of the contract's table, in its order; the row is locked before it is compared.
 DECLARE
-    v_stored record;
+    v_stored processor_checkpoints;
 BEGIN
     -- step 1
     IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
@@ -620,9 +730,8 @@ BEGIN
         RETURN 4;
     END IF;
     LOOP
-        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
-        ORDER BY c.generation DESC LIMIT 1
+        SELECT c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id = p_processor_id AND c.partition = p_partition
         FOR UPDATE;
         EXIT WHEN FOUND;
         IF p_expected_position IS NOT NULL
@@ -649,9 +758,8 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
-            generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
-        WHERE c.ctid = v_stored.place;
+        WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
@@ -778,14 +886,11 @@ CREATE TABLE outbox.processor_checkpoints (
     partition integer DEFAULT 0 NOT NULL,
     last_processed_transaction_id xid8 NOT NULL,
     last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    generation bigint DEFAULT 0 NOT NULL
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
 
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
@@ -858,10 +963,23 @@ CREATE TABLE outbox.processor_partitions (
     partition_count integer NOT NULL,
     key text NOT NULL,
     begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64)))
+    next_count integer,
+    line_transaction_id xid8,
+    line_position bigint,
+    asked_at timestamp with time zone,
+    asked_uid text,
+    asked_generation bigint,
+    asked_by text,
+    CONSTRAINT processor_partitions_change_is_whole CHECK ((((next_count IS NULL) = (line_transaction_id IS NULL)) AND ((next_count IS NULL) = (line_position IS NULL)) AND ((next_count IS NULL) = (asked_at IS NULL)))),
+    CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64))),
+    CONSTRAINT processor_partitions_next_count_is_in_range CHECK (((next_count >= 1) AND (next_count <= 64)))
 );
 
 COMMENT ON TABLE outbox.processor_partitions IS 'Into how many partitions a processor is divided, and by which key. Without a row it is not divided.';
+
+COMMENT ON COLUMN outbox.processor_partitions.next_count IS 'Into how many the processor is to be divided once all partitions have stopped at the line; null: it stays as it is.';
+
+COMMENT ON COLUMN outbox.processor_partitions.asked_generation IS 'Of the resource asked_uid, the generation whose number of partitions was last heeded: an older one changes nothing.';
 
 CREATE TABLE outbox.recorded_acts (
     id bigint NOT NULL,
@@ -984,8 +1102,6 @@ CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "po
 
 CREATE INDEX messages_publication_cursor ON outbox.messages USING btree (publication_id, transaction_id, "position");
 
-CREATE INDEX processor_checkpoints_newest ON outbox.processor_checkpoints USING btree (((processor_id || ''::text)), partition, generation);
-
 CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USING btree (processor_id, id);
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
@@ -996,7 +1112,11 @@ CREATE INDEX spark_staging_by_processor ON outbox.spark_staging USING btree (pro
 
 REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.claim_is_open_to(p_claim outbox.processor_claims, p_cluster text, p_namespace text, p_name text, p_uid text, p_sweep_uids text[]) FROM PUBLIC;
 
@@ -1012,7 +1132,7 @@ REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
 

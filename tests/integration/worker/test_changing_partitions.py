@@ -1,4 +1,4 @@
-"""The number of partitions changes at a stop line, with real processes: nothing is skipped, repeated or out of order."""
+"""The number of partitions changes at a stop line, with real processes: nothing skipped, repeated or out of order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.divided import (
     assert_each_once_and_in_order,
-    divided,
     produce,
     start,
     wait_count,

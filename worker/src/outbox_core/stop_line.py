@@ -11,12 +11,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.spec import PartitionKey
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.message import Message
-    from outbox_core.spec import PartitionKey
 
 _NAMED: Final = 3
 """Partitions that are named one by one; of more, only the numbers."""
@@ -113,3 +114,20 @@ def _follow(text: str | None, path: Sequence[str]) -> str | None:
             return None
         found = found.get(step)
     return found if isinstance(found, str) or found is None else json.dumps(found)
+
+
+def describe_key(key: PartitionKey) -> str:
+    """Write a partition key down, so that the database can tell one from another."""
+    if key.data is not None:
+        return f"data {json.dumps(key.data)}"
+    if key.metadata is not None:
+        return f"metadata {json.dumps(key.metadata)}"
+    return f"column {key.column}" if key.column is not None else "partition key"
+
+
+def parse_key(text: str) -> PartitionKey:
+    """Read what `describe_key` wrote."""
+    kind, _, rest = text.partition(" ")
+    if kind == "column":
+        return PartitionKey(column=rest)
+    return PartitionKey(**{kind: json.loads(rest)}) if kind in ("data", "metadata") else PartitionKey()

@@ -10,8 +10,8 @@ from psycopg import sql
 from typing_extensions import override
 
 from outbox_core.errors import TransientError
-from outbox_core.report import CheckpointView, DivisionView, Lag, LeaseView, Reason
-from outbox_core.stop_line import Obstacle, describe_change, find_waiting, key_of
+from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
+from outbox_worker.change import look_at_change
 from outbox_worker.postgres import checkpoints, conflicts, partitions, stop_line
 from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
-    from outbox_core.stop_line import Partitioning
     from outbox_worker.membership import Membership
     from outbox_worker.postgres.checkpoints import StoredCheckpoint
     from outbox_worker.postgres.key import ProcessorKey
@@ -35,9 +34,6 @@ _LIMIT_SHARE: Final = 0.15
 """Of the lease: a statement that takes longer is cut, so that the heartbeat is in time."""
 _BUDGET_SHARE: Final = 0.3
 """Of the lease: after that nothing more is looked at this time, whatever each statement took."""
-
-_NAMED: Final = 3
-"""Partitions of which the next message is looked up while the number of partitions changes."""
 
 
 class Observer:
@@ -128,7 +124,7 @@ class PartitionedObserver(Observer):
         """Prepare a reader for each partition."""
         super().__init__(key, board, lease=lease)
         self._membership = membership
-        self._key_of_messages = config.delivery.partitions.key if config.delivery.partitions is not None else None
+        self._source = config.source
         self._readers = [reader_of(config, partition) for partition in range(membership.count)]
         self._lags: dict[int, Lag] = {}
         self._next = 0
@@ -146,6 +142,7 @@ class PartitionedObserver(Observer):
 
     @override
     def observe(self, connection: psycopg.Connection[Any]) -> None:
+        """Look once; also how far a change of the number of partitions is."""
         super().observe(connection)
         if not self.ready:
             return
@@ -153,28 +150,13 @@ class PartitionedObserver(Observer):
             with self._limited(connection):
                 now = stop_line.fetch(connection, self._key)
                 if now is not None:
-                    self._board.set_observed(division=self._look_at_change(connection, now))
+                    stored = partitions.load_checkpoints(connection, self._key)
+                    pairs = {number: each.pair for number, each in stored.items()}
+                    division = look_at_change(connection, self._key, self._source, now, pairs)
+                    self._board.set_observed(division=division)
         except TransientError as err:
             if err.reason is not Reason.STATEMENT_FAILED:
                 raise
-
-    def _look_at_change(self, connection: psycopg.Connection[Any], now: Partitioning) -> DivisionView:
-        """Say how far a change of the number of partitions is, and name what it waits for."""
-        if now.next_count is None or now.line is None or now.count != self._membership.count:
-            return DivisionView(count=now.count, next_count=now.next_count)
-        stored = partitions.load_checkpoints(connection, self._key)
-        waiting = find_waiting(now, {number: each.pair for number, each in stored.items()})
-        obstacles = stop_line.fetch_obstacles(connection, self._key)
-        told = {obstacle.partition for obstacle in obstacles}
-        for number in [number for number in waiting if number not in told and number in stored][:_NAMED]:
-            batch = self._readers[number].fetch(connection, stored[number].pair, 1)
-            first = next((message for message in batch if message.checkpoint <= now.line), None)
-            if first is not None and self._key_of_messages is not None:
-                obstacles.append(Obstacle(number, first.message_id, key_of(first, self._key_of_messages)))
-        message = describe_change(now, waiting, obstacles, settled=stop_line.is_settled(connection, now.line))
-        return DivisionView(
-            count=now.count, next_count=now.next_count, at_line=now.count - len(waiting), message=message
-        )
 
     @override
     def _measure(

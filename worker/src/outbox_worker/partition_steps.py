@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +12,7 @@ from outbox_core import happening as h
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import Reason
 from outbox_core.state import Step
+from outbox_core.stop_line import describe_key
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import checkpoints, ownership, partitions, stop_line
 from outbox_worker.postgres.slots import ensure_slot_index
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.checkpoint import Checkpoint
-    from outbox_core.spec import PartitionKey, Partitions
+    from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
     from outbox_worker.membership import Membership
     from outbox_worker.steps import Parts
@@ -174,12 +174,3 @@ class PartitionSteps(Steps):
         ownership.release_lease(self._connection(), self._parts.key, epoch=lease.epoch, token=lease.token)
         self._parts.ownership.drop_lease()
         return h.Released()
-
-
-def describe_key(key: PartitionKey) -> str:
-    """Write a partition key down, so that the database can tell one from another."""
-    if key.data is not None:
-        return f"data {json.dumps(key.data)}"
-    if key.metadata is not None:
-        return f"metadata {json.dumps(key.metadata)}"
-    return f"column {key.column}" if key.column is not None else "partition key"
