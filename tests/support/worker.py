@@ -247,6 +247,17 @@ def handle(batch, connection):
 """
 """The same by Python."""
 
+PICKY_HANDLER = (
+    PYTHON_HANDLER
+    + """
+    import pathlib
+    bad = pathlib.Path("bad")
+    if bad.exists() and any(m.partition_key == bad.read_text() for m in batch):
+        raise RuntimeError("this key is not to be handled")
+"""
+)
+"""The same; it refuses a batch that has messages of the key named in the file `bad`."""
+
 GATED_HANDLER = (
     PYTHON_HANDLER
     + """

@@ -22,19 +22,17 @@ from tests.support.divided import (
     wait_shared,
 )
 from tests.support.postgres import wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
+from tests.support.worker import (
+    GATED_HANDLER,
+    PICKY_HANDLER,
+    PYTHON_HANDLER,
+    PYTHON_TARGET,
+    SQL_TARGET,
+    Gate,
+    build_config,
+)
 
 LEASE = 2.0
-
-PICKY_HANDLER = (
-    PYTHON_HANDLER
-    + """
-    import pathlib
-    bad = pathlib.Path("bad")
-    if bad.exists() and any(m.partition_key == bad.read_text() for m in batch):
-        raise RuntimeError("this key is not to be handled")
-"""
-)
 
 
 @pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
@@ -192,7 +190,6 @@ def test_what_is_divided_otherwise_is_refused(outbox, workers):
     for worker in list(workers.started):
         worker.terminate()
     for config in (
-        divided(outbox, count=COUNT + 1),
         divided(outbox, delivery={"partitions": {"count": COUNT, "key": {"data": ["total"]}}}),
         build_config(outbox.database, SQL_TARGET),
     ):
