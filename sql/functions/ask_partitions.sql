@@ -12,28 +12,26 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
-    v_line xid8;
 BEGIN
-    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
-    IF FOUND THEN
-        SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
-        IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
-           AND (v_now.asked_uid, v_now.asked_generation, coalesce(v_now.next_count, v_now.partition_count))
-               IS DISTINCT FROM (p_claim_uid, p_generation, p_count) THEN
+    SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
+       AND (v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation) THEN
+        PERFORM 1 FROM processor_claims c
+        WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+        IF FOUND THEN
             SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
             IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
-                IF p_count <> v_now.partition_count AND v_now.next_count IS NULL THEN
-                    v_line := (pg_current_xact_id()::text::numeric - 1)::text::xid8;
-                END IF;
                 UPDATE processor_partitions d
                 SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
-                    next_count = nullif(p_count, d.partition_count),
-                    asked_at = CASE WHEN p_count = d.partition_count THEN NULL
-                                    ELSE coalesce(d.asked_at, clock_timestamp()) END,
-                    line_transaction_id = CASE WHEN p_count = d.partition_count THEN NULL
-                                               ELSE coalesce(d.line_transaction_id, v_line) END,
-                    line_position = CASE WHEN p_count = d.partition_count THEN NULL ELSE 9223372036854775807 END
+                    next_count = p_count,
+                    asked_at = coalesce(d.asked_at, clock_timestamp()),
+                    line_transaction_id = coalesce(d.line_transaction_id,
+                                                   (pg_current_xact_id()::text::numeric - 1)::text::xid8),
+                    line_position = 9223372036854775807
                 WHERE d.processor_id = p_processor_id;
+                UPDATE processor_partitions d
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL
+                WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
             END IF;
         END IF;
     END IF;

@@ -7,27 +7,30 @@ AS $function$
 DECLARE
     v_was processor_partitions;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_partitions d
-                   WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL) THEN
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_was.next_count IS NULL
+       OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT 1 FROM processor_checkpoints c
+               WHERE c.processor_id = p_processor_id AND c.partition < v_was.partition_count
+                 AND (c.last_processed_transaction_id, c.last_processed_position)
+                     > (v_was.line_transaction_id, v_was.line_position)
+                 AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                 AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                                 WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                                   AND f.needs_person AND f.resolved_at IS NULL)) THEN
+        -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+        UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
+        WHERE d.processor_id = p_processor_id AND d.line_transaction_id = v_was.line_transaction_id;
+        RETURN false;
+    END IF;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
     -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
     PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
     IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
-    UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
-    WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL
-      AND EXISTS (SELECT 1 FROM processor_checkpoints c
-                  WHERE c.processor_id = d.processor_id AND c.partition < d.partition_count
-                    AND (c.last_processed_transaction_id, c.last_processed_position)
-                        > (d.line_transaction_id, d.line_position)
-                    AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-                    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
-                                    WHERE f.processor_id = c.processor_id AND f.partition = c.partition
-                                      AND f.needs_person AND f.resolved_at IS NULL));
-    IF FOUND OR NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
     SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;

@@ -34,28 +34,26 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
-    v_line xid8;
 BEGIN
-    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
-    IF FOUND THEN
-        SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
-        IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
-           AND (v_now.asked_uid, v_now.asked_generation, coalesce(v_now.next_count, v_now.partition_count))
-               IS DISTINCT FROM (p_claim_uid, p_generation, p_count) THEN
+    SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
+       AND (v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation) THEN
+        PERFORM 1 FROM processor_claims c
+        WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+        IF FOUND THEN
             SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
             IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
-                IF p_count <> v_now.partition_count AND v_now.next_count IS NULL THEN
-                    v_line := (pg_current_xact_id()::text::numeric - 1)::text::xid8;
-                END IF;
                 UPDATE processor_partitions d
                 SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
-                    next_count = nullif(p_count, d.partition_count),
-                    asked_at = CASE WHEN p_count = d.partition_count THEN NULL
-                                    ELSE coalesce(d.asked_at, clock_timestamp()) END,
-                    line_transaction_id = CASE WHEN p_count = d.partition_count THEN NULL
-                                               ELSE coalesce(d.line_transaction_id, v_line) END,
-                    line_position = CASE WHEN p_count = d.partition_count THEN NULL ELSE 9223372036854775807 END
+                    next_count = p_count,
+                    asked_at = coalesce(d.asked_at, clock_timestamp()),
+                    line_transaction_id = coalesce(d.line_transaction_id,
+                                                   (pg_current_xact_id()::text::numeric - 1)::text::xid8),
+                    line_position = 9223372036854775807
                 WHERE d.processor_id = p_processor_id;
+                UPDATE processor_partitions d
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL
+                WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
             END IF;
         END IF;
     END IF;
@@ -92,27 +90,30 @@ AS $function$
 DECLARE
     v_was processor_partitions;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_partitions d
-                   WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL) THEN
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_was.next_count IS NULL
+       OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT 1 FROM processor_checkpoints c
+               WHERE c.processor_id = p_processor_id AND c.partition < v_was.partition_count
+                 AND (c.last_processed_transaction_id, c.last_processed_position)
+                     > (v_was.line_transaction_id, v_was.line_position)
+                 AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                 AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                                 WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                                   AND f.needs_person AND f.resolved_at IS NULL)) THEN
+        -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+        UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
+        WHERE d.processor_id = p_processor_id AND d.line_transaction_id = v_was.line_transaction_id;
+        RETURN false;
+    END IF;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
     -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
     PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
     IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
-    UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
-    WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL
-      AND EXISTS (SELECT 1 FROM processor_checkpoints c
-                  WHERE c.processor_id = d.processor_id AND c.partition < d.partition_count
-                    AND (c.last_processed_transaction_id, c.last_processed_position)
-                        > (d.line_transaction_id, d.line_position)
-                    AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-                    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
-                                    WHERE f.processor_id = c.processor_id AND f.partition = c.partition
-                                      AND f.needs_person AND f.resolved_at IS NULL));
-    IF FOUND OR NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
     SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
