@@ -110,7 +110,7 @@ def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
         until_shared(room, orders, 3, 3)
         room.shop.produce(200)
         orders.until("200 messages are handled", lambda: len(room.handled()) >= 200)
-        with room.shop.connect() as writer:
+        with room.shop.connect() as writer, writer.transaction():
             writer.execute("SELECT pg_current_xact_id()")
             orders.spec(delivery={**DELIVERY, "partitions": {"count": 4}})
             said = orders.until_condition("Reconciling", "True", "ChangingPartitions", within=90)
