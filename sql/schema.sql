@@ -71,28 +71,26 @@ CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_g
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
-    v_line xid8;
 BEGIN
-    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
-    IF FOUND THEN
-        SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
-        IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
-           AND (v_now.asked_uid, v_now.asked_generation, coalesce(v_now.next_count, v_now.partition_count))
-               IS DISTINCT FROM (p_claim_uid, p_generation, p_count) THEN
+    SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
+       AND (v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation) THEN
+        PERFORM 1 FROM processor_claims c
+        WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+        IF FOUND THEN
             SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
             IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
-                IF p_count <> v_now.partition_count AND v_now.next_count IS NULL THEN
-                    v_line := (pg_current_xact_id()::text::numeric - 1)::text::xid8;
-                END IF;
                 UPDATE processor_partitions d
                 SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
-                    next_count = nullif(p_count, d.partition_count),
-                    asked_at = CASE WHEN p_count = d.partition_count THEN NULL
-                                    ELSE coalesce(d.asked_at, clock_timestamp()) END,
-                    line_transaction_id = CASE WHEN p_count = d.partition_count THEN NULL
-                                               ELSE coalesce(d.line_transaction_id, v_line) END,
-                    line_position = CASE WHEN p_count = d.partition_count THEN NULL ELSE 9223372036854775807 END
+                    next_count = p_count,
+                    asked_at = coalesce(d.asked_at, clock_timestamp()),
+                    line_transaction_id = coalesce(d.line_transaction_id,
+                                                   (pg_current_xact_id()::text::numeric - 1)::text::xid8),
+                    line_position = 9223372036854775807
                 WHERE d.processor_id = p_processor_id;
+                UPDATE processor_partitions d
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL
+                WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
             END IF;
         END IF;
     END IF;
@@ -143,27 +141,30 @@ CREATE FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) 
 DECLARE
     v_was processor_partitions;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_partitions d
-                   WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL) THEN
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_was.next_count IS NULL
+       OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT 1 FROM processor_checkpoints c
+               WHERE c.processor_id = p_processor_id AND c.partition < v_was.partition_count
+                 AND (c.last_processed_transaction_id, c.last_processed_position)
+                     > (v_was.line_transaction_id, v_was.line_position)
+                 AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                 AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                                 WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                                   AND f.needs_person AND f.resolved_at IS NULL)) THEN
+        -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+        UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
+        WHERE d.processor_id = p_processor_id AND d.line_transaction_id = v_was.line_transaction_id;
+        RETURN false;
+    END IF;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
     -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
     PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
     IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
-    UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
-    WHERE d.processor_id = p_processor_id AND d.next_count IS NOT NULL
-      AND EXISTS (SELECT 1 FROM processor_checkpoints c
-                  WHERE c.processor_id = d.processor_id AND c.partition < d.partition_count
-                    AND (c.last_processed_transaction_id, c.last_processed_position)
-                        > (d.line_transaction_id, d.line_position)
-                    AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-                    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
-                                    WHERE f.processor_id = c.processor_id AND f.partition = c.partition
-                                      AND f.needs_person AND f.resolved_at IS NULL));
-    IF FOUND OR NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
     SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
@@ -399,6 +400,23 @@ BEGIN
     FOR KEY SHARE;
     RETURN coalesce(
         v_lease.epoch = p_epoch AND v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);
+END
+$$;
+
+CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
+-- less: a row written for each batch would wear.
+DECLARE
+    v_expires timestamptz;
+BEGIN
+    SELECT l.expires_at INTO v_expires FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token
+      AND l.expires_at > clock_timestamp();
+    RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
+                      OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
 END
 $$;
 
@@ -703,11 +721,13 @@ $$;
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
+    SET enable_seqscan TO 'off'
     AS $$
 -- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
--- The steps are those of the contract's table, in its order; the row is locked before it is compared.
+-- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
+-- latest generation (see processor_checkpoints_newest) and updated in its place.
 DECLARE
-    v_stored processor_checkpoints;
+    v_stored record;
 BEGIN
     -- step 1
     IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
@@ -730,8 +750,9 @@ BEGIN
         RETURN 4;
     END IF;
     LOOP
-        SELECT c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition
+        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
+        ORDER BY c.generation DESC LIMIT 1
         FOR UPDATE;
         EXIT WHEN FOUND;
         IF p_expected_position IS NOT NULL
@@ -758,8 +779,9 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+        WHERE c.ctid = v_stored.place;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
@@ -886,11 +908,14 @@ CREATE TABLE outbox.processor_checkpoints (
     partition integer DEFAULT 0 NOT NULL,
     last_processed_transaction_id xid8 NOT NULL,
     last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    generation bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
 
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
@@ -1102,6 +1127,8 @@ CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "po
 
 CREATE INDEX messages_publication_cursor ON outbox.messages USING btree (publication_id, transaction_id, "position");
 
+CREATE INDEX processor_checkpoints_newest ON outbox.processor_checkpoints USING btree (((processor_id || ''::text)), partition, generation);
+
 CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USING btree (processor_id, id);
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
@@ -1131,6 +1158,8 @@ REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
