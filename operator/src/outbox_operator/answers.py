@@ -33,7 +33,15 @@ def _ready(verdict: Verdict) -> Answer:
 
 
 _IN_FLIGHT: Final = frozenset(
-    {Reason.STARTING, Reason.ROLLING_OUT, Reason.STOPPING, Reason.HANDING_OVER, Reason.RESOLVING, Reason.CLAIMING}
+    {
+        Reason.STARTING,
+        Reason.ROLLING_OUT,
+        Reason.STOPPING,
+        Reason.HANDING_OVER,
+        Reason.RESOLVING,
+        Reason.CLAIMING,
+        Reason.CHANGING_PARTITIONS,
+    }
 )
 
 

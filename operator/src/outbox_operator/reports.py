@@ -141,6 +141,7 @@ def _signature(report: Report | None) -> Any:
         report.message,
         report.claim_holder,
         (lease.held, lease.pod, lease.epoch) if lease is not None else None,
+        report.division,
         report.conflicts.count,
         report.conflicts.strangers,
         report.conflicts.open,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.span import format_age
+from outbox_worker.change import look_at_change, part_reader
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.overview import list_acts, list_processors
 from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
@@ -110,21 +113,43 @@ def find_partitions(connection: psycopg.Connection[Any], subject: Subject) -> li
 def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
     subject = context.subject
-    reader = MessageReader(subject.source)
+    views = find_partitions(connection, subject)
+    changes = look_at_changes(connection, subject, views)
     records = []
-    for view in find_partitions(connection, subject):
-        lag = None if view.pair is None else reader.lag(connection, view.pair)
-        record = status_record(view, lag)
+    for view in views:
+        lag = None if view.pair is None else _reader(subject, view).lag(connection, view.pair)
+        record = status_record(view, lag) | {"change": changes.get(view.processor_id)}
         records.append(record if context.console.is_json else record | {"lagText": format_lag(lag)})
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
+    for processor_id, change in changes.items():
+        context.console.note(f"{processor_id}: {change['message']}")
     return Exit.DONE
+
+
+def look_at_changes(
+    connection: psycopg.Connection[Any], subject: Subject, views: list[ProcessorView]
+) -> dict[str, Record]:
+    """Say of each processor whose number of partitions is to change how far that is."""
+    changing = {view.processor_id: view.division for view in views if view.division and view.division.next_count}
+    found: dict[str, Record] = {}
+    for processor_id, division in changing.items():
+        pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
+        key = ProcessorKey(subject.schema, processor_id)
+        found[processor_id] = look_at_change(connection, key, subject.source, division, pairs).model_dump(by_alias=True)
+    return found
+
+
+def _reader(subject: Subject, view: ProcessorView) -> MessageReader:
+    """Return a reader of the partition's own messages."""
+    if view.division is None:
+        return MessageReader(subject.source)
+    return part_reader(subject.source, replace(view.division, line=None), view.partition)
 
 
 @against_database
 def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
     subject, options = context.subject, context.options
-    reader = MessageReader(subject.source)
     # A limit above the cap would never be seen to be exceeded.
     cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
     records: list[Record] = []
@@ -132,7 +157,7 @@ def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     for view in find_partitions(connection, subject):
         if view.pair is None:
             continue
-        found = reader.lag(connection, view.pair, cap)
+        found = _reader(subject, view).lag(connection, view.pair, cap)
         exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
         counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
         records.append(

@@ -141,6 +141,18 @@ class LeaseView(_Report):
     expires_at: datetime | None = None
 
 
+class DivisionView(_Report):
+    """Into how many partitions the processor is divided, and what that changes to."""
+
+    count: int
+    next_count: int | None = None
+    """None: it stays as it is."""
+    at_line: int = 0
+    """How many have stopped at the line, of a change."""
+    message: str = ""
+    """How far the change is and what it waits for; empty while there is none."""
+
+
 class CheckpointView(_Report):
     """The stored checkpoint of one partition."""
 
@@ -254,6 +266,8 @@ class Report(_Report):
     lease: LeaseView | None = None
     leases: list[LeaseView] = []
     """Of a divided processor: every live lease, whoever holds it."""
+    division: DivisionView | None = None
+    """Of a divided processor: the number of its partitions, and a change of it."""
     checkpoints: list[CheckpointView] = []
     lag: Lag | None = None
     bound: Bound | None = None

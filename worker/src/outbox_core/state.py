@@ -67,6 +67,11 @@ class Step(StrEnum):
         """Nothing is in hand: the partition may go to another process from here."""
         return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD)
 
+    @property
+    def rests(self) -> bool:
+        """Before it begins, the partition may be taken away: a batch that was only read is read again elsewhere."""
+        return self.can_yield or self is Step.HANDLE
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:

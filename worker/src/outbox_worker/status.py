@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, Lag, ResourceRef
+    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef
     from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
@@ -40,6 +40,7 @@ class Observed:
     checkpoints: list[CheckpointView] = field(default_factory=list)
     leases: list[LeaseView] = field(default_factory=list)
     """Of a divided processor: the live ones, whoever holds them."""
+    division: DivisionView | None = None
     lag: Lag | None = None
     bound: Bound | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
@@ -86,6 +87,12 @@ class StatusBoard:
         """Take the loop's state of one partition."""
         with self._lock:
             self._states[partition] = state
+
+    def redivide(self, count: int, initial: ProcessorState) -> None:
+        """Forget the partitions: there are `count` now."""
+        with self._lock:
+            self._states = dict.fromkeys(range(count), initial)
+            self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
 
     def set_advice(self, advice: str | None) -> None:
         """Take what a person should do although all goes on."""
@@ -152,6 +159,7 @@ class StatusBoard:
                 claim_holder=self._claim_holder,
                 lease=self._lease_view(),
                 leases=seen.leases,
+                division=seen.division,
                 checkpoints=self._checkpoints(),
                 lag=seen.lag,
                 bound=seen.bound,
@@ -203,7 +211,14 @@ def format_termination(report: Report) -> str:
         if len(text.encode()) <= TERMINATION_BYTES:
             return text
     bare = short.model_copy(
-        update={"bound": None, "lag": None, "advice": None, "leases": [], "message": report.message[:60]}
+        update={
+            "bound": None,
+            "lag": None,
+            "advice": None,
+            "leases": [],
+            "division": None,
+            "message": report.message[:60],
+        }
     )
     if len(bare.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_BYTES:
         bare = bare.model_copy(update={"checkpoints": bare.checkpoints[:1]})

@@ -52,10 +52,11 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One partition of a divided processor."""
+    """One partition of a divided processor; with a stop line, no further than that."""
 
     partition: int
     partitions: Partitions
+    line: Checkpoint | None = None
 
 
 class MessageReader:
@@ -72,6 +73,7 @@ class MessageReader:
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else slots_of(part.partition, part.partitions.count)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
+        self._line = None if part is None else part.line
         self._publications = tuple(dict.fromkeys(source.publications))
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
         if self._publications and self._table.columns.publication_id is None:
@@ -239,6 +241,9 @@ class MessageReader:
         elif wanted.below_bound:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
+            if self._line is not None:
+                end = row.format(slot, self._table.pair, sql.SQL("<="), sql.Literal(number), _literal(self._line))
+                conditions.append(end)
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:
