@@ -61,6 +61,33 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The server was promoted, or recovered to a point in time. A resource that owned this processor before goes on: it was pointed here, and
+-- says for everybody that this is the same outbox. True: the database's identity names the current timeline now.
+DECLARE
+    v_before int;
+    v_now int := current_timeline();
+BEGIN
+    SELECT i.timeline_id INTO v_before FROM database_identity i FOR UPDATE;
+    IF v_before = v_now THEN
+        RETURN true;
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id
+                   AND (c.uid = p_uid OR (c.cluster, c.namespace, c.name) = (p_cluster, p_namespace, p_name))) THEN
+        RETURN false;
+    END IF;
+    UPDATE database_identity SET timeline_id = v_now;
+    INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
+    VALUES ('AdoptTimeline', p_processor_id, format('timeline %s -> %s', v_before, v_now),
+            format('resource %s/%s/%s', p_cluster, p_namespace, p_name));
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -79,6 +106,49 @@ CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_
       AND NOT EXISTS (SELECT 1 FROM dead_letters d
                       WHERE d.processor_id = p_processor_id AND d.partition = p_partition
                         AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
+$$;
+
+CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) RETURNS TABLE(partition_count integer, key text, next_count integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- A process says into how many partitions its resource wants the processor divided. Another number than there is draws
+-- the stop line, in all partitions at once; the number there is takes an unfinished change back. A process that was
+-- started from an older text of the resource changes nothing. Answers how the processor is divided; no row: it is not.
+--
+-- The line is just below this transaction's own id. Whoever reads without seeing the line sees this transaction open:
+-- the reading bound keeps such a reader below the line. So nobody has read beyond it, and nobody needs to be waited for.
+#variable_conflict use_column
+DECLARE
+    v_now processor_partitions;
+BEGIN
+    SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
+       AND (v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation) THEN
+        PERFORM 1 FROM processor_claims c
+        WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+        IF FOUND THEN
+            SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+            IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
+                UPDATE processor_partitions d
+                SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
+                    next_count = p_count,
+                    asked_at = coalesce(d.asked_at, clock_timestamp()),
+                    line_transaction_id = coalesce(d.line_transaction_id,
+                                                   (pg_current_xact_id()::text::numeric - 1)::text::xid8),
+                    line_position = 9223372036854775807
+                WHERE d.processor_id = p_processor_id;
+                UPDATE processor_partitions d
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL
+                WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
+            END IF;
+        END IF;
+    END IF;
+    RETURN QUERY
+        SELECT d.partition_count, d.key, d.next_count FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id;
+END
 $$;
 
 CREATE FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS TABLE(owned boolean, partition_count integer, key text, begun boolean)
@@ -131,6 +201,74 @@ BEGIN
         kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
     RETURNING s.kills INTO v_kills;
     RETURN v_kills;
+END
+$$;
+
+CREATE FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Divide the processor as it was asked, if all partitions have stopped at the line: all leases end, so that no former
+-- owner can store any more, and the new partitions start at the line. False: not yet, or nothing was asked. Any process
+-- of the resource may call it, as often as it likes.
+DECLARE
+    v_was processor_partitions;
+BEGIN
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_was.next_count IS NULL
+       OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT 1 FROM processor_checkpoints c
+               WHERE c.processor_id = p_processor_id AND c.partition < v_was.partition_count
+                 AND (c.last_processed_transaction_id, c.last_processed_position)
+                     > (v_was.line_transaction_id, v_was.line_position)
+                 AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                 AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                                 WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                                   AND f.needs_person AND f.resolved_at IS NULL)) THEN
+        -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+        UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
+        WHERE d.processor_id = p_processor_id AND d.line_transaction_id = v_was.line_transaction_id;
+        RETURN false;
+    END IF;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+        RETURN false;
+    END IF;
+    -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
+    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+    PERFORM 1 FROM processor_leases l WHERE l.processor_id = p_processor_id ORDER BY l.partition FOR UPDATE;
+    PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+        RETURN false;
+    END IF;
+    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising.
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id;
+    DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id, last_processed_position)
+    SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+    FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
+    UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
+    WHERE m.processor_id = p_processor_id;
+    UPDATE dead_letters m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
+    WHERE m.processor_id = p_processor_id;
+    UPDATE processor_partitions d
+    SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
+        line_transaction_id = NULL, line_position = NULL
+    WHERE d.processor_id = p_processor_id;
+    INSERT INTO recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)
+    VALUES ('ChangePartitions', p_processor_id, v_was.line_transaction_id, v_was.line_position,
+            format('%s partitions became %s', v_was.partition_count, v_was.next_count), v_was.asked_by);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;  -- somebody is committing, or frozen: the next call
 END
 $$;
 
@@ -227,6 +365,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'keep: the database moved. renew: it is a copy, the original lives on.';
     END IF;
+    IF is_behind_its_rows() THEN
+        RAISE EXCEPTION 'confirm_identity: transaction ids stored here are above those of this server: run `outbox repair` first'
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Messages stored since the restore would sort before the restored ones, and be passed over.';
+    END IF;
     IF p_action = 'renew' THEN
         PERFORM end_leases(c.processor_id, NULL) FROM processor_claims c;
         DELETE FROM processor_claims;
@@ -234,6 +377,7 @@ BEGIN
     UPDATE database_identity i
     SET system_identifier = s.system_identifier,
         database_oid = d.oid,
+        timeline_id = current_timeline(),
         database_uuid = CASE p_action WHEN 'renew' THEN gen_random_uuid() ELSE i.database_uuid END,
         confirmed_at = clock_timestamp()
     FROM pg_control_system() AS s, pg_database AS d
@@ -275,6 +419,22 @@ BEGIN
         kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
         killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
+END
+$$;
+
+CREATE FUNCTION outbox.current_timeline() RETURNS integer
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The server's timeline: each promotion of a standby and each recovery to a point in time begins a new one. The control file
+-- learns of it only with the next checkpoint; some hosted servers show nothing else.
+BEGIN
+    IF NOT pg_is_in_recovery() THEN
+        RETURN ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int;
+    END IF;
+    RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
+EXCEPTION WHEN feature_not_supported OR insufficient_privilege OR undefined_function THEN
+    RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
 END
 $$;
 
@@ -488,6 +648,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.is_behind_its_rows() RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Is a message or a checkpoint stored here whose transaction id is above that of the transaction that wrote the row? Then it came from a
+-- server that was further on, and what is written here since sorts before it. True for good, also once this server's
+-- counter has passed it; until `outbox repair`. Scans the outbox once.
+DECLARE
+    v_now bigint := pg_current_xact_id()::text::bigint;  -- assigned first: age() counts from it
+    v_value text;
+    v_found boolean;
+BEGIN
+    -- A snapshot's beginning is at most the transaction that takes it; its end may be beyond.
+    FOR v_value IN
+        SELECT CASE a.atttypid WHEN 'xid8'::regtype THEN format('c.%I', a.attname)
+                               ELSE format('pg_snapshot_xmin(c.%I)', a.attname) END
+        FROM pg_attribute a
+        WHERE a.attrelid = 'processor_checkpoints'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype)
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin))', v_value)
+        INTO v_found USING v_now;
+        IF v_found THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN EXISTS (SELECT 1 FROM messages o WHERE o.transaction_id::text::numeric > v_now - age(o.xmin));
+END
+$_$;
+
 CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -529,6 +719,25 @@ BEGIN
     PERFORM 1 FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition FOR UPDATE;
 END
+$$;
+
+CREATE FUNCTION outbox.partitions_are_at_line(p_processor_id text) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- May the number of partitions change now? Every partition's checkpoint is at the stop line, no conflict waits for a
+-- person, and no message that failed is held: behind it wait others of its key, in the order of that partition.
+SELECT d.next_count IS NOT NULL
+    AND d.partition_count = (
+        SELECT count(*) FROM processor_checkpoints c
+        WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
+          AND (c.last_processed_transaction_id, c.last_processed_position) = (d.line_transaction_id, d.line_position))
+    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                    WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
+                      AND f.needs_person AND f.resolved_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM held_messages m WHERE m.processor_id = d.processor_id AND m.error_class IS NOT NULL)
+FROM processor_partitions d
+WHERE d.processor_id = p_processor_id
 $$;
 
 CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) RETURNS bigint
@@ -1178,10 +1387,16 @@ CREATE TABLE outbox.database_identity (
     system_identifier bigint NOT NULL,
     database_oid oid NOT NULL,
     confirmed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    timeline_id integer,
+    repair_begun_at timestamp with time zone,
     CONSTRAINT database_identity_is_one_row CHECK (singleton)
 );
 
 COMMENT ON TABLE outbox.database_identity IS 'Which database this is. A copy or a restore elsewhere carries the row along and no longer matches it: confirm_identity().';
+
+COMMENT ON COLUMN outbox.database_identity.timeline_id IS 'Of the server, when identity or timeline was last confirmed: a standby that was promoted, and a base backup recovered elsewhere, differ only in it.';
+
+COMMENT ON COLUMN outbox.database_identity.repair_begun_at IS 'While a repair is unfinished: nothing runs.';
 
 CREATE TABLE outbox.dead_letters (
     id bigint NOT NULL,
@@ -1336,10 +1551,23 @@ CREATE TABLE outbox.processor_partitions (
     partition_count integer NOT NULL,
     key text NOT NULL,
     begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64)))
+    next_count integer,
+    line_transaction_id xid8,
+    line_position bigint,
+    asked_at timestamp with time zone,
+    asked_uid text,
+    asked_generation bigint,
+    asked_by text,
+    CONSTRAINT processor_partitions_change_is_whole CHECK ((((next_count IS NULL) = (line_transaction_id IS NULL)) AND ((next_count IS NULL) = (line_position IS NULL)) AND ((next_count IS NULL) = (asked_at IS NULL)))),
+    CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64))),
+    CONSTRAINT processor_partitions_next_count_is_in_range CHECK (((next_count >= 1) AND (next_count <= 64)))
 );
 
 COMMENT ON TABLE outbox.processor_partitions IS 'Into how many partitions a processor is divided, and by which key. Without a row it is not divided.';
+
+COMMENT ON COLUMN outbox.processor_partitions.next_count IS 'Into how many the processor is to be divided once all partitions have stopped at the line; null: it stays as it is.';
+
+COMMENT ON COLUMN outbox.processor_partitions.asked_generation IS 'Of the resource asked_uid, the generation whose number of partitions was last heeded: an older one changes nothing.';
 
 CREATE TABLE outbox.processor_suspicions (
     processor_id text NOT NULL,
@@ -1378,6 +1606,38 @@ COMMENT ON TABLE outbox.recorded_acts IS 'What people decided: accepted and rewo
 
 ALTER TABLE outbox.recorded_acts ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME outbox.recorded_acts_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE outbox.repair_ids (
+    repair_id bigint NOT NULL,
+    written_here boolean NOT NULL,
+    old_transaction_id xid8 NOT NULL,
+    new_transaction_id xid8 NOT NULL
+);
+
+COMMENT ON TABLE outbox.repair_ids IS 'Which id becomes which, while a repair is unfinished: in the same order, restored ones first.';
+
+CREATE TABLE outbox.repairs (
+    id bigint NOT NULL,
+    restored_until xid8 NOT NULL,
+    below xid8 NOT NULL,
+    planned_by xid8 NOT NULL,
+    tables text[] NOT NULL,
+    reason text NOT NULL,
+    decided_by text NOT NULL,
+    begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    finished_at timestamp with time zone
+);
+
+COMMENT ON TABLE outbox.repairs IS 'Rebased transaction ids: what a transaction up to restored_until wrote came with the restore; every new id is below `below`; rows that planned_by or a later transaction wrote there are done.';
+
+ALTER TABLE outbox.repairs ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME outbox.repairs_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -1465,6 +1725,12 @@ ALTER TABLE ONLY outbox.processor_suspicions
 ALTER TABLE ONLY outbox.recorded_acts
     ADD CONSTRAINT recorded_acts_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY outbox.repair_ids
+    ADD CONSTRAINT repair_ids_pkey PRIMARY KEY (repair_id, written_here, old_transaction_id);
+
+ALTER TABLE ONLY outbox.repairs
+    ADD CONSTRAINT repairs_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY outbox.spark_files
     ADD CONSTRAINT spark_files_are_named_once UNIQUE (final_path);
 
@@ -1483,6 +1749,8 @@ CREATE INDEX dead_letters_by_processor ON outbox.dead_letters USING btree (proce
 
 CREATE INDEX held_messages_by_key ON outbox.held_messages USING btree (processor_id, partition, key_hash, place) WHERE blocks;
 
+CREATE INDEX held_messages_by_place ON outbox.held_messages USING btree (place);
+
 CREATE INDEX held_messages_due ON outbox.held_messages USING btree (processor_id, partition, next_attempt_at) WHERE (NOT behind);
 
 CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "position");
@@ -1495,17 +1763,28 @@ CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USIN
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
 
+CREATE UNIQUE INDEX repairs_one_at_a_time ON outbox.repairs USING btree (((finished_at IS NULL))) WHERE (finished_at IS NULL);
+
 CREATE INDEX spark_files_by_processor ON outbox.spark_files USING btree (processor_id, id);
 
 CREATE INDEX spark_staging_by_processor ON outbox.spark_staging USING btree (processor_id, epoch);
 
+ALTER TABLE ONLY outbox.repair_ids
+    ADD CONSTRAINT repair_ids_repair_fkey FOREIGN KEY (repair_id) REFERENCES outbox.repairs(id);
+
 REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.claim_is_open_to(p_claim outbox.processor_claims, p_cluster text, p_namespace text, p_name text, p_uid text, p_sweep_uids text[]) FROM PUBLIC;
 
@@ -1514,6 +1793,8 @@ REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster tex
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) FROM PUBLIC;
 
@@ -1529,11 +1810,15 @@ REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
 

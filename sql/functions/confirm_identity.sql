@@ -12,6 +12,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'keep: the database moved. renew: it is a copy, the original lives on.';
     END IF;
+    IF is_behind_its_rows() THEN
+        RAISE EXCEPTION 'confirm_identity: transaction ids stored here are above those of this server: run `outbox repair` first'
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Messages stored since the restore would sort before the restored ones, and be passed over.';
+    END IF;
     IF p_action = 'renew' THEN
         PERFORM end_leases(c.processor_id, NULL) FROM processor_claims c;
         DELETE FROM processor_claims;
@@ -19,6 +24,7 @@ BEGIN
     UPDATE database_identity i
     SET system_identifier = s.system_identifier,
         database_oid = d.oid,
+        timeline_id = current_timeline(),
         database_uuid = CASE p_action WHEN 'renew' THEN gen_random_uuid() ELSE i.database_uuid END,
         confirmed_at = clock_timestamp()
     FROM pg_control_system() AS s, pg_database AS d

@@ -61,7 +61,7 @@ def test_three_pods_share_and_survive_the_loss_of_one(rooms: Rooms) -> None:
         until_shared(room, orders, 2, 2, 2)
 
 
-def test_scaling_moves_partitions_and_the_division_cannot_change(rooms: Rooms) -> None:
+def test_scaling_moves_partitions_and_the_key_cannot_change(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 1})
         orders.until_ready()
@@ -73,8 +73,8 @@ def test_scaling_moves_partitions_and_the_division_cannot_change(rooms: Rooms) -
         room.shop.produce(100)
         orders.until("100 messages are handled", lambda: len(room.handled()) >= 100)
         assert len(room.handled()) == len(set(room.handled())) == 100
-        with pytest.raises(ApiError, match="partitions cannot be changed"):
-            orders.spec(delivery={**DELIVERY, "partitions": {"count": 8}})
+        with pytest.raises(ApiError, match=r"partitions\.key cannot be changed"):
+            orders.spec(delivery={**DELIVERY, "partitions": {"count": COUNT, "key": {"column": "message_type"}}})
         with pytest.raises(ApiError, match="mode cannot be changed"):
             orders.spec(delivery={"mode": "Ordered", "partitions": None})
 
@@ -100,3 +100,25 @@ def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Ro
         orders.until("200 messages are handled", lambda: len(room.handled()) >= 200, 120)
         assert len(room.handled()) == len(set(room.handled())) == 200
         orders.until_ready()
+
+
+def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
+    """A writer that is open when the line is drawn keeps it waiting, and status says so."""
+    with rooms.room() as room:
+        orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 2})
+        orders.until_ready()
+        until_shared(room, orders, 3, 3)
+        room.shop.produce(200)
+        orders.until("200 messages are handled", lambda: len(room.handled()) >= 200)
+        with room.shop.connect() as writer, writer.transaction():
+            writer.execute("SELECT pg_current_xact_id()")
+            orders.spec(delivery={**DELIVERY, "partitions": {"count": 4}})
+            said = orders.until_condition("Reconciling", "True", "ChangingPartitions", within=90)
+            assert "changing partitions 6 -> 4" in said["message"]
+        orders.until("status has the new number", lambda: orders.status.get("division", {}).get("count") == 4, 90)
+        orders.until_ready()
+        until_shared(room, orders, 2, 2)
+        room.shop.produce(200)
+        orders.until("400 messages are handled", lambda: len(room.handled()) >= 400)
+        assert len(room.handled()) == len(set(room.handled())) == 400
+        assert [p["partition"] for p in orders.status["partitions"]] == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason, ResourceRef
 from outbox_core.spec import StartFrom
 from outbox_sql import runner
-from outbox_worker.postgres import checkpoints, conflicts, ownership, schema, stall
+from outbox_worker.postgres import checkpoints, conflicts, identity, ownership, schema, stall
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.postgres import VERSIONS, build_source
@@ -48,7 +48,7 @@ def test_a_processors_whole_life(granted):
     reader, token, hour = MessageReader(SOURCE), uuid4(), timedelta(hours=1)
 
     schema.ensure_schema(worker, SOURCE)
-    schema.check_identity(worker, SOURCE, KEY)
+    identity.check_identity(worker, SOURCE, KEY)
     assert ownership.claim(worker, KEY, RESOURCE).granted
     lease = ownership.acquire_lease(worker, KEY, claim_uid="u1", pod="pod", token=token, lease=hour)
     assert lease.epoch is not None

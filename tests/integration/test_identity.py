@@ -8,7 +8,7 @@ from psycopg import sql
 from outbox_core.checkpoint import BEGINNING
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
-from outbox_worker.postgres import schema
+from outbox_worker.postgres import identity
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.contract import own, put
@@ -22,7 +22,7 @@ TOKEN = "00000000-0000-0000-0000-000000000001"
 
 def refusal(connection, key=None):
     with pytest.raises(ConfigurationError) as caught:
-        schema.check_identity(connection, SOURCE, key)
+        identity.check_identity(connection, SOURCE, key)
     return caught.value
 
 
@@ -37,7 +37,7 @@ def copy(anywhere):
     """A copy of the database on the same server, as a template or a dump makes one."""
     own(anywhere, TOKEN)
     put(anywhere.direct(), (1, 1))
-    original = schema.check_identity(anywhere.connect(), SOURCE)
+    original = identity.check_identity(anywhere.connect(), SOURCE)
     with anywhere.server.connect("postgres") as admin:
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (anywhere.name,))
         admin.execute(
@@ -57,14 +57,14 @@ def test_a_copy_is_noticed_and_the_original_is_not(anywhere, copy):
 
     assert error.reason is Reason.DATABASE_COPIED
     assert "outbox confirm-identity keep" in str(error)
-    assert schema.check_identity(anywhere.connect(), SOURCE) == original
+    assert identity.check_identity(anywhere.connect(), SOURCE) == original
 
 
 def test_keep_says_that_it_moved(copy):
     connection, original = copy
     connection.execute("SELECT outbox.confirm_identity('keep', 'me')")
 
-    assert schema.check_identity(connection, SOURCE) == original
+    assert identity.check_identity(connection, SOURCE) == original
     assert connection.execute("SELECT count(*) FROM outbox.processor_claims").fetchone() == (1,)
     acts = connection.execute("SELECT act, reason, decided_by FROM outbox.recorded_acts").fetchall()
     assert acts == [("ConfirmIdentity", "keep", "me")]
@@ -74,7 +74,7 @@ def test_renew_makes_it_another_database_without_owners(copy):
     connection, original = copy
     connection.execute("SELECT outbox.confirm_identity('renew')")
 
-    assert schema.check_identity(connection, SOURCE) != original
+    assert identity.check_identity(connection, SOURCE) != original
     assert connection.execute("SELECT count(*) FROM outbox.processor_claims").fetchone() == (0,)
     leases = connection.execute("SELECT count(*) FROM outbox.processor_leases WHERE expires_at > clock_timestamp()")
     assert leases.fetchone() == (0,)
@@ -103,14 +103,14 @@ def test_a_server_behind_its_own_rows_is_noticed(anywhere):
 def test_a_checkpoint_that_the_server_has_not_reached_is_noticed_unless_a_person_is_asked_already(anywhere):
     put(anywhere.direct(), (987654321, 1))
     assert refusal(anywhere.connect(), KEY).reason is Reason.DATABASE_BEHIND
-    assert schema.check_identity(anywhere.connect(), SOURCE, ProcessorKey("outbox", "other"))
+    identity.check_identity(anywhere.connect(), SOURCE, ProcessorKey("outbox", "other"))
 
     anywhere.direct().execute(
         "INSERT INTO outbox.processor_conflicts (processor_id, partition, code, pod, needs_person) "
         "VALUES ('orders', 0, 2, 'pod', true)"
     )
 
-    assert schema.check_identity(anywhere.connect(), SOURCE, KEY)
+    identity.check_identity(anywhere.connect(), SOURCE, KEY)
 
 
 def test_the_last_row_of_a_healthy_server_is_not_behind(anywhere):
@@ -118,5 +118,5 @@ def test_the_last_row_of_a_healthy_server_is_not_behind(anywhere):
     open_writer = anywhere.direct(autocommit=False)
     insert(open_writer, "open")
 
-    assert schema.check_identity(anywhere.connect(), SOURCE, KEY)
-    assert schema.check_identity(open_writer, SOURCE, KEY)
+    identity.check_identity(anywhere.connect(), SOURCE, KEY)
+    identity.check_identity(open_writer, SOURCE, KEY)

@@ -7,7 +7,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
-from outbox_worker.postgres import schema
+from outbox_worker.postgres import identity, schema
 from tests.support.postgres import build_source
 
 MAPPED = {
@@ -59,7 +59,7 @@ def test_verify_waits_for_nothing_else_once_it_is_there(empty_database):
     schema.ensure_schema(empty_database.connect(), build_source())
 
     schema.ensure_schema(empty_database.connect(), build_source(schema="Verify"))
-    assert schema.check_identity(empty_database.connect(), build_source())
+    assert identity.check_identity(empty_database.connect(), build_source()).uuid
 
 
 def test_a_role_that_may_not_create_is_told_what_to_do(empty_database):

@@ -35,6 +35,13 @@ def _still_once(sentence: str, **constants: str) -> Case:
     return Case(sentence, Question(constants=constants, invariants=("ExactlyOnce",), symmetric=True))
 
 
+def _division(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+    """Ask about a change of the number of partitions; without a verdict, all that its .cfg names."""
+    invariants = () if verdict == HOLDS else (verdict,)
+    question = Question("Division", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    return Case(f"partitions: {sentence}", question, verdict)
+
+
 GOOD: Final = (
     Case("what runs, two faults", Question(symmetric=True)),
     Case(
@@ -43,6 +50,7 @@ GOOD: Final = (
     ),
     Case("what runs: a standby goes on", Question(constants=_SMALL, properties=("StandbyGoesOn",))),
     Case("what runs: it goes on in time", Question("Takeover")),
+    _division("what runs"),
 )
 
 BAD: Final = (
@@ -69,9 +77,17 @@ BAD: Final = (
     _invariant("ExactlyOnce", "a refused batch is committed all the same", RefusalRollsBack="FALSE"),
     _invariant("NoFalseConflict", "a COMMIT without an answer is taken for failed", Doubt='"failed"'),
     _invariant("NoFalseConflict", "a COMMIT without an answer is taken for done", Doubt='"done"'),
+    _division("the line at the reading bound", "NobodyBeyond", Line='"bound"'),
+    _division("a reader looks for the line before it reads", "NobodyBeyond", LooksAfter="FALSE"),
+    _division("an owner does not compare their number", "NothingSkipped", NumberChecked="FALSE"),
+    _division("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
+    _division("leases outlast it unseen", "NothingSkipped", LeasesEnded="FALSE", NumberLooked="FALSE"),
+    _division("leases outlast it unseen: a false alarm", "NoFalseConflict", LeasesEnded="FALSE", NumberLooked="FALSE"),
 )
 
 POSSIBLE: Final = (
+    _division("the model comes to a change", "NeverChanged"),
+    _division("the model comes to a process of another number at work", "NeverStale"),
     _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
     _invariant("NobodyWorksDuringConflict", "not promised: a conflict recorded late stops the new owner", **_HANDS),
     Case(
@@ -86,6 +102,10 @@ POSSIBLE: Final = (
 )
 
 LARGE: Final = (
+    _division("what runs, two changes or one taken back", Asks="2", Acquires="3"),
+    _division("what runs, four transactions", Last="4"),
+    _division("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),
+    _division("nobody looks at their number again, but leases end", NumberLooked="FALSE"),
     Case("what runs, three faults", Question(constants={"Faults": "3"}, symmetric=True)),
     Case("what runs, two faults and a hand", Question(constants=_HANDS, symmetric=True)),
     Case("what runs, one fault and two hands", Question(constants={**_ONE_FAULT, "Edits": "2"}, symmetric=True)),

@@ -118,7 +118,8 @@ class RabbitmqServer:
     def stop(self) -> None:
         """Stop the node as a crash would."""
         if self._node is not None:
-            os.killpg(self._node.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(self._node.pid, signal.SIGKILL)
             self._node.wait()
             self._node = None
 

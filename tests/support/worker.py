@@ -38,7 +38,7 @@ def build_config(database: Database, target: dict[str, Any], **fields: Any) -> d
     )
     return {
         "resource": resource,
-        "generation": 1,
+        "generation": fields.pop("generation", 1),
         "processorId": fields.pop("processor_id", "orders"),
         "source": {"connection": {"secretRef": {"name": "db"}}} | fields.pop("source", {}),
         "delivery": FAST | fields.pop("delivery", {}),
@@ -246,6 +246,17 @@ def handle(batch, connection):
         )
 """
 """The same by Python."""
+
+PICKY_HANDLER = (
+    PYTHON_HANDLER
+    + """
+    import pathlib
+    bad = pathlib.Path("bad")
+    if bad.exists() and any(m.partition_key == bad.read_text() for m in batch):
+        raise RuntimeError("this key is not to be handled")
+"""
+)
+"""The same; it refuses a batch that has messages of the key named in the file `bad`."""
 
 GATED_HANDLER = (
     PYTHON_HANDLER

@@ -12,9 +12,6 @@ from outbox_operator.status import Phase
 if TYPE_CHECKING:
     from outbox_operator.verdict import Knowledge, Verdict
 
-STALE_BOUND: Final = 30.0
-"""Seconds that the reading bound may stand still, with something waiting behind it, before it is worth a word."""
-
 
 def build_answers(known: Knowledge, verdict: Verdict, replicas: int) -> tuple[Answer, ...]:
     """Answer every question."""
@@ -37,7 +34,15 @@ def _ready(verdict: Verdict) -> Answer:
 
 
 _IN_FLIGHT: Final = frozenset(
-    {Reason.STARTING, Reason.ROLLING_OUT, Reason.STOPPING, Reason.HANDING_OVER, Reason.RESOLVING, Reason.CLAIMING}
+    {
+        Reason.STARTING,
+        Reason.ROLLING_OUT,
+        Reason.STOPPING,
+        Reason.HANDING_OVER,
+        Reason.RESOLVING,
+        Reason.CLAIMING,
+        Reason.CHANGING_PARTITIONS,
+    }
 )
 
 
@@ -118,12 +123,13 @@ def _source(known: Knowledge) -> Answer:
     bound = known.lead.bound if known.lead is not None else None
     if bound is None:
         return Answer(kind, None, Reason.NOT_OBSERVED, "no worker reads now")
-    if bound.age_seconds < STALE_BOUND:
+    if not bound.stalled:
         return Answer(kind, True, Reason.BOUND_MOVES)
-    holder = bound.holder or "a session that this role may not see (grant pg_read_all_stats to see it)"
+    holder = bound.holder or "a transaction that no view of the server shows"
+    others = f" ({bound.others} more open transactions hold it next)" if bound.others else ""
     message = (
         f"nothing at or above transaction {bound.transaction_id} can be read for {round(bound.age_seconds)} s although "
-        f"messages wait: held back by {holder}; end that transaction"
+        f"messages wait: held back by {holder}{others}; {bound.remedy or 'end that transaction'}"
     )
     return Answer(kind, False, Reason.BOUND_STALLED, message)
 

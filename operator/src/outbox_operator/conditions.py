@@ -44,6 +44,8 @@ class Reason(StrEnum):
     """Pods were made; none of them is the active owner yet."""
     ROLLING_OUT = "RollingOut"
     """The spec changed; the old pods are being replaced."""
+    CHANGING_PARTITIONS = "ChangingPartitions"
+    """spec.delivery.partitions.count changed: the partitions there are go on to the stop line first."""
     STOPPING = "Stopping"
     """Pods are finishing or rolling back their batch."""
     SUSPENDED = "Suspended"

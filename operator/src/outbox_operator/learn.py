@@ -24,6 +24,7 @@ from outbox_operator.status import (
     CheckpointStatus,
     ConflictsStatus,
     ConflictStatus,
+    DivisionStatus,
     FailuresStatus,
     LagStatus,
     OwnerRef,
@@ -101,6 +102,30 @@ def learn_partitions(observed: Observed) -> list[PartitionStatus]:
         )
         for number in sorted({*owners, *pairs})
     ]
+
+
+def learn_division(observed: Observed) -> DivisionStatus | None:
+    """Say into how many partitions the processor is divided; without news, the last known value stays."""
+    report = lead_report(observed)
+    if report is None or report.division is None:
+        return observed.previous.division
+    seen = report.division
+    return DivisionStatus(
+        count=seen.count, next_count=seen.next_count, at_line=seen.at_line, message=seen.message[:MAX_MESSAGE]
+    )
+
+
+def describe_division(observed: Observed) -> str:
+    """Say what keeps the number of partitions from being what the spec asks for; empty: it is as asked."""
+    divided = observed.processor.spec.delivery.partitions
+    seen = learn_division(observed)
+    if divided is None or seen is None:
+        return ""
+    if seen.message:
+        return seen.message
+    if seen.count == divided.count:
+        return ""
+    return f"{seen.count} partitions shall become {divided.count}; no worker has drawn the stop line yet"
 
 
 def learn_owner(observed: Observed) -> OwnerStatus | None:

@@ -12,7 +12,7 @@ from outbox_core.report import WorkerState
 from outbox_core.spec import Engine, Mode
 from outbox_operator.conditions import Reason
 from outbox_operator.hand_over import HandOverStep
-from outbox_operator.learn import OwnershipState
+from outbox_operator.learn import OwnershipState, describe_division
 from outbox_operator.observed import Role
 from outbox_operator.status import Phase
 from outbox_operator.verdict import Verdict
@@ -64,9 +64,15 @@ def _conflict_open(known: Knowledge) -> Verdict | None:
     if conflict is None or known.resolution is not None:
         return None
     reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
-    message = describe_open(known)
+    message = _with_change(known, describe_open(known))
     # A partition that waits for a person does not stop the others.
     return Verdict(Phase.BLOCKED, reason, message, stalled=True, halts=not _is_divided(known))
+
+
+def _with_change(known: Knowledge, message: str) -> str:
+    """A change of the number of partitions that waits for this is said in the same breath."""
+    change = describe_division(known.observed)
+    return f"{message}; {change}" if change else message
 
 
 def _is_divided(known: Knowledge) -> bool:
@@ -197,11 +203,14 @@ def _worker_says(known: Knowledge) -> Verdict | None:
         message = f"no pod holds the lease that answers; {lead.pod} stands by and takes over when it lapses"
     if lead.attempt and lead.state is WorkerState.RETRYING:
         message = f"attempt {lead.attempt}: {message}"
+    message = _with_change(known, message)
     return Verdict(_PHASES[lead.state], reason, message, halts=False, stalled=lead.state is WorkerState.STOPPED)
 
 
 def _running(known: Knowledge) -> Verdict:
     lead = known.lead
+    if change := describe_division(known.observed):
+        return Verdict(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, halts=False)
     idle = lead is not None and lead.reason is WorkerReason.IDLE
     message = "nothing waits to be handled" if idle else "messages are being handled"
     if lead is not None and lead.advice:

@@ -141,11 +141,12 @@ def _signature(report: Report | None) -> Any:
         report.message,
         report.claim_holder,
         (lease.held, lease.pod, lease.epoch) if lease is not None else None,
+        report.division,
         report.conflicts.count,
         report.conflicts.strangers,
         report.conflicts.open,
         report.conflicts.last,
-        report.bound is not None and report.bound.age_seconds >= 30,
+        report.bound is not None and report.bound.stalled,
     )
 
 

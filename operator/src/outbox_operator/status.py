@@ -110,6 +110,15 @@ class PartitionStatus(StatusModel):
     pair: Short | None = Field(None, description="transaction_id:position of the last message examined.")
 
 
+class DivisionStatus(StatusModel):
+    """Into how many partitions the processor is divided."""
+
+    count: int = Field(description="Partitions there are; spec.delivery.partitions.count says how many there shall be.")
+    next_count: int | None = Field(None, description="What the number changes to, once all are at the stop line.")
+    at_line: int = Field(0, description="Partitions that have stopped there.")
+    message: Message = Field("", description="How far the change is, and what it waits for.")
+
+
 class LagStatus(StatusModel):
     """What waits behind the checkpoint."""
 
@@ -204,6 +213,9 @@ class ProcessorStatus(StatusModel):
         max_length=64,
         description="Mode Partitioned: who owns which partition, and how far it is.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["partition"]},
+    )
+    division: DivisionStatus | None = Field(
+        None, description="Mode Partitioned: the number of partitions, and a change of it."
     )
     lag: LagStatus | None = Field(None, description="What waits behind the checkpoint.")
     bound: BoundStatus | None = Field(None, description="Up to where can be read.")

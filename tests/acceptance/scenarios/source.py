@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,9 @@ def a_strangers_open_transaction_is_named_and_its_end_awaited(rooms: Rooms) -> N
             with connection.transaction():
                 connection.execute("SELECT pg_current_xact_id()")
                 room.shop.produce(3)
+                began = time.monotonic()
                 said = orders.until_condition("SourceCurrent", "False", "BoundStalled")
+                assert time.monotonic() - began <= 10, "seconds from the begin of a stall to the condition"
                 assert "nightly-report" in said["message"]
                 assert stranger.name in said["message"], "the database, although it is not the processor's own"
                 assert len(room.handled()) == 2, "what lies behind an open transaction is not read"

@@ -5,79 +5,34 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import defaultdict
 
 import pytest
 
 from outbox_core.partition import partition_of
 from outbox_core.report import ExitCode
+from tests.support.divided import (
+    COUNT,
+    KEYS,
+    assert_each_once_and_in_order,
+    divided,
+    owners,
+    produce,
+    start,
+    wait_count,
+    wait_shared,
+)
 from tests.support.postgres import wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
-
-LEASE = 2.0
-COUNT = 6
-KEYS = 40
-
-PICKY_HANDLER = (
-    PYTHON_HANDLER
-    + """
-    import pathlib
-    bad = pathlib.Path("bad")
-    if bad.exists() and any(m.partition_key == bad.read_text() for m in batch):
-        raise RuntimeError("this key is not to be handled")
-"""
+from tests.support.worker import (
+    GATED_HANDLER,
+    PICKY_HANDLER,
+    PYTHON_HANDLER,
+    PYTHON_TARGET,
+    SQL_TARGET,
+    Gate,
+    build_config,
 )
 
-
-def divided(outbox, target=PYTHON_TARGET, count=COUNT, **fields):
-    delivery = {"mode": "Partitioned", "partitions": {"count": count}, "batchSize": 20} | fields.pop("delivery", {})
-    return build_config(outbox.database, target, delivery=delivery, **fields)
-
-
-def start(outbox, workers, pod, handler=PYTHON_HANDLER, **fields):
-    return workers.start(divided(outbox, **fields), outbox.database.uri(), handler=handler, pod=pod)
-
-
-def owners(outbox):
-    """The pod that owns each partition, as the database has it."""
-    rows = outbox.connection.execute(
-        "SELECT partition, pod FROM outbox.processor_leases WHERE expires_at > clock_timestamp()"
-    )
-    return dict(rows.fetchall())
-
-
-def shares(outbox):
-    found = list(owners(outbox).values())
-    return sorted(found.count(pod) for pod in set(found))
-
-
-def wait_shared(outbox, *expected, seconds=20.0):
-    wait_until(lambda: shares(outbox) == sorted(expected), f"shares of {expected}", seconds)
-
-
-def produce(outbox, count, start=0):
-    """Messages n of key n % KEYS, in one transaction."""
-    outbox.connection.execute(
-        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
-        "SELECT 'key-' || n %% %s, 'message-' || n, 'OrderPlaced', jsonb_build_object('total', n) "
-        "FROM generate_series(%s::int, %s::int) AS n",
-        (KEYS, start, start + count - 1),
-    )
-
-
-def assert_each_once_and_in_order(outbox, count):
-    """Effects are numbered as they were written: per key they must rise."""
-    rows = outbox.connection.execute("SELECT total FROM handled ORDER BY n").fetchall()
-    numbers = [row[0] for row in rows]
-    assert sorted(numbers) == list(range(count))
-    by_key = defaultdict(list)
-    for number in numbers:
-        by_key[number % KEYS].append(number)
-    assert all(each == sorted(each) for each in by_key.values())
-
-
-def wait_count(outbox, count, seconds=30.0):
-    wait_until(lambda: len(outbox.handled()) >= count, f"{count} messages handled", seconds)
+LEASE = 2.0
 
 
 @pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
@@ -164,6 +119,22 @@ def test_order_per_key_holds_while_partitions_move(outbox, workers):
     assert_each_once_and_in_order(outbox, produced)
 
 
+def test_a_lease_whose_answer_was_lost_is_let_go(outbox, workers):
+    """The database has it as this process's; the process does not know, and shall not own the partition."""
+    for name in "ab":
+        start(outbox, workers, f"pod-{name}")
+    wait_shared(outbox, 3, 3)
+    last, owner = COUNT - 1, owners(outbox)[COUNT - 1]
+    outbox.connection.execute(
+        "UPDATE outbox.processor_leases l SET epoch = l.epoch + 1, token = o.token, pod = o.pod "
+        "FROM outbox.processor_leases o WHERE l.partition = %s AND o.partition = "
+        "(SELECT min(partition) FROM outbox.processor_leases WHERE pod <> %s)",
+        (last, owner),
+    )
+    wait_until(lambda: owners(outbox).get(last) == owner, "it is its owner's again")
+    wait_shared(outbox, 3, 3)
+
+
 def test_frozen_in_the_middle_of_a_batch_it_is_told_4_for_that_partition(outbox, workers):
     home = workers.prepare(divided(outbox), outbox.database.uri(), handler=GATED_HANDLER)
     owner, gate = workers.launch(home, pod="pod-a"), Gate(home)
@@ -172,7 +143,8 @@ def test_frozen_in_the_middle_of_a_batch_it_is_told_4_for_that_partition(outbox,
     produce(outbox, 200)
     gate.wait_entered()
     second = start(outbox, workers, "pod-b", handler=GATED_HANDLER)
-    second.wait_state("Standby")  # nothing is given back in the middle of a batch
+    wait_shared(outbox, 3, 3)
+    wait_until(lambda: len(outbox.handled()) > 0, "the others go on, though their owner is in the middle of a batch")
 
     owner.send(signal.SIGSTOP)
     wait_shared(outbox, 6)
@@ -236,7 +208,6 @@ def test_what_is_divided_otherwise_is_refused(outbox, workers):
     for worker in list(workers.started):
         worker.terminate()
     for config in (
-        divided(outbox, count=COUNT + 1),
         divided(outbox, delivery={"partitions": {"count": COUNT, "key": {"data": ["total"]}}}),
         build_config(outbox.database, SQL_TARGET),
     ):

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 import pytest
 from typing_extensions import override
 
-from outbox_cli.console import Column, format_age, format_cell, format_counts, format_table
+from outbox_cli.console import Column, format_cell, format_counts, format_table
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.main import main
 from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
+from outbox_core.span import format_age
 
 
 @pytest.mark.parametrize(

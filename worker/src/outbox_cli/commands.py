@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outbox_cli import claims, conflicts, failures, looking, moving, preparing, resources, running
+from outbox_cli import claims, conflicts, failures, looking, moving, preparing, repairing, resources, running
 from outbox_cli.command import (
     acting_options,
     cluster_options,
@@ -19,6 +19,7 @@ from outbox_cli.command import (
 )
 from outbox_cli.place import Place, choose_place
 from outbox_core.checkpoint import Checkpoint, parse_checkpoint
+from outbox_worker.postgres.repair import PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_claims(grammar)
     _add_cluster(grammar)
     _add_preparing(grammar)
+    _add_repair(grammar)
     _add_run(grammar)
 
 
@@ -253,6 +255,18 @@ def _add_preparing(g: _Grammar) -> None:
     )  # fmt: skip
     identity.add_argument("--dry-run", action="store_true", help="say what would be done")
     identity.add_argument("action", choices=["keep", "renew"], help="keep: it moved here. renew: the original lives on")
+
+
+def _add_repair(g: _Grammar) -> None:
+    parser = g.add(
+        "repair", repairing.repair, g.database, g.manifest, g.acting, g.reason,
+        text="rebase transaction ids that a restore brought from a server further on than this one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--table", action="append", metavar="SCHEMA.TABLE[.COLUMN]",
+        help="a further outbox whose processors' checkpoints are in this schema (column: transaction_id)",
+    )  # fmt: skip
+    parser.add_argument("--pages", type=_natural, default=PAGES, help="pages in one transaction (%(default)s)")
 
 
 def _add_run(g: _Grammar) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_cli.errors import RefusedError
 from outbox_cli.progress import Progress
+from outbox_core.span import format_age
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -124,20 +125,6 @@ def format_cell(value: object) -> str:
             return ", ".join(str(part) for part in value)
         case _:
             return str(value)
-
-
-def format_age(seconds: float) -> str:
-    """Write a span of time shortly: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
-    whole = int(seconds)
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02}h"
 
 
 def format_counts(by_type: Mapping[str, int]) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database
-from outbox_cli.console import Column, format_age
+from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
+from outbox_core.span import format_age
+from outbox_worker.change import look_at_change, part_reader
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.overview import list_acts, list_processors
-from outbox_worker.postgres.writers import list_writers
+from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 
 if TYPE_CHECKING:
     import psycopg
@@ -109,21 +113,43 @@ def find_partitions(connection: psycopg.Connection[Any], subject: Subject) -> li
 def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
     subject = context.subject
-    reader = MessageReader(subject.source)
+    views = find_partitions(connection, subject)
+    changes = look_at_changes(connection, subject, views)
     records = []
-    for view in find_partitions(connection, subject):
-        lag = None if view.pair is None else reader.lag(connection, view.pair)
-        record = status_record(view, lag)
+    for view in views:
+        lag = None if view.pair is None else _reader(subject, view).lag(connection, view.pair)
+        record = status_record(view, lag) | {"change": changes.get(view.processor_id)}
         records.append(record if context.console.is_json else record | {"lagText": format_lag(lag)})
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
+    for processor_id, change in changes.items():
+        context.console.note(f"{processor_id}: {change['message']}")
     return Exit.DONE
+
+
+def look_at_changes(
+    connection: psycopg.Connection[Any], subject: Subject, views: list[ProcessorView]
+) -> dict[str, Record]:
+    """Say of each processor whose number of partitions is to change how far that is."""
+    changing = {view.processor_id: view.division for view in views if view.division and view.division.next_count}
+    found: dict[str, Record] = {}
+    for processor_id, division in changing.items():
+        pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
+        key = ProcessorKey(subject.schema, processor_id)
+        found[processor_id] = look_at_change(connection, key, subject.source, division, pairs).model_dump(by_alias=True)
+    return found
+
+
+def _reader(subject: Subject, view: ProcessorView) -> MessageReader:
+    """Return a reader of the partition's own messages."""
+    if view.division is None:
+        return MessageReader(subject.source)
+    return part_reader(subject.source, replace(view.division, line=None), view.partition)
 
 
 @against_database
 def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
     subject, options = context.subject, context.options
-    reader = MessageReader(subject.source)
     # A limit above the cap would never be seen to be exceeded.
     cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
     records: list[Record] = []
@@ -131,7 +157,7 @@ def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     for view in find_partitions(connection, subject):
         if view.pair is None:
             continue
-        found = reader.lag(connection, view.pair, cap)
+        found = _reader(subject, view).lag(connection, view.pair, cap)
         exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
         counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
         records.append(
@@ -160,7 +186,7 @@ def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
     found = list_writers(connection)
     waits = MessageReader(context.subject.source).has_waiting(connection)
     holder = found.holder
-    record: Record = {"bound": found.bound, "messagesWait": waits}
+    record: Record = {"bound": found.bound, "messagesWait": waits, "others": max(0, len(found.writers) - 1)}
     record |= {"holder": None} if holder is None else {"holder": _writer(holder)}
     if context.options.all:
         record["writers"] = [_writer(writer) for writer in found.writers]
@@ -170,34 +196,16 @@ def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
         console.say(f"nothing holds the reading bound back (transaction id {found.bound})")
     else:
         console.say(f"the reading bound stands at transaction id {found.bound}, held by {describe(holder)}")
+        if more := len(found.writers) - 1:
+            console.say(f"{more} more open transactions have written and hold it next (--all names them)")
         console.say("committed messages wait behind it" if waits else "no committed message waits behind it")
         console.say(f"to end it: {remedy(holder)}")
     if context.options.all:
         for writer in found.writers:
             console.say(f"{writer.transaction_id}: {describe(writer)}")
-    if any(writer.age_seconds is None for writer in found.writers):
-        console.note("ages of other roles' transactions are hidden from this role: GRANT pg_read_all_stats TO it")
+    if (grant := missing_grant(found)) is not None:
+        console.note(grant)
     return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
-
-
-def describe(writer: Writer) -> str:
-    """Say who it is and for how long."""
-    age = "" if writer.age_seconds is None else f", open for {format_age(writer.age_seconds)}"
-    if writer.prepared is not None:
-        return f"prepared transaction '{writer.prepared}' of role {writer.role} in database {writer.database}{age}"
-    named = f", application '{writer.application}'" if writer.application else ""
-    state = f", {writer.state}" if writer.state else ""
-    return f"session {writer.pid} of role {writer.role} in database {writer.database}{named}{state}{age}"
-
-
-def remedy(writer: Writer) -> str:
-    """Say how to end it."""
-    if writer.prepared is not None:
-        name = writer.prepared.replace("'", "''")
-        return f"COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}', in database {writer.database}"
-    if (writer.application or "").startswith("outbox "):
-        return "it is a processor's own worker: delivery.timeout bounds it, or lower delivery.batchSize"
-    return f"let its program finish, or SELECT pg_terminate_backend({writer.pid})"
 
 
 def _writer(writer: Writer) -> Record:
@@ -205,6 +213,7 @@ def _writer(writer: Writer) -> Record:
         "transactionId": writer.transaction_id,
         "pid": writer.pid,
         "application": writer.application,
+        "processor": writer.processor,
         "database": writer.database,
         "role": writer.role,
         "state": writer.state,

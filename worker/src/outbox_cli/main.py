@@ -3,7 +3,7 @@
     outbox status|lag|stall|conflicts|acts             look at a database (status also at a cluster)
     outbox rewind|skip-to|claim                        recorded acts
     outbox accept|pause|resume                         by the resource, in a cluster
-    outbox migrate|adopt|confirm-identity              prepare a database
+    outbox migrate|adopt|confirm-identity|repair       prepare a database, mend one that was restored
     outbox run -f processor.yaml                       run a processor here, without Kubernetes
 
 As `kubectl outbox` the commands that know both mean the cluster.

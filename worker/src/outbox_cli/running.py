@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -81,7 +82,8 @@ def _lay_out(context: Context, manifest: Manifest, home: Path) -> None:
     from outbox_operator.manifests import build_config, format_config
     from outbox_operator.settings import Images
 
-    config = build_config(manifest.processor, Images())
+    # An API server would count generations; here the process that was started last knows best.
+    config = build_config(manifest.processor, Images()).model_copy(update={"generation": int(time.time())})
     (home / "processor.json").write_text(format_config(config))
     (home / "handler").mkdir()
     _place_handler(context, manifest, home)

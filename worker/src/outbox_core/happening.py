@@ -96,9 +96,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The outbox was read."""
+    """The outbox was read; `at_line`: the batch ends at the stop line, and nothing is left before it."""
 
     batch: Batch
+    at_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
         case h.Loaded():
             return _after_load(state, happened, now, policy)
         case h.Fetched():
-            return _after_fetch(state, happened.batch, now, policy)
+            return _after_fetch(state, happened, now, policy)
         case h.Delivered():
             return replace(state, step=Step.STORE, due=now, delivered=True)
         case h.Stored():
@@ -204,7 +204,8 @@ def _after_load(state: ProcessorState, loaded: h.Loaded, now: float, policy: Pol
     return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
-def _after_fetch(state: ProcessorState, batch: Batch, now: float, policy: Policy) -> ProcessorState:
+def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: Policy) -> ProcessorState:
+    batch = fetched.batch
     if batch.matched:
         return replace(state, step=Step.HANDLE, due=now, batch=batch, idle=0)
     if batch.aside:
@@ -219,7 +220,7 @@ def _after_fetch(state: ProcessorState, batch: Batch, now: float, policy: Policy
     )  # fmt: skip
     state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
     left = state.unstored_since + UNSTORED_SECONDS - now
-    if state.unstored_rows and (state.unstored_rows >= UNSTORED_ROWS or left <= 0):
+    if state.unstored_rows and (fetched.at_line or state.unstored_rows >= UNSTORED_ROWS or left <= 0):
         return replace(state, step=Step.STORE, due=now)
     wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
     if state.unstored_rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -144,6 +144,18 @@ class LeaseView(_Report):
     expires_at: datetime | None = None
 
 
+class DivisionView(_Report):
+    """Into how many partitions the processor is divided, and what that changes to."""
+
+    count: int
+    next_count: int | None = None
+    """None: it stays as it is."""
+    at_line: int = 0
+    """How many have stopped at the line, of a change."""
+    message: str = ""
+    """How far the change is and what it waits for; empty while there is none."""
+
+
 class CheckpointView(_Report):
     """The stored checkpoint of one partition."""
 
@@ -162,6 +174,28 @@ class Lag(_Report):
     """Age of the oldest such message; 0 when there is none."""
 
 
+STALLED_AFTER: Final = 4.0
+"""Seconds that the reading bound may stand still, with something waiting behind it, before it is worth a word. Workers
+look every 2 s and the operator asks them every 2 s: so a stall is a condition within 10 s of its begin."""
+
+
+class BoundHolder(_Report):
+    """Who holds the bound back, in parts: labels of a metric."""
+
+    kind: str
+    """`session`, `prepared`, or `worker`: a session of a processor's worker of ours."""
+    pid: int | None = None
+    application: str | None = None
+    database: str | None = None
+    role: str | None = None
+    prepared: str | None = None
+    """Name of a prepared transaction."""
+    processor: str | None = None
+    """Which processor's worker it is."""
+    age_seconds: float | None = None
+    """Since its transaction began; None where the worker's role may not see it."""
+
+
 class Bound(_Report):
     """The reading bound (`pg_snapshot_xmin`): nothing at or above it can be read yet."""
 
@@ -170,6 +204,16 @@ class Bound(_Report):
     """For how long it has not moved although something waits behind it; 0 when current."""
     holder: str | None = None
     """Who holds it back, as far as this role may see: a session, or a prepared transaction's name."""
+    held_by: BoundHolder | None = None
+    others: int = 0
+    """Further open transactions that have written: each holds it in its turn."""
+    remedy: str | None = None
+    """How to end it, and which grant would show what is hidden."""
+
+    @property
+    def stalled(self) -> bool:
+        """It is worth a word."""
+        return self.age_seconds >= STALLED_AFTER
 
 
 class Conflict(_Report):
@@ -252,6 +296,8 @@ class Report(_Report):
     lease: LeaseView | None = None
     leases: list[LeaseView] = []
     """Of a divided processor: every live lease, whoever holds it."""
+    division: DivisionView | None = None
+    """Of a divided processor: the number of its partitions, and a change of it."""
     checkpoints: list[CheckpointView] = []
     lag: Lag | None = None
     bound: Bound | None = None

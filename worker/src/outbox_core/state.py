@@ -86,6 +86,11 @@ class Step(StrEnum):
         """Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
         return self in (Step.FETCH, Step.TAKE_HELD)
 
+    @property
+    def rests(self) -> bool:
+        """Before it begins, the partition may be taken away: a batch that was only read is read again elsewhere."""
+        return self.can_yield or self is Step.HANDLE
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:

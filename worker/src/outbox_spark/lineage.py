@@ -10,7 +10,7 @@ from psycopg import sql
 from outbox_core.checkpoint import Checkpoint
 from outbox_spark.resume import Lineage
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.schema import check_identity
+from outbox_worker.postgres.identity import check_identity
 
 if TYPE_CHECKING:
     import psycopg
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FETCH_DECISION = sql.SQL(
     """SELECT id, act, to_transaction_id::text AS t, to_position FROM {acts}
-       WHERE processor_id = %s AND partition = %s AND act IN ('Accept', 'Rewind') ORDER BY id DESC LIMIT 1"""
+       WHERE processor_id = %s AND partition = %s AND act IN ('Accept', 'Rewind', 'Rebase') ORDER BY id DESC LIMIT 1"""
 )
 _FETCH_QUERY = sql.SQL(
     "SELECT decisions, transaction_id::text AS t, position FROM {queries} WHERE processor_id = %s AND partition = %s"
@@ -52,7 +52,7 @@ def fetch_history(
     connection: psycopg.Connection[Any], source: Source, key: ProcessorKey, stored: Checkpoint
 ) -> QueryHistory:
     """Read identity, decisions and where the current directory was begun."""
-    database = check_identity(connection, source, key)
+    database = check_identity(connection, source, key).uuid
     who = (key.processor_id, key.partition)
     with translated():
         decision = connection.execute(_FETCH_DECISION.format(acts=_table(key, "recorded_acts")), who).fetchone()

@@ -55,6 +55,11 @@ class Lane:
         self._batch_began = 0.0
         parts.board.set_state(state, parts.key.partition)
 
+    @property
+    def is_obsolete(self) -> bool:
+        """The processor is divided otherwise now, and nothing of the partition is in hand any more."""
+        return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK
+
     def find_interruption(self) -> h.Happening | None:
         """Say what makes waiting, or the step, pointless."""
         parts, step = self.parts, self.state.step
@@ -63,7 +68,7 @@ class Lane:
         if step.needs_claim and (why := parts.ownership.claim_lost):
             return h.OwnershipLost(why)
         if step.needs_lease and (why := parts.ownership.lease_lost):
-            return h.OwnershipLost(why)
+            return self._find_loss(why)
         if self._membership is None:
             return self._look_again()
         wanted = self._membership.wants(parts.key.partition)
@@ -79,14 +84,26 @@ class Lane:
         unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
         return h.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
 
+    def _find_loss(self, why: str) -> h.Happening:
+        """Lost; or given back by the heartbeat, while another lane was busy."""
+        if not self.parts.ownership.given_back:
+            return h.OwnershipLost(why)
+        self.parts.ownership.drop_lease()
+        return h.Released()
+
     def advance(self, happened: h.Happening | None = None) -> None:
         """Do the step, unless something `happened` already, and decide what comes next."""
         before = self.state
+        if happened is None and not self.parts.ownership.begin_step() and before.step.needs_lease:
+            self.parts.ownership.drop_lease()
+            happened = h.Released()
         if happened is None:
             blocked = self.parts.gate.find_obstacle(time.monotonic()) if before.step.uses_target else None
             happened = blocked or self._perform(before)
         self._count(before, happened)
         self.state = decide_next(before, happened, time.monotonic(), self._policy, self._random.random())
+        if self.state.step.rests:
+            self.parts.ownership.rest()
         self._tell(before, happened)
         self.parts.board.set_state(self.state, self.parts.key.partition)
 

@@ -43,8 +43,10 @@ class Loop:
         self._next_tick = 0.0
 
     def run(self) -> None:
-        """Run to the end."""
+        """Run to the end; or until all lanes are obsolete, because the number of partitions changed."""
         while live := [lane for lane in self._lanes if not lane.state.step.is_terminal]:
+            if all(lane.is_obsolete for lane in live):
+                return
             if self._interrupt(live):
                 continue
             self._share(live)

@@ -28,7 +28,7 @@ from outbox_worker.partition_steps import Outage, PartitionSteps
 from outbox_worker.postgres import holding
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.reading import reader_of
+from outbox_worker.reading import divided_into, reader_of
 from outbox_worker.session import Session
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
@@ -77,6 +77,23 @@ class Engine:
     make_steps: Callable[..., Steps]
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What lasts as long as the process, whatever the number of partitions."""
+
+    settings: Settings
+    config: ProcessorConfig
+    files: ConnectionFiles
+    name: str
+    engine: Engine
+    token: UUID
+    wakeup: Wakeup
+    progress: Progress
+    shutdown: Shutdown
+    board: StatusBoard
+    telemetry: Telemetry
+
+
 def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -> int:
     """Run a worker; return the exit code. Another engine brings its own target and steps."""
     settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
@@ -97,30 +114,14 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
 
 
 def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, name: str, engine: Engine) -> int:
-    token = uuid.uuid4()
     wakeup, progress = Wakeup(), Progress()
-    shutdown = Shutdown(wakeup, settings.grace_seconds)
-    board = StatusBoard(config, Identity(settings.pod, settings.pod_uid, str(token)), initial_state(time.monotonic()))
+    identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
+    board = StatusBoard(config, identity, initial_state(time.monotonic()))
     telemetry = Telemetry(board)
-    key = ProcessorKey(config.source.schema_name, config.processor_id)
-    seconds = config.delivery.lease_duration.total_seconds()
-    divided = config.delivery.partitions
-    membership = None if divided is None else Membership(divided.count, token)
-    observer = (
-        Observer(key, board, lease=seconds)
-        if membership is None
-        else PartitionedObserver(key, board, lease=seconds, membership=membership, config=config)
-    )
-    target, transactional = engine.build_target(config, settings)
-    parts = WorkerParts(
-        config, key, settings.pod, token, Session(files, name), Ownership(seconds), observer, board, shutdown, target,
-        transactional, Gate(config.delivery), observer.watch,
+    process = Process(
+        settings, config, files, name, engine, uuid.UUID(identity.instance), wakeup, progress,
+        Shutdown(wakeup, settings.grace_seconds), board, telemetry,
     )  # fmt: skip
-    board.set_circuit(lambda: parts.gate.phase.value)
-    crew = [parts] if membership is None else [
-        replace(parts, key=replace(key, partition=partition), ownership=Ownership(seconds))
-        for partition in range(membership.count)
-    ]  # fmt: skip
     health = HealthServer(
         settings.port,
         overdue=progress.overdue,
@@ -129,58 +130,107 @@ def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, na
         metrics=telemetry.render,
         set_intent=board.set_intent,
     )
-    heartbeat = _build_heartbeat(crew, Session(files, f"{name} heartbeat"), progress, wakeup, membership)
     health.start()
-    heartbeat.start()
     _log.info(
         "started", extra={"processor": config.processor_id, "resource": str(config.resource), "port": health.port}
     )
+    count = None if config.delivery.partitions is None else config.delivery.partitions.count
+    take_over = settings.take_over
     try:
-        all_steps = _make_steps(crew, engine, take_over=settings.take_over)
-        chance = random.SystemRandom()
-        lanes = [
-            Lane(
-                each, steps, initial_state(time.monotonic()), telemetry=telemetry, chance=chance, membership=membership
-            )
-            for each, steps in zip(crew, all_steps, strict=True)
-        ]
-        Loop(lanes, wakeup=wakeup, progress=progress).run()
+        while (found := _work(process, count, take_over=take_over)) is not None:
+            _log.info("the processor is divided otherwise", extra={"partitions": found, "before": count})
+            count, take_over = found, False
+            board.redivide(count, initial_state(time.monotonic()))
     finally:
-        heartbeat.stop()
-        give_back(crew)
-        write_termination(board.report(), settings.termination_log)
-        target.close()
-        parts.session.discard()
         health.close()
     _log.info("ended")
     return ExitCode.DONE
 
 
-def _build_heartbeat(
-    crew: Sequence[WorkerParts], session: Session, progress: Progress, wakeup: Wakeup, membership: Membership | None
-) -> Heartbeat:
+def _work(process: Process, count: int | None, *, take_over: bool) -> int | None:
+    """Work until the process shall end; or until there are as many partitions as is returned."""
+    config, membership = process.config, None
+    if config.delivery.partitions is not None and count is not None:
+        membership = Membership(count, process.token, asked=config.delivery.partitions.count)
+        config = divided_into(config, count)
+    crew, target = _build_crew(process, config, membership)
+    heartbeat = _build_heartbeat(crew, process, membership)
+    heartbeat.start()
+    chance = random.SystemRandom()
+    outdated = False
+    try:
+        all_steps = _make_steps(crew, process, membership, take_over=take_over)
+        lanes = [
+            Lane(
+                each, steps, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
+                membership=membership,
+            )
+            for each, steps in zip(crew, all_steps, strict=True)
+        ]  # fmt: skip
+        Loop(lanes, wakeup=process.wakeup, progress=process.progress).run()
+        outdated = any(lane.is_obsolete for lane in lanes) and not process.shutdown.requested
+    finally:
+        heartbeat.stop()
+        if not outdated:
+            give_back(crew)
+            write_termination(process.board.report(), process.settings.termination_log)
+        target.close()
+        crew[0].session.discard()
+    return membership.found if membership is not None and outdated else None
+
+
+def _build_crew(
+    process: Process, config: ProcessorConfig, membership: Membership | None
+) -> tuple[list[WorkerParts], Target]:
+    key = ProcessorKey(config.source.schema_name, config.processor_id)
+    seconds = config.delivery.lease_duration.total_seconds()
+    observer = (
+        Observer(key, process.board, lease=seconds)
+        if membership is None
+        else PartitionedObserver(key, process.board, lease=seconds, membership=membership, config=config)
+    )
+    target, transactional = process.engine.build_target(config, process.settings)
+    parts = WorkerParts(
+        config, key, process.settings.pod, process.token, Session(process.files, process.name), Ownership(seconds),
+        observer, process.board, process.shutdown, target, transactional, Gate(config.delivery), observer.watch,
+    )  # fmt: skip
+    process.board.set_circuit(lambda: parts.gate.phase.value)
+    if membership is None:
+        return [parts], target
+    return [
+        replace(parts, key=replace(key, partition=partition), ownership=Ownership(seconds))
+        for partition in range(membership.count)
+    ], target
+
+
+def _build_heartbeat(crew: Sequence[WorkerParts], process: Process, membership: Membership | None) -> Heartbeat:
     parts = crew[0]
     wiring: dict[str, Any] = {
-        "session": session,
+        "session": Session(process.files, f"{process.name} heartbeat"),
         "key": parts.key,
         "resource": parts.config.resource,
         "lease": parts.config.delivery.lease_duration,
         "ownerships": [each.ownership for each in crew],
         "observer": parts.observer,
-        "progress": progress,
-        "on_loss": wakeup.wake,
+        "progress": process.progress,
+        "on_loss": process.wakeup.wake,
     }
     if membership is None:
         return Heartbeat(**wiring)
     return PartitionedHeartbeat(membership=membership, pod=parts.pod, **wiring)
 
 
-def _make_steps(crew: Sequence[WorkerParts], engine: Engine, *, take_over: bool) -> list[Steps]:
+def _make_steps(
+    crew: Sequence[WorkerParts], process: Process, membership: Membership | None, *, take_over: bool
+) -> list[Steps]:
     """Make the steps of each partition; the first of them takes the claim over, if that is asked."""
-    if crew[0].config.delivery.partitions is None:
-        return [engine.make_steps(crew[0], take_over=take_over)]
+    if membership is None:
+        return [process.engine.make_steps(crew[0], take_over=take_over)]
     outage = Outage()
-    return [PartitionSteps(parts, take_over=take_over and parts is crew[0], outage=outage) for parts in crew]
+    return [
+        PartitionSteps(parts, take_over=take_over and parts is crew[0], outage=outage, membership=membership)
+        for parts in crew
+    ]
 
 
 def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:

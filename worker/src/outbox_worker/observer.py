@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from outbox_core.errors import TransientError
 from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
+from outbox_worker.change import look_at_change
 from outbox_worker.gate import HeldWatch
-from outbox_worker.postgres import checkpoints, conflicts, holding, partitions
+from outbox_worker.postgres import checkpoints, conflicts, holding, partitions, stop_line
 from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
 from outbox_worker.reading import reader_of
@@ -128,6 +129,7 @@ class PartitionedObserver(Observer):
         """Prepare a reader for each partition."""
         super().__init__(key, board, lease=lease)
         self._membership = membership
+        self._source = config.source
         self._readers = [reader_of(config, partition) for partition in range(membership.count)]
         self._lags: dict[int, Lag] = {}
         self._next = 0
@@ -142,6 +144,24 @@ class PartitionedObserver(Observer):
             ]
         )  # fmt: skip
         return partitions.load_checkpoints(connection, self._key)
+
+    @override
+    def observe(self, connection: psycopg.Connection[Any]) -> None:
+        """Look once; also how far a change of the number of partitions is."""
+        super().observe(connection)
+        if not self.ready:
+            return
+        try:
+            with self._limited(connection):
+                now = stop_line.fetch(connection, self._key)
+                if now is not None:
+                    stored = partitions.load_checkpoints(connection, self._key)
+                    pairs = {number: each.pair for number, each in stored.items()}
+                    division = look_at_change(connection, self._key, self._source, now, pairs)
+                    self._board.set_observed(division=division)
+        except TransientError as err:
+            if err.reason is not Reason.STATEMENT_FAILED:
+                raise
 
     @override
     def _measure(

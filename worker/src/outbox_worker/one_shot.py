@@ -14,7 +14,7 @@ from outbox_core.errors import OutboxError
 from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
 from outbox_core.state import ProcessorState, initial_state
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import conflicts, ownership, schema
+from outbox_worker.postgres import conflicts, identity, ownership, schema
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.settings import Act, Settings
@@ -59,7 +59,8 @@ def _try_claim(
 ) -> tuple[ProcessorState, int]:
     connection = session.connection()
     schema.ensure_schema(connection, config.source)
-    schema.check_identity(connection, config.source, key)
+    owner = identity.Owner(config.processor_id, config.resource)
+    identity.check_identity(connection, config.source, key, owner)
     answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)
     board.set_claim_holder(answer.holder)
     board.set_observed(conflicts=conflicts.summary(connection, key))

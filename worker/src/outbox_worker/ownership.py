@@ -16,15 +16,15 @@ from psycopg import pq
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
+from outbox_core.happening import HeldLease
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
 from outbox_worker.postgres import partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from outbox_core.happening import HeldLease
     from outbox_core.report import ResourceRef
     from outbox_worker.membership import Membership
     from outbox_worker.observer import Observer
@@ -52,6 +52,8 @@ class Ownership:
         self._lease_lost: str | None = None
         self._claim_lost: str | None = None
         self._busy: psycopg.Connection[Any] | None = None
+        self._resting = False
+        self._given_back = False
 
     def note_claim(self) -> None:
         """Remember that the claim is ours: from now on the heartbeat says so again."""
@@ -62,6 +64,7 @@ class Ownership:
         """Remember that the lease is ours."""
         with self._lock:
             self._lease, self._renewed, self._lease_lost = lease, time.monotonic(), None
+            self._given_back = False
 
     def note_renewal(self, lease: HeldLease) -> None:
         """Remember when the lease was last renewed."""
@@ -73,6 +76,7 @@ class Ownership:
         """Forget the lease: it was given back, or lost."""
         with self._lock:
             self._lease = self._lease_lost = None
+            self._given_back = False
 
     def drop_claim(self) -> None:
         """Forget the claim."""
@@ -121,6 +125,31 @@ class Ownership:
                 if silent > self._lease_seconds:
                     return f"the lease was not renewed for {silent:.0f} s"
             return self._lease_lost
+
+    def begin_step(self) -> bool:
+        """Let nobody give the lease back while a step is done under it; False: it was given back already."""
+        with self._lock:
+            self._resting = False
+            return not self._given_back
+
+    def rest(self) -> None:
+        """Nothing is in hand: the lease may be given back until the next step begins."""
+        with self._lock:
+            self._resting = True
+
+    def give_back(self, lease: HeldLease) -> bool:
+        """Take the lease from a partition that rests; the caller releases it. False: it is in use, or another's."""
+        with self._lock:
+            if not self._resting or self._given_back or self._lease != lease:
+                return False
+            self._given_back, self._lease_lost = True, "another replica shall own the partition"
+            return True
+
+    @property
+    def given_back(self) -> bool:
+        """The lease was given back while the process was busy with another partition."""
+        with self._lock:
+            return self._given_back
 
     def enter(self, connection: psycopg.Connection[Any]) -> None:
         """Let the heartbeat keep this connection's transaction from being idle while a handler computes."""
@@ -278,6 +307,9 @@ class PartitionedHeartbeat(Heartbeat):
         self._membership = membership
         self._pod = pod
         self._since: dict[HeldLease, float] = {}
+        self._unwanted: frozenset[HeldLease] = frozenset()
+        self._leaving: list[HeldLease] = []
+        self._strays: frozenset[HeldLease] = frozenset()
 
     @property
     @override
@@ -291,14 +323,45 @@ class PartitionedHeartbeat(Heartbeat):
         if self._failing or not self._claimed:
             return
         try:
+            connection = self._session.connection()
             seen = partitions.fetch_division(
-                self._session.connection(), self._key, claim_uid=self._resource.uid, count=self._membership.count
+                connection, self._key, claim_uid=self._resource.uid, count=self._membership.count
             )
+            there = partitions.fetch_count(connection, self._key)
+            self._give_back(connection)
         except (OutboxError, psycopg.Error) as err:
             _log.warning("could not look who owns what", extra={"error": str(err)})
             return
-        if self._membership.note(seen):
+        self._membership.note_count(there)
+        if self._membership.note(seen) or self._membership.outdated:
             self._on_loss()
+
+    def _find_strays(self, epochs: Mapping[int, int]) -> None:
+        """Let go of what is renewed with this token and no lane knows of: the answer to acquiring it was lost.
+
+        Not at first sight: a lane may be hearing of it at this moment.
+        """
+        known = {ownership.lease for ownership in self._ownerships}
+        token = self._membership.token
+        strays = frozenset(HeldLease(partition, epoch, token) for partition, epoch in epochs.items()) - known
+        self._leaving += sorted((strays & self._strays) - set(self._leaving), key=lambda lease: lease.partition)
+        self._strays = strays
+
+    def _give_back(self, connection: psycopg.Connection[Any]) -> None:
+        """Give back what another process shall own, where the main thread is too busy with one partition to do so.
+
+        Not at first sight: as a rule the main thread does it at once. What could not be released is tried again; else
+        it would be renewed for ever.
+        """
+        held = {lease: ownership for ownership in self._ownerships if (lease := ownership.lease) is not None}
+        unwanted = frozenset(lease for lease in held if not self._membership.wants(lease.partition))
+        self._leaving += [lease for lease in unwanted & self._unwanted if held[lease].give_back(lease)]
+        self._unwanted = unwanted
+        while self._leaving:
+            lease = self._leaving[0]
+            key = replace(self._key, partition=lease.partition)
+            calls.release_lease(connection, key, epoch=lease.epoch, token=lease.token)
+            del self._leaving[0]
 
     @override
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
@@ -320,5 +383,6 @@ class PartitionedHeartbeat(Heartbeat):
             if renewed and now - since < 2 * self._lease.total_seconds():
                 key = replace(self._key, partition=lease.partition)
                 self._end_stuck_transactions(connection, key, lease)
+        self._find_strays(epochs)
         current = {lease for _, lease in held}
         self._since = {lease: since for lease, since in self._since.items() if lease in current}

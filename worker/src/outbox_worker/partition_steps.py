@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -13,17 +12,23 @@ from outbox_core import happening as h
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import Reason
 from outbox_core.state import Step
-from outbox_worker.postgres import checkpoints, ownership, partitions
+from outbox_core.stop_line import describe_key
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres import checkpoints, ownership, partitions, stop_line
 from outbox_worker.postgres.slots import ensure_slot_index
+from outbox_worker.reading import reader_of
 from outbox_worker.steps import Steps, lease_of
 
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.spec import PartitionKey, Partitions
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
+    from outbox_worker.membership import Membership
     from outbox_worker.steps import Parts
 
+_log = get_logger("outbox.worker")
 _ECHO: Final = 0.5
 """Seconds for which the failure to prepare of one partition is every partition's: they share the connection."""
 
@@ -39,10 +44,12 @@ class Outage:
 class PartitionSteps(Steps):
     """The steps of one partition."""
 
-    def __init__(self, parts: Parts, *, take_over: bool, outage: Outage) -> None:
-        """Keep the parts, and the failures shared with the process's other partitions."""
+    def __init__(self, parts: Parts, *, take_over: bool, outage: Outage, membership: Membership) -> None:
+        """Keep the parts, and what is shared with the process's other partitions."""
         super().__init__(parts, take_over=take_over)
         self._outage = outage
+        self._membership = membership
+        self._line: Checkpoint | None = None
         self._actions[Step.RELEASE] = self._release
         divided = parts.config.delivery.partitions
         if divided is None:
@@ -50,11 +57,11 @@ class PartitionSteps(Steps):
         self._divided: Partitions = divided
 
     @override
-    def _prepare(self, _state: ProcessorState) -> h.Happening:
+    def _prepare(self, state: ProcessorState) -> h.Happening:
         if self._outage.error is not None and time.monotonic() < self._outage.until:
             raise self._outage.error
         try:
-            prepared = super()._prepare(_state)
+            prepared = super()._prepare(state)
             if self._parts.key.partition == 0:
                 self._parts.board.set_advice(
                     ensure_slot_index(self._connection(), self._parts.config.source, self._divided.key)
@@ -64,6 +71,37 @@ class PartitionSteps(Steps):
             raise
         self._outage.error = None
         return prepared
+
+    @override
+    def _claim(self, state: ProcessorState) -> h.Happening:
+        answered = super()._claim(state)
+        if isinstance(answered, h.ClaimAnswered) and answered.granted:
+            self._ask(self._connection())
+        return answered
+
+    def _ask(self, connection: psycopg.Connection[Any]) -> None:
+        """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
+        config, key, membership = self._parts.config, self._parts.key, self._membership
+        if config.source.cursor.value != "TransactionOrder":
+            # The line is a pair: it means nothing to another cursor.
+            there = partitions.fetch_count(connection, key)
+            if there is not None and there != membership.asked:
+                raise ConfigurationError(
+                    f"processor {key.processor_id!r} has {there} partitions and {membership.asked} are asked for: the "
+                    f"number cannot be changed with cursor {config.source.cursor}. Ask for {there}",
+                    reason=Reason.PARTITIONS_DIFFER,
+                )
+        there = stop_line.ask(
+            connection, key, config.resource, generation=config.generation, count=membership.asked,
+            by=describe_key(self._divided.key),
+        )  # fmt: skip
+        membership.note_count(there)
+
+    @override
+    def _load(self, state: ProcessorState) -> h.Happening:
+        loaded = super()._load(state)
+        # Checked under the lease: whoever holds one since then holds it under this number, for a change ends them all.
+        return h.Unwanted() if self._membership.outdated else loaded
 
     @override
     def _ensure_start(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> checkpoints.Start | None:
@@ -78,13 +116,18 @@ class PartitionSteps(Steps):
         )
         if not answer.owned:
             return None
-        if (answer.count, answer.by) != (count, by):
+        if answer.by != by:
             there = f"{answer.count} partitions by {answer.by}" if answer.count else "not divided"
             raise ConfigurationError(
                 f"processor {key.processor_id!r} is {there} here, and {count} partitions by {by} are asked for: the "
                 "same keys would go to other checkpoints. Ask for what is there, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
+        if answer.count != count:
+            self._membership.note_count(answer.count)
+            return None
+        if answer.begun:
+            self._ask(connection)
         if stored is None:
             stored = checkpoints.load(connection, key)
         if stored is None:
@@ -95,17 +138,39 @@ class PartitionSteps(Steps):
             )
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
 
+    @override
+    def _fetch(self, state: ProcessorState) -> h.Happening:
+        """Read, and then look for a stop line: whoever reads before it is drawn cannot have read beyond it."""
+        connection, line = self._connection(), self._line
+        # Before reading: from here on nothing more can appear below the line.
+        settled = line is not None and stop_line.is_settled(connection, line)
+        fetched = super()._fetch(state)
+        now = stop_line.fetch(connection, self._parts.key)
+        if not isinstance(fetched, h.Fetched) or now is None:
+            return fetched
+        self._membership.note_count(now.count)
+        if self._membership.outdated:
+            return h.Unwanted()
+        if now.line != line:
+            self._line = now.line
+            self._reader = reader_of(self._parts.config, self._parts.key.partition, now.line)
+            beyond = now.line is not None and fetched.batch.examined > now.line
+            return self._fetch(state) if beyond else fetched
+        return fetched if line is None else self._stop_at(line, fetched, settled=settled)
+
+    def _stop_at(self, line: Checkpoint, fetched: h.Fetched, *, settled: bool) -> h.Fetched:
+        """End the last batch before the line at the line; once it is stored, change the number if all are there."""
+        batch = fetched.batch
+        if batch.after >= line:
+            if stop_line.change(self._connection(), self._parts.key, self._parts.config.resource.uid):
+                _log.info("the number of partitions changed", extra={"line": str(line)})
+            return fetched
+        if not settled or batch.full:
+            return fetched
+        return h.Fetched(replace(batch, examined=line), at_line=True)
+
     def _release(self, state: ProcessorState) -> h.Happening:
         lease = lease_of(state)
         ownership.release_lease(self._connection(), self._parts.key, epoch=lease.epoch, token=lease.token)
         self._parts.ownership.drop_lease()
         return h.Released()
-
-
-def describe_key(key: PartitionKey) -> str:
-    """Write a partition key down, so that the database can tell one from another."""
-    if key.data is not None:
-        return f"data {json.dumps(key.data)}"
-    if key.metadata is not None:
-        return f"metadata {json.dumps(key.metadata)}"
-    return f"column {key.column}" if key.column is not None else "partition key"

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 from outbox_worker.postgres.messages import MessageReader, Slice
 
 if TYPE_CHECKING:
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
 
 
-def reader_of(config: ProcessorConfig, partition: int) -> MessageReader:
-    """Return the reader of one partition; a processor that is not divided has number 0 only."""
+def reader_of(config: ProcessorConfig, partition: int, line: Checkpoint | None = None) -> MessageReader:
+    """Return the reader of one partition, up to the stop line; a processor that is not divided has number 0 only."""
     divided = config.delivery.partitions
-    return MessageReader(config.source, None if divided is None else Slice(partition, divided))
+    return MessageReader(config.source, None if divided is None else Slice(partition, divided, line))
+
+
+def divided_into(config: ProcessorConfig, count: int) -> ProcessorConfig:
+    """Return the configuration with as many partitions as there are, whatever was asked for."""
+    delivery = config.delivery
+    if delivery.partitions is None or delivery.partitions.count == count:
+        return config
+    partitions = delivery.partitions.model_copy(update={"count": count})
+    return config.model_copy(update={"delivery": delivery.model_copy(update={"partitions": partitions})})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, Lag, ResourceRef
+    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef
     from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
@@ -41,6 +41,7 @@ class Observed:
     checkpoints: list[CheckpointView] = field(default_factory=list)
     leases: list[LeaseView] = field(default_factory=list)
     """Of a divided processor: the live ones, whoever holds them."""
+    division: DivisionView | None = None
     lag: Lag | None = None
     bound: Bound | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
@@ -89,6 +90,12 @@ class StatusBoard:
         """Take the loop's state of one partition."""
         with self._lock:
             self._states[partition] = state
+
+    def redivide(self, count: int, initial: ProcessorState) -> None:
+        """Forget the partitions: there are `count` now."""
+        with self._lock:
+            self._states = dict.fromkeys(range(count), initial)
+            self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
 
     def set_advice(self, advice: str | None) -> None:
         """Take what a person should do although all goes on."""
@@ -159,6 +166,7 @@ class StatusBoard:
                 claim_holder=self._claim_holder,
                 lease=self._lease_view(),
                 leases=seen.leases,
+                division=seen.division,
                 checkpoints=self._checkpoints(),
                 lag=seen.lag,
                 bound=seen.bound,
@@ -217,6 +225,7 @@ def format_termination(report: Report) -> str:
             "lag": None,
             "advice": None,
             "leases": [],
+            "division": None,
             "message": report.message[:60],
             "failures": report.failures.model_copy(update={"blocked_keys": []}),
         }

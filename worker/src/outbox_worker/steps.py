@@ -14,7 +14,7 @@ from outbox_core.spec import CheckpointTime, Guarantee
 from outbox_core.state import Step
 from outbox_worker.held_steps import HeldSteps
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, conflicts, holding, ownership, partitions, schema
+from outbox_worker.postgres import checkpoints, conflicts, holding, identity, ownership, partitions, schema
 from outbox_worker.reading import reader_of
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
@@ -66,6 +66,7 @@ class Steps(HeldSteps):
         """Keep the parts; `take_over` forces the first claim."""
         self._parts = parts
         self._force = take_over
+        self._timeline: int | None = None
         self._reader = reader_of(parts.config, parts.key.partition)
         delivery = parts.config.delivery
         self._lease = delivery.lease_duration
@@ -102,12 +103,25 @@ class Steps(HeldSteps):
     def _connection(self) -> psycopg.Connection[Any]:
         return self._parts.session.connection()
 
-    def _prepare(self, _state: ProcessorState) -> h.Happening:
+    def _prepare(self, state: ProcessorState) -> h.Happening:
         connection = self._connection()
-        schema.ensure_schema(connection, self._parts.config.source)
-        schema.check_identity(connection, self._parts.config.source)
+        config = self._parts.config
+        identity.refuse_standby(connection)
+        schema.ensure_schema(connection, config.source)
+        owner = identity.Owner(config.processor_id, config.resource)
+        found = identity.check_identity(connection, config.source, owner=owner)
         self._parts.observer.start(self._reader)
-        return h.Prepared()
+        before, self._timeline = self._timeline, found.timeline
+        return h.Prepared() if state.lease is None else self._after_promotion(before) or h.Prepared()
+
+    def _after_promotion(self, before: int | None) -> h.OwnershipLost | None:
+        """Believe nothing that was stored on another timeline: the promoted standby may not have received all of it."""
+        if before in (None, self._timeline):
+            return None
+        self._parts.ownership.drop_lease()
+        return h.OwnershipLost(
+            f"the server was promoted (timeline {before} to {self._timeline}): what is stored is read again"
+        )
 
     def _claim(self, _state: ProcessorState) -> h.Happening:
         parts = self._parts
@@ -141,7 +155,7 @@ class Steps(HeldSteps):
         parts.board.set_observed(conflicts=conflicts.summary(connection, parts.key))
         if found is None:
             # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
-            schema.check_identity(connection, parts.config.source, parts.key)
+            identity.check_identity(connection, parts.config.source, parts.key)
         return h.Reviewed(_open_conflict(found) if found else None, note)
 
     def _check_target(self, _state: ProcessorState) -> h.Happening:
@@ -305,6 +319,11 @@ class Steps(HeldSteps):
         parts = self._parts
         lease = lease_of(state)
         connection = self._connection()
+        if refused.answer.needs_person:
+            # A pool hides a failover: nobody edited the row, the promoted standby is older.
+            before, self._timeline = self._timeline, identity.fetch_timeline(connection, parts.key.schema)
+            if (promoted := self._after_promotion(before)) is not None:
+                return promoted
         refusal = conflicts.Refusal(
             code=refused.answer,
             expected=refused.expected,

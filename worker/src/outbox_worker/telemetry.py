@@ -64,6 +64,7 @@ class BoardCollector(Collector):
         yield from self._counters(labels)
         yield from _gauges(report, labels)
         yield from _pairs(report, labels)
+        yield from _holder(report, labels)
         state = GaugeMetricFamily("outbox_state", "1 for the state the worker is in.", labels=["processor", "state"])
         for each in WorkerState:
             state.add_metric([*labels, each.value], float(each is report.state))
@@ -102,9 +103,15 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_lag_seconds", "Age of the oldest of them.", report.lag.seconds if report.lag else None),
         ("outbox_bound_age_seconds", "For how long the reading bound has not moved though messages wait behind it.",
          report.bound.age_seconds if report.bound else None),
+        ("outbox_bound_stalled", "1 while the bound has stood still for too long (condition SourceCurrent).",
+         float(report.bound.stalled) if report.bound else None),
         ("outbox_attempt", "Failed attempts of the batch in hand.", report.attempt),
         ("outbox_owner", "1 while this process holds the lease.", float(lease is not None and lease.held)),
         ("outbox_epoch", "Epoch of the lease that this process holds.", lease.epoch if lease else None),
+        ("outbox_partitions", "Into how many partitions the processor is divided.",
+         report.division.count if report.division else None),
+        ("outbox_partitions_at_line", "Of these, how many wait at the stop line for their number to change.",
+         report.division.at_line if report.division else None),
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
         ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
         ("outbox_held_messages", "Messages held: failing, behind one of their key, or delayed (up to 10,000).",
@@ -133,3 +140,24 @@ def _pairs(report: Report, labels: list[str]) -> Iterator[Metric]:
         position.add_metric([*labels, str(view.partition)], float(pair.position))
     yield transaction_id
     yield position
+
+
+def _holder(report: Report, labels: list[str]) -> Iterator[Metric]:
+    """Who holds the bound back, only while that is a stall: so its labels do not multiply with every short writer."""
+    if report.bound is None or report.bound.held_by is None or not report.bound.stalled:
+        return
+    held = report.bound.held_by
+    names = ("kind", "pid", "application", "database", "role", "prepared", "holder_processor")
+    values = (held.kind, held.pid, held.application, held.database, held.role, held.prepared, held.processor)
+    gauge = GaugeMetricFamily(
+        "outbox_bound_holder_age_seconds",
+        "Who holds the reading bound back; for how long its transaction is open (0: hidden).",
+        labels=["processor", *names],
+    )
+    gauge.add_metric([*labels, *("" if value is None else str(value) for value in values)], held.age_seconds or 0.0)
+    yield gauge
+    others = GaugeMetricFamily(
+        "outbox_bound_waiting_writers", "Further open transactions that hold it next.", labels=["processor"]
+    )
+    others.add_metric(labels, float(report.bound.others))
+    yield others

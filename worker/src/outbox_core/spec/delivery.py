@@ -131,7 +131,8 @@ class Partitions(SpecModel):
         8,
         description=(
             "Into how many partitions the keys are hashed, each with its own checkpoint, lease and epoch. At least as "
-            "many as replicas; it cannot be changed while the processorId lives."
+            "many as replicas. A change draws a stop line: each partition stops there, and when all have, the new "
+            "number goes on from it; see status.division."
         ),
     )
     key: PartitionKey = Field(
@@ -215,8 +216,9 @@ class Delivery(SpecModel):
                 "mode cannot be changed: checkpoints of one mode mean nothing to the other; use another processorId",
             ),
             rule(
-                "!has(self.partitions) || !has(oldSelf.partitions) || self.partitions == oldSelf.partitions",
-                "partitions cannot be changed: the same keys would go to other checkpoints; use another processorId",
+                "!has(self.partitions) || !has(oldSelf.partitions) || self.partitions.key == oldSelf.partitions.key",
+                "partitions.key cannot be changed, only partitions.count: what was handled was ordered by the former "
+                "key; use another processorId with startFrom",
             ),
         )
     )

@@ -52,10 +52,11 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One partition of a divided processor."""
+    """One partition of a divided processor; with a stop line, no further than that."""
 
     partition: int
     partitions: Partitions
+    line: Checkpoint | None = None
 
 
 class MessageReader:
@@ -72,6 +73,7 @@ class MessageReader:
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else slots_of(part.partition, part.partitions.count)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
+        self._line = None if part is None else part.line
         self._publications = tuple(dict.fromkeys(source.publications))
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
         if self._publications and self._table.columns.publication_id is None:
@@ -160,12 +162,22 @@ class MessageReader:
 
     def has_waiting(self, connection: psycopg.Connection[Any]) -> bool:
         """Say whether a committed message waits at or above the reading bound."""
+        return self.waiting_seconds(connection) is not None
+
+    def waiting_seconds(self, connection: psycopg.Connection[Any]) -> float | None:
+        """Return since when the first message at or above the reading bound is stored; None where none waits there.
+
+        0 where the table has no column that says when a message was stored.
+        """
         statement = load("fetch_waiting").format(
-            table=self._table.identifier, transaction_id=sql.Identifier(self._table.columns.transaction_id)
+            table=self._table.identifier,
+            transaction_id=sql.Identifier(self._table.columns.transaction_id),
+            pair=self._table.pair,
+            moment=self._table.moment,
         )
         with translated():
             row = connection.execute(statement).fetchone()
-        return row is not None and bool(row[0])
+        return None if row is None else max(0.0, row[0])
 
     def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: _Range) -> tuple[Message, ...]:
         rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
@@ -245,6 +257,9 @@ class MessageReader:
         elif wanted.below_bound:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
+            if self._line is not None:
+                end = row.format(slot, self._table.pair, sql.SQL("<="), sql.Literal(number), _literal(self._line))
+                conditions.append(end)
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:

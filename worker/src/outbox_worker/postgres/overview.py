@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
+from outbox_core.stop_line import Partitioning
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -33,6 +34,7 @@ class ProcessorView:
         pod: who has the lease, live or lapsed.
         live: the lease has not lapsed, by the database's clock.
         pair: the stored checkpoint.
+        division: into how many partitions the processor is divided, and a change of that; None: it is not.
         conflicts: refusals ever.
         open_conflict: the number of the one that waits for a person.
 
@@ -51,6 +53,7 @@ class ProcessorView:
     stored_at: datetime | None
     conflicts: int
     open_conflict: int | None
+    division: Partitioning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +157,14 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
     holder = None
     if row["name"] is not None:
         holder = ResourceRef(cluster=row["cluster"], namespace=row["namespace"], name=row["name"], uid=row["uid"])
+    division = None
+    if row["partition_count"] is not None:
+        line = _pair(row, "line_transaction_id", "line_position")
+        division = Partitioning(row["partition_count"], row["key"], row["next_count"], line)
     same = ("processor_id", "partition", "claimed_at", "vacated_at", "epoch", "pod", "expires_at", "live", "stored_at")
     return ProcessorView(
         holder=holder,
+        division=division,
         pair=_pair(row, "transaction_id", "position"),
         conflicts=row["conflicts"],
         open_conflict=row["open_conflict"],

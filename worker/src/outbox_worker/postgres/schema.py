@@ -1,4 +1,4 @@
-"""Brings the schema to the version this worker needs or checks it; checks the outbox table; which database is it."""
+"""Brings the schema to the version this worker needs or checks it; checks the outbox table."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import sql
-from psycopg.rows import dict_row
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import SchemaManagement
 from outbox_sql import runner
 from outbox_worker.postgres.errors import translate, translated
-from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
     from outbox_core.spec import Source
-    from outbox_worker.postgres.key import ProcessorKey
 
 _TEXTS = ("text", "character varying")
 _TYPES = {"position": ("bigint",), "transaction_id": ("xid8",), "publication_id": _TEXTS}
@@ -172,45 +169,3 @@ def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *,
     listed = ", ".join(pair)
     fault = f"it has no index on ({listed}), so that each read would scan the table"
     return [f"{fault}: CREATE INDEX CONCURRENTLY ON {table.schema}.{table.name} ({listed})"]
-
-
-def check_identity(connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None = None) -> str:
-    """Check that this is the database that the rows were written in, and return its uuid.
-
-    Raises:
-        ConfigurationError: `DatabaseCopied`: the rows came along with a copy or a move. `DatabaseBehind`: the server
-            hands out transaction ids below those of its own rows, so that everything stored stays invisible.
-
-    """
-    table = OutboxTable.of(source)
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(in_schema("fetch_identity", source.schema_name)).fetchone()
-        behind = cursor.execute(
-            load("fetch_behind").format(
-                table=table.identifier, transaction_id=sql.Identifier(table.columns.transaction_id)
-            )
-        ).fetchone()
-        if behind is None and key is not None:
-            behind = cursor.execute(
-                in_schema("fetch_checkpoint_ahead", key.schema),
-                {"processor_id": key.processor_id, "partition": key.partition},
-            ).fetchone()
-    if row is None or row["database_uuid"] is None:
-        raise ConfigurationError(
-            f"{source.schema_name}.database_identity is empty: run confirm_identity('renew') as the schema's owner",
-            reason=Reason.DATABASE_COPIED,
-        )
-    if (row["system_identifier"], row["database_oid"]) != (row["actual_system"], row["actual_oid"]):
-        raise ConfigurationError(
-            f"this database is not the one that its rows name (server {row['system_identifier']}, database oid "
-            f"{row['database_oid']}; here: {row['actual_system']}, {row['actual_oid']}): it was copied, restored or "
-            "moved. Run `outbox confirm-identity keep` if it replaces the old one, `renew` if the old one lives on",
-            reason=Reason.DATABASE_COPIED,
-        )
-    if behind is not None:
-        raise ConfigurationError(
-            f"this server is at transaction id {behind['next']}, below {behind['t']} which is stored here: a restore "
-            "into a younger server. New messages would stay unread until it gets there: see docs/restoring.md",
-            reason=Reason.DATABASE_BEHIND,
-        )
-    return str(row["database_uuid"])

@@ -1,9 +1,8 @@
-"""Who holds the reading bound back.
+"""For how long the reading bound has stood still, and who holds it back: what status, condition and metrics tell.
 
-Any open transaction of the whole server that has written holds it: another database's, and a prepared one, which no
-session shows (`pg_prepared_xacts`). Every role sees the transaction ids, programs and databases of all sessions; when
-a session's transaction began is shown to members of its role and, with `GRANT pg_read_all_stats`, to ours. Without it
-the age is counted from when this process first saw the bound.
+Who it is comes from `writers`. A stall lasts since the holder's transaction began or since the first message behind it
+was stored, whichever is later. Where the first is hidden from our role (`GRANT pg_read_all_stats` shows it), and where
+no view of the server shows a holder, it is counted from when this process first saw it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.report import Bound
-from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.queries import load
+from outbox_core.report import Bound, BoundHolder
+from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_worker.postgres.messages import MessageReader
+    from outbox_worker.postgres.writers import Writer
 
 
 class BoundObserver:
@@ -30,33 +29,50 @@ class BoundObserver:
         """Start with nothing seen; `clock` counts seconds."""
         self._reader = reader
         self._clock = clock
-        self._transaction_id = ""
+        self._transaction_id: str | None = None
         self._since = 0.0
 
     def observe(self, connection: psycopg.Connection[Any]) -> Bound:
         """Look at the bound; its age is 0 while no committed message waits behind it."""
         found = observe_bound(connection)
+        waiting = self._reader.waiting_seconds(connection)
         now = self._clock()
+        if waiting is None:
+            self._transaction_id = None
+            return Bound(transaction_id=found.transaction_id, age_seconds=0.0)
         if found.transaction_id != self._transaction_id:
             self._transaction_id, self._since = found.transaction_id, now
-        if found.holder is None or not self._reader.has_waiting(connection):
-            return Bound(transaction_id=found.transaction_id, age_seconds=0.0)
-        return found.model_copy(update={"age_seconds": max(found.age_seconds, now - self._since)})
+        # A table without a column for it says 0: then the holder's age counts alone.
+        known = min(found.age_seconds, waiting) if waiting else found.age_seconds
+        return found.model_copy(update={"age_seconds": max(known, now - self._since)})
 
 
 def observe_bound(connection: psycopg.Connection[Any]) -> Bound:
     """Look once: the bound, who holds it, and for how long as far as this role may see (else 0)."""
-    with translated():
-        row = connection.execute(load("observe_bound")).fetchone()
-    if row is None:
-        return Bound(transaction_id="0", age_seconds=0.0)
-    transaction_id, pid, application, database, user, gid, prepared_in, age = row
-    holder = None
-    if gid is not None:
-        holder = (
-            f"prepared transaction '{gid}' in database {prepared_in} (COMMIT PREPARED or ROLLBACK PREPARED it there)"
-        )
-    elif pid is not None:
-        named = f", application '{application}'" if application else ""
-        holder = f"session {pid} of role {user} in database {database}{named}"
-    return Bound(transaction_id=transaction_id, age_seconds=max(0.0, age or 0.0), holder=holder)
+    found = list_writers(connection)
+    holder = found.holder
+    if holder is None:
+        return Bound(transaction_id=found.bound, age_seconds=0.0)
+    grant = missing_grant(found) if holder.age_seconds is None else None
+    return Bound(
+        transaction_id=found.bound,
+        age_seconds=holder.age_seconds or 0.0,
+        holder=describe(holder),
+        held_by=_parts(holder),
+        others=len(found.writers) - 1,
+        remedy=remedy(holder) if grant is None else f"{remedy(holder)}; {grant}",
+    )
+
+
+def _parts(writer: Writer) -> BoundHolder:
+    kind = "prepared" if writer.prepared is not None else "session" if writer.processor is None else "worker"
+    return BoundHolder(
+        kind=kind,
+        pid=writer.pid,
+        application=writer.application,
+        database=writer.database,
+        role=writer.role,
+        prepared=writer.prepared,
+        processor=writer.processor,
+        age_seconds=writer.age_seconds,
+    )

@@ -1,21 +1,28 @@
 """Open transactions that have written: who holds the reading bound back, and who will when that one ends.
 
-Every role sees transaction ids, programs and databases of all sessions. Since when a session's transaction is open is
-shown to members of its role and, with `GRANT pg_read_all_stats`, to everybody who has that.
+Any open transaction of the whole server that has written holds it: another database's, and a prepared one, which no
+session shows (`pg_prepared_xacts`). Every role sees transaction ids, programs and databases of all sessions. Since when
+a session's transaction is open is shown to members of its role and, with `GRANT pg_read_all_stats`, to everybody who
+has that. What only reads, and a replication slot, hold dead rows (`backend_xmin`, `xmin`) but never the bound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.rows import dict_row
 
+from outbox_core.span import format_age
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
     import psycopg
+
+
+_OURS: Final = "outbox "
+"""How the application names of our workers begin (`outbox PROCESSOR POD`); the server cuts them at 63 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,20 @@ class Writer:
     state: str | None
     prepared: str | None
     age_seconds: float | None
+    backend_type: str | None = None
+
+    @property
+    def processor(self) -> str | None:
+        """Which processor's worker it is; None where it is none of ours."""
+        if self.application is None or not self.application.startswith(_OURS):
+            return None
+        return self.application.removeprefix(_OURS).split(" ", 1)[0] or None
+
+    @property
+    def pod(self) -> str | None:
+        """Of a worker of ours: which pod, perhaps cut short."""
+        words = [] if self.processor is None else (self.application or "").split(" ")
+        return words[2] if len(words) > 2 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +67,8 @@ class Writers:
 
     bound: str
     writers: tuple[Writer, ...]
+    reader: str = ""
+    """The role that looked."""
 
     @property
     def holder(self) -> Writer | None:
@@ -68,8 +91,56 @@ def list_writers(connection: psycopg.Connection[Any]) -> Writers:
             state=row["state"],
             prepared=row["gid"],
             age_seconds=None if row["age"] is None else max(0.0, row["age"]),
+            backend_type=row["backend_type"],
         )
         for row in rows
         if row["xid"] is not None
     )
-    return Writers(bound=rows[0]["bound"] if rows else "0", writers=found)
+    return Writers(bound=rows[0]["bound"] if rows else "0", writers=found, reader=rows[0]["reader"] if rows else "")
+
+
+def describe(writer: Writer) -> str:
+    """Say who it is and for how long."""
+    age = "" if writer.age_seconds is None else f", open for {format_age(writer.age_seconds)}"
+    if writer.prepared is not None:
+        return f"prepared transaction '{writer.prepared}' of role {writer.role} in database {writer.database}{age}"
+    role = f" of role {writer.role}" if writer.role else ""
+    where = f" in database {writer.database}" if writer.database else ""
+    state = f", {writer.state}" if writer.state else ""
+    if writer.processor is not None:
+        pod = f" (pod {writer.pod})" if writer.pod else ""
+        return f"processor {writer.processor}{pod}: session {writer.pid}{role}{where}{state}{age}"
+    named = f", application '{writer.application}'" if writer.application else ""
+    kind = "" if writer.backend_type in (None, "client backend") else f"{writer.backend_type}, "
+    return f"{kind}session {writer.pid}{role}{where}{named}{state}{age}"
+
+
+def remedy(writer: Writer) -> str:
+    """Say how to end it."""
+    if writer.prepared is not None:
+        name = _quoted(writer.prepared)
+        return f"COMMIT PREPARED {name} or ROLLBACK PREPARED {name}, in database {writer.database}"
+    if writer.processor is not None:
+        return (
+            f"its handler writes and goes on: delivery.timeout of {writer.processor} bounds it; write at the end of "
+            "the handler, or lower delivery.batchSize"
+        )
+    return f"let its program finish, or SELECT pg_terminate_backend({writer.pid})"
+
+
+def missing_grant(found: Writers) -> str | None:
+    """Say which grant shows what is hidden from the role that looked; None where nothing is."""
+    if all(writer.age_seconds is not None for writer in found.writers):
+        return None
+    return (
+        "since when sessions of other roles are open is hidden from this role: GRANT pg_read_all_stats TO "
+        + _identifier(found.reader)
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _identifier(name: str) -> str:
+    return name if name.isidentifier() and name == name.lower() else '"' + name.replace('"', '""') + '"'

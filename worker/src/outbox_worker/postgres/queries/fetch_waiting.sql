@@ -1,4 +1,6 @@
--- Is a committed message waiting at or above the bound?
-SELECT EXISTS (
-    SELECT 1 FROM {table} AS o
-    WHERE o.{transaction_id} >= pg_snapshot_xmin(pg_current_snapshot()))
+-- The first committed message at or above the bound, if one waits there: for how long it has been stored.
+SELECT extract(epoch FROM clock_timestamp() - {moment})::float8
+FROM {table} AS o
+WHERE o.{transaction_id} >= pg_snapshot_xmin(pg_current_snapshot())
+ORDER BY {pair}
+LIMIT 1

@@ -12,6 +12,7 @@ WITH known AS (
 )
 SELECT k.processor_id, k.partition,
        m.cluster, m.namespace, m.name, m.uid, m.claimed_at, m.vacated_at,
+       d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS line_transaction_id, d.line_position,
        l.epoch, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
        c.last_processed_transaction_id::text AS transaction_id, c.last_processed_position AS "position", c.stored_at,
        (SELECT count(*) FROM {schema}.processor_conflicts AS f
@@ -20,8 +21,10 @@ SELECT k.processor_id, k.partition,
         WHERE f.processor_id = k.processor_id AND f.partition = k.partition
           AND f.needs_person AND f.resolved_at IS NULL) AS open_conflict
 FROM known AS k
+LEFT JOIN {schema}.processor_partitions AS d ON d.processor_id = k.processor_id
 LEFT JOIN {schema}.processor_claims AS m ON m.processor_id = k.processor_id
 LEFT JOIN {schema}.processor_leases AS l ON l.processor_id = k.processor_id AND l.partition = k.partition
 LEFT JOIN {schema}.processor_checkpoints AS c ON c.processor_id = k.processor_id AND c.partition = k.partition
-WHERE %(processor_id)s::text IS NULL OR k.processor_id = %(processor_id)s
+WHERE (%(processor_id)s::text IS NULL OR k.processor_id = %(processor_id)s)
+  AND (d.partition_count IS NULL OR k.partition < d.partition_count)  -- leases of partitions that are no more keep their rows
 ORDER BY k.processor_id, k.partition

@@ -2,16 +2,17 @@
 -- is the reading bound's holder if its id is the bound. Starts are shown only to those who may see them.
 WITH bound AS MATERIALIZED (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS transaction_id),
 writing AS (
-    SELECT a.backend_xid AS xid, a.pid, a.application_name, a.datname, a.usename, a.state, NULL::text AS gid,
-           a.xact_start AS began
+    SELECT a.backend_xid AS xid, a.pid, a.backend_type, a.application_name, a.datname, a.usename, a.state,
+           NULL::text AS gid, a.xact_start AS began
     FROM pg_stat_activity AS a
     WHERE a.backend_xid IS NOT NULL AND a.pid <> pg_backend_pid()
     UNION ALL
-    SELECT p.transaction, NULL, NULL, p.database, p.owner, NULL, p.gid, p.prepared
+    SELECT p.transaction, NULL, NULL, NULL, p.database, p.owner, NULL, p.gid, p.prepared
     FROM pg_prepared_xacts AS p
 )
-SELECT b.transaction_id::text AS bound, w.xid::text AS xid, coalesce(w.xid = b.transaction_id::xid, false) AS holds,
-       w.pid, w.application_name, w.datname, w.usename, w.state, w.gid,
+SELECT b.transaction_id::text AS bound, current_user::text AS reader, w.xid::text AS xid,
+       coalesce(w.xid = b.transaction_id::xid, false) AS holds,
+       w.pid, w.backend_type, w.application_name, w.datname, w.usename, w.state, w.gid,
        extract(epoch FROM clock_timestamp() - w.began)::float8 AS age
 FROM bound AS b
 LEFT JOIN writing AS w ON true

@@ -1,0 +1,188 @@
+"""A whole server that is copied, promoted or upgraded: who may go on by himself, and who waits for a person."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outbox_core.checkpoint import BEGINNING
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.postgres import identity
+from outbox_worker.postgres.messages import MessageReader
+from tests.integration.cli.conftest import Cli
+from tests.support.clone import Clone, Primary
+from tests.support.postgres import Database, build_source, wait_until
+from tests.support.restore import next_id
+from tests.support.worker import SQL_TARGET, Outbox, Workers, build_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import psycopg
+
+SOURCE = build_source()
+OTHER = {"name": "staging", "uid": "uid-staging"}
+
+
+@pytest.fixture
+def primary() -> Iterator[Primary]:
+    server = Primary()
+    yield server
+    server.stop()
+
+
+def outbox_on(primary: Primary) -> Outbox:
+    """A migrated database of the primary, with its own identity."""
+    name = primary.create("outbox_template")
+    with primary.connect(name) as connection:
+        connection.execute(
+            "UPDATE outbox.database_identity SET database_oid = (SELECT oid FROM pg_database "
+            "WHERE datname = current_database())"
+        )
+    return Outbox(Database(primary, name, primary.port))
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    running = Workers(tmp_path)
+    yield running
+    running.stop()
+
+
+def either(primary: Primary, standby: Clone, name: str) -> str:
+    """Where applications with a standby point: whichever of the two can be written."""
+    return (
+        f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/{name}"
+        "?target_session_attrs=read-write"
+    )
+
+
+def produce(connection: psycopg.Connection, names: list[str]) -> list[str]:
+    for name in names:
+        connection.execute(
+            "INSERT INTO outbox.messages (message_id, message_type, data) VALUES (%s, 'm', '{\"total\": 1}')", (name,)
+        )
+    return names
+
+
+def handled(connection: psycopg.Connection) -> list[str]:
+    return [row[0] for row in connection.execute("SELECT message_id FROM handled ORDER BY n").fetchall()]
+
+
+@contextlib.contextmanager
+def a_query_at_the_standby_that_keeps_dead_rows_here(primary: Primary, standby: Clone) -> Iterator[None]:
+    """hot_standby_feedback: it holds what vacuum may remove, and must not hold what may be read."""
+    with standby.connect("postgres") as there, primary.connect("postgres") as here:
+        there.execute("ALTER SYSTEM SET hot_standby_feedback = on")
+        there.execute("ALTER SYSTEM SET wal_receiver_status_interval = '1s'")
+        there.execute("SELECT pg_reload_conf()")
+        there.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        held = "SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL"
+        wait_until(lambda: here.execute(held).fetchone() == (1,), "the standby's snapshot holds dead rows")
+        yield
+        assert here.execute(held).fetchone() == (1,)
+        there.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("received", [True, False], ids=["all was received", "the last batches were not received"])
+def test_a_worker_goes_on_at_the_promoted_standby(primary, workers, received):
+    outbox = outbox_on(primary)
+    name = outbox.database.name
+    with primary.copied(standby=True) as standby:
+        with standby.connect(name) as reading, pytest.raises(TransientError) as refused:
+            identity.refuse_standby(reading)
+        assert refused.value.reason is Reason.DATABASE_UNAVAILABLE
+        worker = workers.start(build_config(outbox.database, SQL_TARGET), either(primary, standby, name))
+        with a_query_at_the_standby_that_keeps_dead_rows_here(primary, standby):
+            outbox.wait_handled(outbox.produce(20))
+        primary.wait_received(standby)
+        kept = outbox.handled()
+        if not received:
+            with standby.connect(name) as there:
+                there.execute("ALTER SYSTEM SET primary_conninfo = ''")
+                there.execute("SELECT pg_reload_conf()")
+                wait_until(
+                    lambda: there.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() == (0,), "cut off"
+                )
+            outbox.wait_handled(kept + outbox.produce(20, start=20))
+        outbox.database.close()
+        primary.kill()
+        standby.promote()
+
+        with standby.connect(name) as there:
+            # Ids that the lost transactions had are handed out again: what the worker remembers means nothing here.
+            later = produce(there, [f"later-{number}" for number in range(10)])
+            wait_until(lambda: len(handled(there)) >= len(kept) + 10, "the rest is handled", 40)
+            assert handled(there) == kept + later, "once each, in order"
+            assert there.execute("SELECT act FROM outbox.recorded_acts").fetchall() == [("AdoptTimeline",)]
+            assert there.execute("SELECT count(*) FROM outbox.processor_conflicts").fetchone() == (0,)
+        report = worker.wait_state("Active")
+        assert report.conflicts.open is None
+
+
+def test_a_base_backup_run_as_another_system_runs_nothing_until_a_person_says_what_it_is(primary, workers, tmp_path):
+    outbox = outbox_on(primary)
+    name = outbox.database.name
+    worker = workers.start(build_config(outbox.database, SQL_TARGET), primary.uri(name))
+    outbox.wait_handled(outbox.produce(5))
+    with primary.copied(standby=True) as copy:
+        copy.promote()
+        staging = build_config(outbox.database, SQL_TARGET, resource=OTHER)
+        stranger = workers.start(staging, copy.uri(name))
+        new = workers.start(
+            build_config(outbox.database, SQL_TARGET, resource=OTHER, processor_id="new"), copy.uri(name)
+        )
+
+        report = stranger.wait_state("Unavailable", "DatabaseCopied")
+        assert "timeline 2" in report.message
+        new.wait_state("Unavailable", "DatabaseCopied")
+        (tmp_path / "secret").mkdir()
+        (tmp_path / "secret" / "uri").write_text(copy.uri(name))
+        assert Cli(tmp_path / "secret").run("confirm-identity", "renew").returncode == 0
+        with copy.connect(name) as there:
+            produce(there, ["copy"])
+            wait_until(lambda: handled(there)[5:] != [], "the copy has an owner of its own")
+            stranger.wait_state("Active")
+            new.wait_state("Active")
+        assert worker.report().state == "Active"
+    outbox.wait_handled(outbox.handled() + outbox.produce(1, start=9))
+    outbox.database.close()
+
+
+def test_a_base_backup_without_a_timeline_of_its_own_is_kept_by_the_originals_claim(primary, workers):
+    outbox = outbox_on(primary)
+    name = outbox.database.name
+    workers.start(build_config(outbox.database, SQL_TARGET), primary.uri(name))
+    outbox.wait_handled(outbox.produce(5))
+    with primary.copied(standby=False) as copy:
+        stranger = workers.start(build_config(outbox.database, SQL_TARGET, resource=OTHER), copy.uri(name))
+        assert "test/shop/orders owns this processorId" in stranger.wait_state("ClaimRefused", "ClaimHeld").message
+    outbox.database.close()
+
+
+def test_an_upgraded_server_keeps_its_ids_and_waits_for_keep(tmp_path):
+    old = Primary("14")
+    try:
+        outbox = outbox_on(old)
+        name = outbox.database.name
+        ids = outbox.produce(5)
+        reached = next_id(outbox.connection)
+        outbox.database.close()
+        with old.upgraded() as new, new.connect(name) as connection:
+            assert next_id(connection) >= reached
+            with pytest.raises(ConfigurationError, match="it was copied, restored or moved") as refused:
+                identity.check_identity(connection, SOURCE)
+            assert refused.value.reason is Reason.DATABASE_COPIED
+            (tmp_path / "uri").write_text(new.uri(name))
+            cli = Cli(tmp_path)
+            assert "nothing to repair" in cli.run("repair", "--dry-run").stdout
+            assert cli.run("confirm-identity", "keep").returncode == 0
+            identity.check_identity(connection, SOURCE)
+            batch = MessageReader(SOURCE).fetch(connection, BEGINNING, 9)
+            assert [message.message_id for message in batch] == ids
+    finally:
+        old.stop()

@@ -1,0 +1,133 @@
+"""PURE: changing the number of partitions: where the stop line is, who has not reached it, and how that is said.
+
+A stop line is a pair that nobody has read beyond. Every partition stops there; when all have, the number changes and
+the new partitions go on from it. So each key's messages up to the line are handled under the old number, those after it
+under the new one, and a message that cannot be handled keeps the change waiting.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.spec import PartitionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.message import Message
+
+_NAMED: Final = 3
+"""Partitions that are named one by one; of more, only the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """How a processor is divided in the database.
+
+    Attributes:
+        count: partitions.
+        by: the key, in `describe_key`'s words.
+        next_count: what it changes to; None: it stays.
+        line: the stop line of that change.
+
+    """
+
+    count: int
+    by: str
+    next_count: int | None = None
+    line: Checkpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What one partition waits for: a message that is next, or held because it failed; or a conflict."""
+
+    partition: int
+    message_id: str | None = None
+    key: str | None = None
+    error: str | None = None
+    conflict: int | None = None
+
+
+def find_waiting(partitioning: Partitioning, stored: Mapping[int, Checkpoint]) -> tuple[int, ...]:
+    """Return the partitions that are not at the line, in order."""
+    if partitioning.line is None:
+        return ()
+    return tuple(number for number in range(partitioning.count) if stored.get(number) != partitioning.line)
+
+
+def describe_change(
+    partitioning: Partitioning, waiting: Sequence[int], obstacles: Sequence[Obstacle], *, settled: bool = True
+) -> str:
+    """Say how far the change is and what it waits for; empty while there is none.
+
+    Args:
+        partitioning: what there is, and what it changes to.
+        waiting: partitions that are not at the line.
+        obstacles: what is known of what they wait for.
+        settled: no transaction from before the line is open any more.
+
+    """
+    if partitioning.next_count is None:
+        return ""
+    count = partitioning.count
+    there = f"{count - len(waiting)} of {count} at the line"
+    text = f"changing partitions {count} -> {partitioning.next_count}: {there}"
+    named = [_describe(obstacle) for obstacle in obstacles[:_NAMED]]
+    known = {obstacle.partition for obstacle in obstacles[:_NAMED]}
+    others = [str(number) for number in waiting if number not in known]
+    if others:
+        named.append(f"partition{'s' if len(others) > 1 else ''} {', '.join(others)}")
+    if not settled:
+        named.append("a transaction that began before the line was drawn and is still open")
+    return f"{text}, waiting for {'; '.join(named)}" if named else text
+
+
+def _describe(obstacle: Obstacle) -> str:
+    if obstacle.conflict is not None:
+        return f"partition {obstacle.partition}: conflict {obstacle.conflict} waits for a person"
+    if obstacle.message_id is None:
+        return f"partition {obstacle.partition}"
+    key = f" of key {obstacle.key!r}" if obstacle.key is not None else ""
+    held = f", which failed and is held: {obstacle.error}" if obstacle.error is not None else ""
+    return f"partition {obstacle.partition}: message {obstacle.message_id!r}{key}{held}"
+
+
+def key_of(message: Message, key: PartitionKey) -> str | None:
+    """Return the key of a message, for people to read; None: it has none, or it is in a column that is not read."""
+    path, text = (key.data, message.data) if key.data is not None else (key.metadata, message.metadata)
+    if path is None:
+        return message.partition_key if key.column in (None, "partition_key") else None
+    return _follow(text, path)
+
+
+def _follow(text: str | None, path: Sequence[str]) -> str | None:
+    try:
+        found = json.loads(text) if text is not None else None
+    except ValueError:
+        return None
+    for step in path:
+        if not isinstance(found, dict):
+            return None
+        found = found.get(step)
+    return found if isinstance(found, str) or found is None else json.dumps(found)
+
+
+def describe_key(key: PartitionKey) -> str:
+    """Write a partition key down, so that the database can tell one from another."""
+    if key.data is not None:
+        return f"data {json.dumps(key.data)}"
+    if key.metadata is not None:
+        return f"metadata {json.dumps(key.metadata)}"
+    return f"column {key.column}" if key.column is not None else "partition key"
+
+
+def parse_key(text: str) -> PartitionKey:
+    """Read what `describe_key` wrote."""
+    kind, _, rest = text.partition(" ")
+    if kind == "column":
+        return PartitionKey(column=rest)
+    return PartitionKey(**{kind: json.loads(rest)}) if kind in ("data", "metadata") else PartitionKey()

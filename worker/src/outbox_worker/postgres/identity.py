@@ -1,0 +1,160 @@
+"""Which database is this: the one that its rows name, a copy, a restore into a younger server, a promoted standby?
+
+Checkpoints are made of transaction ids, and those belong to one server. Three things are compared before anything is
+claimed: the server's system identifier and the database's oid (a copy, a dump, an upgrade has others), the timeline (a
+promoted standby and a base backup recovered elsewhere have all else in common), and the ids stored here with the
+server's own counter (`sql/functions/is_behind_its_rows.sql` does the last one thoroughly, when a person confirms).
+
+On a new timeline the resources that own processors here go on by themselves: a failover is no reason to wait for a
+person, and who pointed a resource here has said what it is. Whoever owns nothing here waits: in a recovered base backup
+the claims are the original's, and a resource of the test system holds none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.table import OutboxTable
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_core.report import ResourceRef
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The database's uuid, and the timeline that its server is on."""
+
+    uuid: str
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who asks: a resource that may own the processor here already."""
+
+    processor_id: str
+    resource: ResourceRef
+
+
+def check_identity(
+    connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None = None, owner: Owner | None = None
+) -> Identity:
+    """Check that this is the database that the rows were written in, and that its ids are ahead of its rows.
+
+    Args:
+        connection: in autocommit.
+        source: names the outbox table and the schema.
+        key: whose checkpoint must be one that this server has reached.
+        owner: may say that a promoted standby is the same outbox, if it owns the processor.
+
+    Raises:
+        ConfigurationError: `DatabaseCopied`: the rows came along with a copy or a move. `DatabaseBehind`: the server
+            hands out transaction ids below those of its own rows, so that everything stored stays invisible.
+
+    """
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(in_schema("fetch_identity", source.schema_name)).fetchone()
+    if row is None or row["database_uuid"] is None:
+        raise ConfigurationError(
+            f"{source.schema_name}.database_identity is empty: run confirm_identity('renew') as the schema's owner",
+            reason=Reason.DATABASE_COPIED,
+        )
+    behind = _find_behind(connection, source, key)
+    if (row["system_identifier"], row["database_oid"]) != (row["actual_system"], row["actual_oid"]):
+        raise _copied(row, behind=behind is not None)
+    if row["timeline_id"] != row["actual_timeline"] and not _adopt(connection, source.schema_name, owner):
+        raise ConfigurationError(
+            f"this server is on timeline {row['actual_timeline']}, and the rows were written on {row['timeline_id']}: "
+            "a promoted standby, or a backup recovered elsewhere. Resources that own processors here go on; this one "
+            "owns none. Run `outbox confirm-identity keep` if this server replaces the old one, `renew` if the old one "
+            "lives on",
+            reason=Reason.DATABASE_COPIED,
+        )
+    if row["repair_begun_at"] is not None:
+        raise ConfigurationError(
+            f"a repair of this database was begun at {row['repair_begun_at']:%Y-%m-%d %H:%M:%S%z} and is not finished: "
+            "run `outbox repair` again, it goes on where it was",
+            reason=Reason.DATABASE_BEHIND,
+        )
+    if behind is not None:
+        raise ConfigurationError(f"{behind}: run `outbox repair` (docs/restoring.md)", reason=Reason.DATABASE_BEHIND)
+    return Identity(str(row["database_uuid"]), row["actual_timeline"])
+
+
+def refuse_standby(connection: psycopg.Connection[Any]) -> None:
+    """Raise TransientError, `DatabaseUnavailable`, on a standby: nothing can be stored there until it is promoted."""
+    with translated():
+        row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    if row is not None and row[0]:
+        raise TransientError(
+            "this server is a standby: nothing can be stored here until it is promoted",
+            reason=Reason.DATABASE_UNAVAILABLE,
+        )
+
+
+def fetch_timeline(connection: psycopg.Connection[Any], schema: str) -> int:
+    """Return the timeline that the server is on."""
+    with translated():
+        row = connection.execute(in_schema("fetch_timeline", schema)).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+def _find_behind(connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None) -> str | None:
+    table = OutboxTable.of(source)
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute(
+            load("fetch_behind").format(
+                table=table.identifier, transaction_id=sql.Identifier(table.columns.transaction_id)
+            )
+        ).fetchone()
+        if found is None and key is not None:
+            found = cursor.execute(
+                in_schema("fetch_checkpoint_ahead", key.schema),
+                {"processor_id": key.processor_id, "partition": key.partition},
+            ).fetchone()
+    if found is None:
+        return None
+    return (
+        f"this server is at transaction id {found['next']}, below {found['t']} which is stored here: a restore into a "
+        "younger server. What is stored stays unread, and new messages sort before it"
+    )
+
+
+def _copied(row: dict[str, Any], *, behind: bool) -> ConfigurationError:
+    first = "Its ids are behind its own rows too: run `outbox repair` first. Then run" if behind else "Run"
+    return ConfigurationError(
+        f"this database is not the one that its rows name (server {row['system_identifier']}, database oid "
+        f"{row['database_oid']}; here: {row['actual_system']}, {row['actual_oid']}): it was copied, restored or "
+        f"moved. {first} `outbox confirm-identity keep` if it replaces the old one, `renew` if the old one lives on",
+        reason=Reason.DATABASE_COPIED,
+    )
+
+
+def _adopt(connection: psycopg.Connection[Any], schema: str, owner: Owner | None) -> bool:
+    if owner is None:
+        return False
+    who = owner.resource
+    with translated():
+        row = connection.execute(
+            in_schema("adopt_timeline", schema),
+            {
+                "processor_id": owner.processor_id,
+                "cluster": who.cluster,
+                "namespace": who.namespace,
+                "name": who.name,
+                "uid": who.uid,
+            },
+        ).fetchone()
+    return row is not None and bool(row[0])

@@ -1,0 +1,1 @@
+SELECT {schema}.current_timeline()

@@ -1,0 +1,84 @@
+"""The number of partitions in the database: ask for another one, see how far the change is, carry it out.
+
+Each call is one statement. What the stop line is and why nobody has read beyond it: `sql/functions/ask_partitions.sql`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.stop_line import Obstacle, Partitioning
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema, load
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_core.report import ResourceRef
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+def ask(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    resource: ResourceRef,
+    *,
+    generation: int,
+    count: int,
+    by: str,
+) -> int | None:
+    """Say what the resource wants; return into how many partitions the processor is divided now. None: it is not.
+
+    Heeded only from the holder of the claim, and never from an older generation of the resource than was heeded before.
+    """
+    parameters = {
+        "processor_id": key.processor_id,
+        "claim_uid": resource.uid,
+        "generation": generation,
+        "count": count,
+        "key": by,
+        "asked_by": f"{resource}, generation {generation}",
+    }
+    with translated():
+        row = connection.execute(in_schema("ask_partitions", key.schema), parameters).fetchone()
+    return None if row is None else int(row[0])
+
+
+def change(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> bool:
+    """Change the number if all partitions have stopped at the line; say whether this call did."""
+    parameters = {"processor_id": key.processor_id, "claim_uid": claim_uid}
+    with translated():
+        row = connection.execute(in_schema("change_partitions", key.schema), parameters).fetchone()
+    return row is not None and row[0] is True
+
+
+def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitioning | None:
+    """See how the processor is divided and what that changes to; None: it is not divided."""
+    with translated():
+        row = connection.execute(
+            in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    if row is None:
+        return None
+    count, by, next_count, transaction_id, position = row
+    line = None if transaction_id is None else Checkpoint(int(transaction_id), position)
+    return Partitioning(count, by, next_count, line)
+
+
+def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> list[Obstacle]:
+    """List what stops a change and is no message that merely waits: conflicts, held messages that failed."""
+    with translated():
+        rows = connection.execute(
+            in_schema("fetch_obstacles", key.schema), {"processor_id": key.processor_id}
+        ).fetchall()
+    return [
+        Obstacle(partition, message_id, name, error, conflict) for partition, message_id, name, error, conflict in rows
+    ]
+
+
+def is_settled(connection: psycopg.Connection[Any], line: Checkpoint) -> bool:
+    """Say whether everything up to the line can be read: no transaction below it is open any more."""
+    with translated():
+        row = connection.execute(load("fetch_bound")).fetchone()
+    return row is not None and int(row[0]) > line.transaction_id
