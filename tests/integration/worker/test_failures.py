@@ -243,9 +243,9 @@ def test_a_target_that_fails_everything_is_spared_and_nothing_is_set_aside_meanw
     failing.break_at(*range(100))
     failing.produce(100)
     worker = start(
-        failing, workers, retry=QUICK | {"maxAttempts": 1000}, circuitBreaker={"failures": 3, "openFor": "2s"}
+        failing, workers, retry=QUICK | {"maxAttempts": 1000}, circuitBreaker={"failures": 3, "openFor": "5s"}
     )
-    report = worker.wait_state("Retrying", "CircuitOpen")
+    report = worker.wait_state("Retrying", "CircuitOpen", 90)
     assert report.circuit == "Open"
     assert len(failing.held()) <= 4 + KEYS * 20, "three keys, and at most what is behind them"
     failing.mend()
