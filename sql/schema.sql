@@ -12,6 +12,7 @@ CREATE FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p
     AS $$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
 -- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
+-- A former owner that never gave its lease back is counted as dead: a message may be what it died of.
 #variable_conflict use_column
 DECLARE
     v_lease processor_leases;
@@ -42,6 +43,9 @@ BEGIN
                     acquired_at = clock_timestamp(), renewed_at = clock_timestamp(),
                     expires_at = clock_timestamp() + p_lease
                 WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
+                IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
+                    PERFORM count_death(p_processor_id, p_partition, v_lease.token IS NULL);
+                END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN
             v_refused := true;
@@ -82,6 +86,26 @@ BEGIN
             format('resource %s/%s/%s', p_cluster, p_namespace, p_name));
     RETURN true;
 END
+$$;
+
+CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Something of these keys was handled, dropped or skipped: the first that waits behind it is due, unless a dead letter
+-- still blocks the key. One look for each key, however many wait.
+    UPDATE held_messages h SET behind = false, next_attempt_at = clock_timestamp()
+    FROM (SELECT DISTINCT k FROM unnest(p_keys) AS k) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT f.transaction_id, f.position, f.behind FROM held_messages f
+        WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+          AND f.key_hash = hashtextextended(wanted.k, 0) AND f.key = wanted.k AND f.blocks
+        ORDER BY f.place LIMIT 1) AS first
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND first.behind
+      AND h.transaction_id = first.transaction_id AND h.position = first.position
+      AND NOT EXISTS (SELECT 1 FROM dead_letters d
+                      WHERE d.processor_id = p_processor_id AND d.partition = p_partition
+                        AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
 $$;
 
 CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) RETURNS TABLE(partition_count integer, key text, next_count integer)
@@ -154,6 +178,29 @@ BEGIN
     SELECT d.partition_count, d.key INTO partition_count, key
     FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     RETURN NEXT;
+END
+$$;
+
+CREATE FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Two owners died at this checkpoint: write down which message is tried now, alone, before it is. -1: not the owner.
+-- Else how many processes died of this very message.
+DECLARE
+    v_kills int;
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    INSERT INTO processor_suspicions AS s (processor_id, partition, transaction_id, position, begun_at, generation)
+    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation)
+    ON CONFLICT (processor_id, partition) DO UPDATE
+    SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
+        generation = p_generation,
+        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
+    RETURNING s.kills INTO v_kills;
+    RETURN v_kills;
 END
 $$;
 
@@ -342,6 +389,39 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Called with a new epoch, once: the former owner gave the lease back, or it lapsed and its process is gone or frozen.
+-- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held.
+DECLARE
+    v_at timestamptz;
+BEGIN
+    IF p_released THEN
+        UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+        RETURN;
+    END IF;
+    SELECT c.stored_at INTO v_at FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+    UPDATE held_messages h SET deaths = h.deaths + 1
+    FROM processor_suspicions s, unnest(s.held_transaction_ids, s.held_positions) AS w (transaction_id, position)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+      AND h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = w.transaction_id AND h.position = w.position;
+    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at)
+    VALUES (p_processor_id, p_partition, 1, v_at)
+    ON CONFLICT (processor_id, partition) DO UPDATE
+    SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
+        checkpoint_at = v_at,
+        -- What was tried alone and not stored since.
+        kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
+        killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
+        begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
+END
+$$;
+
 CREATE FUNCTION outbox.current_timeline() RETURNS integer
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -355,6 +435,75 @@ BEGIN
     RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
 EXCEPTION WHEN feature_not_supported OR insufficient_privilege OR undefined_function THEN
     RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
+END
+$$;
+
+CREATE FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Held messages whose attempts ran out and that stop their key: try them again now, or drop them for good. Recorded.
+DECLARE
+    v_keys text[];
+BEGIN
+    PERFORM lock_lane(p_processor_id, p_partition);
+    IF p_drop THEN
+        WITH gone AS (
+            DELETE FROM held_messages h
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (p_places)
+              AND NOT h.behind AND h.next_attempt_at = 'infinity'
+            RETURNING h.*
+        ), acts AS (
+            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+            SELECT 'DropHeldMessage', g.processor_id, g.partition, g.transaction_id, g.position,
+                   format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason),
+                   p_decided_by
+            FROM gone g ORDER BY g.place
+        )
+        SELECT array_agg(g.key) INTO v_keys FROM gone g;
+        PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    ELSE
+        WITH again AS (
+            UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0, deaths = 0
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (p_places)
+              AND NOT h.behind AND h.next_attempt_at = 'infinity'
+            RETURNING h.key
+        )
+        SELECT array_agg(a.key) INTO v_keys FROM again a;
+        IF v_keys IS NOT NULL THEN
+            INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
+            VALUES ('Redrive', p_processor_id, p_partition,
+                    format('%s held messages: %s', cardinality(v_keys), p_reason), p_decided_by);
+        END IF;
+    END IF;
+    RETURN coalesce(cardinality(v_keys), 0);
+END
+$$;
+
+CREATE FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Dead letters that shall never be handled: what waits behind them goes on. Each is recorded by its message id.
+DECLARE
+    v_keys text[];
+BEGIN
+    PERFORM lock_lane(p_processor_id, p_partition);
+    WITH gone AS (
+        DELETE FROM dead_letters d
+        WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
+        RETURNING d.*
+    ), acts AS (
+        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        SELECT 'DropDeadLetter', g.processor_id, g.partition, g.transaction_id, g.position,
+               format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason), p_decided_by
+        FROM gone g ORDER BY g.id
+    )
+    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+    PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    RETURN coalesce(cardinality(v_keys), 0);
 END
 $$;
 
@@ -384,6 +533,53 @@ BEGIN
     DELETE FROM processor_members m WHERE m.processor_id = p_processor_id AND m.token = p_token;
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id AND l.token = p_token;
+END
+$$;
+
+CREATE FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A held message failed again: try it later (Hold; without a wait: when a person says so), keep it as a dead letter, or
+-- skip it for good. What waits behind a dead letter of its key goes on waiting. -1: not the owner. 0: it is held no more.
+DECLARE
+    v_held held_messages;
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    UPDATE held_messages h
+    SET attempts = p_attempts, error_class = p_error_class, error = p_error, blocks = h.blocks OR p_blocks,
+        next_attempt_at = coalesce(clock_timestamp() + p_wait, 'infinity')
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = p_transaction_id AND h.position = p_position
+    RETURNING h.* INTO v_held;
+    IF NOT FOUND THEN
+        RETURN 0;
+    ELSIF p_action = 'Hold' THEN
+        RETURN 1;
+    END IF;
+    DELETE FROM held_messages h
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = p_transaction_id AND h.position = p_position;
+    IF p_action = 'DeadLetter' THEN
+        INSERT INTO dead_letters (processor_id, partition, key, place, transaction_id, position, message_id,
+                                  message_type, publication_id, partition_key, data, metadata, scheduled, attempts,
+                                  error_class, error, blocks)
+        VALUES (p_processor_id, p_partition, v_held.key, v_held.place, v_held.transaction_id, v_held.position,
+                v_held.message_id, v_held.message_type, v_held.publication_id, v_held.partition_key, v_held.data,
+                v_held.metadata, v_held.scheduled, p_attempts, p_error_class, p_error, v_held.blocks);
+    ELSE
+        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        VALUES ('Skip', p_processor_id, p_partition, p_transaction_id, p_position,
+                format('message %s of type %s, key %s, after %s attempts: %s: %s', v_held.message_id,
+                       v_held.message_type, v_held.key, p_attempts, p_error_class, p_error),
+                'delivery.whenExhausted');
+    END IF;
+    PERFORM advance_keys(p_processor_id, p_partition, ARRAY[v_held.key]);
+    RETURN 1;
 END
 $$;
 
@@ -482,6 +678,19 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Must a message of this key wait: is one held before place `p_before` that blocks it, or dead and undecided?
+    SELECT EXISTS (SELECT 1 FROM held_messages h
+                   WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+                     AND h.key_hash = hashtextextended(p_key, 0) AND h.key = p_key AND h.blocks AND h.place < p_before)
+        OR EXISTS (SELECT 1 FROM dead_letters d
+                   WHERE d.processor_id = p_processor_id AND d.partition = p_partition
+                     AND d.key_hash = hashtextextended(p_key, 0) AND d.key = p_key AND d.blocks)
+$$;
+
 CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -496,6 +705,19 @@ BEGIN
       AND l.expires_at > clock_timestamp();
     RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
                       OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
+END
+$$;
+
+CREATE FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Whoever changes held messages or dead letters from outside waits for the owner's open transaction and keeps the next
+-- one waiting: what is behind what is only changed by one at a time.
+BEGIN
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition FOR UPDATE;
 END
 $$;
 
@@ -540,6 +762,39 @@ BEGIN
                                 AND l.expires_at > clock_timestamp()
     RETURNING id INTO v_id;
     RETURN v_id;
+END
+$$;
+
+CREATE FUNCTION outbox.redrive_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Give dead letters back to the processor, due now, each at its place in the order of its key. Recorded. What is not
+-- there any more was redriven or dropped before, and does not count.
+DECLARE
+    v_count int;
+BEGIN
+    PERFORM lock_lane(p_processor_id, p_partition);
+    WITH back AS (
+        DELETE FROM dead_letters d
+        WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
+        RETURNING d.*
+    )
+    INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id,
+                                    message_type, publication_id, partition_key, data, metadata, scheduled, blocks,
+                                    behind)
+    SELECT b.processor_id, b.partition, coalesce(b.key, b.message_id), coalesce(b.place, nextval('held_order')), b.transaction_id, b.position, b.message_id, b.message_type,
+           b.publication_id, b.partition_key, b.data, b.metadata, b.scheduled, b.blocks, false
+    FROM back b ORDER BY b.place
+    ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
+    SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp();
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 THEN
+        INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
+        VALUES ('Redrive', p_processor_id, p_partition, format('%s dead letters: %s', v_count, p_reason), p_decided_by);
+    END IF;
+    RETURN v_count;
 END
 $$;
 
@@ -696,6 +951,54 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) RETURNS TABLE(owned boolean, any_held boolean, blocking boolean, deaths integer, kills integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- What a new owner must know: whether anything is held, and of what former owners died. What was given up is tried
+-- again, as after every restart; what killed processes is not, unless the resource was changed since, or the handler
+-- (`p_forgive`).
+#variable_conflict use_column
+DECLARE
+    v_forgiven boolean;
+BEGIN
+    owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
+    IF owned THEN
+        UPDATE processor_suspicions s SET generation = p_generation
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, generation = p_generation
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+          AND (s.generation <> p_generation OR p_forgive);
+        v_forgiven := FOUND;
+        IF v_forgiven THEN
+            UPDATE held_messages h SET deaths = 0
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.deaths > 0;
+        END IF;
+        UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.next_attempt_at = 'infinity'
+          AND NOT h.behind AND (h.error_class <> 'ProcessKilled' OR v_forgiven OR p_forgive);
+        -- Whoever changed the table by hand may have left a key without one that is due.
+        PERFORM advance_keys(p_processor_id, p_partition, (
+            SELECT array_agg(DISTINCT h.key) FROM held_messages h
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.behind));
+    END IF;
+    any_held := EXISTS (SELECT 1 FROM held_messages h
+                        WHERE h.processor_id = p_processor_id AND h.partition = p_partition);
+    blocking := EXISTS (SELECT 1 FROM held_messages h WHERE h.processor_id = p_processor_id
+                        AND h.partition = p_partition AND h.blocks)
+        OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id
+                   AND d.partition = p_partition AND d.blocks);
+    -- What happened before the checkpoint was last stored is over.
+    SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
+           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END
+    INTO deaths, kills
+    FROM processor_suspicions s
+    JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    RETURN NEXT;
+END
+$$;
+
 CREATE FUNCTION outbox.rewind_processor_checkpoint(p_processor_id text, p_partition integer, p_transaction_id xid8, p_position bigint, p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -732,6 +1035,117 @@ BEGIN
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
             v_stored.last_processed_position, p_transaction_id, p_position, p_reason, p_decided_by);
     RETURN 1;
+END
+$$;
+
+CREATE TABLE outbox.held_messages (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    key text NOT NULL,
+    key_hash bigint GENERATED ALWAYS AS (hashtextextended(key, (0)::bigint)) STORED,
+    place bigint NOT NULL,
+    transaction_id xid8 NOT NULL,
+    "position" bigint NOT NULL,
+    message_id text NOT NULL,
+    message_type text NOT NULL,
+    publication_id text DEFAULT 'default'::text NOT NULL,
+    partition_key text,
+    data text NOT NULL,
+    metadata text,
+    scheduled timestamp with time zone,
+    blocks boolean NOT NULL,
+    behind boolean NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    deaths integer DEFAULT 0 NOT NULL,
+    error_class text,
+    error text,
+    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    next_attempt_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT held_messages_behind_block_what_follows CHECK ((blocks OR (NOT behind)))
+)
+WITH (fillfactor='70');
+
+COMMENT ON TABLE outbox.held_messages IS 'Messages that the checkpoint has passed and that are not handled yet: one that fails (attempts; next_attempt_at infinity: it waits for a person), those behind it with its key, and delayed ones.';
+
+CREATE FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- In the transaction of the checkpoint that passes them: keep messages that are not handled now. Of `p_rows`, in reading
+-- order, the one with attempts > 0 failed and becomes what `p_action` says (Hold, DeadLetter, Skip); the others wait,
+-- behind a message of their key or until `next_attempt_at`. -1: not the owner. Else how many are held.
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_kept int;
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    IF p_action = 'DeadLetter' THEN
+        INSERT INTO dead_letters (processor_id, partition, key, transaction_id, position, message_id, message_type,
+                                  publication_id, partition_key, data, metadata, scheduled, attempts, error_class,
+                                  error, blocks, place)
+        SELECT p_processor_id, p_partition, r.key, r.transaction_id, r.position, r.message_id, r.message_type,
+               r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled, p_attempts, p_error_class,
+               p_error, p_blocks, nextval('held_order')
+        FROM unnest(p_rows) AS r WHERE r.attempts > 0;
+    ELSIF p_action = 'Skip' THEN
+        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        SELECT 'Skip', p_processor_id, p_partition, r.transaction_id, r.position,
+               format('message %s of type %s, key %s, after %s attempts: %s: %s', r.message_id, r.message_type,
+                      r.key, p_attempts, p_error_class, p_error),
+               'delivery.whenExhausted'
+        FROM unnest(p_rows) AS r WHERE r.attempts > 0;
+    END IF;
+    INSERT INTO held_messages (processor_id, partition, key, place, transaction_id, position, message_id, message_type,
+                               publication_id, partition_key, data, metadata, scheduled, blocks, behind, attempts,
+                               error_class, error, next_attempt_at)
+    SELECT p_processor_id, p_partition, r.key, nextval('held_order'), r.transaction_id, r.position, r.message_id,
+           r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
+           CASE WHEN r.failed THEN p_blocks ELSE NOT r.delayed END,
+           NOT r.failed AND NOT r.delayed
+               AND (r.turn > 1 OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+           CASE WHEN r.failed THEN p_attempts ELSE 0 END,
+           CASE WHEN r.failed THEN p_error_class END, CASE WHEN r.failed THEN p_error END,
+           CASE WHEN r.failed THEN coalesce(v_now + p_wait, 'infinity')
+                WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
+    FROM (SELECT u.*, u.attempts > 0 AS failed,
+                 u.attempts = 0 AND coalesce(u.next_attempt_at > v_now, false) AS delayed,
+                 row_number() OVER (PARTITION BY u.key, coalesce(u.next_attempt_at > v_now, false)
+                                    ORDER BY u.ordinality) AS turn
+          FROM unnest(p_rows) WITH ORDINALITY AS u) AS r
+    WHERE NOT r.failed OR p_action = 'Hold'
+    ORDER BY r.ordinality
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN v_kept;
+END
+$$;
+
+CREATE FUNCTION outbox.settle_held_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_ids xid8[], p_positions bigint[]) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- In the transaction of their effects: held messages are handled. -1: not the owner. Else how many were still held; less
+-- than were named means that they were handled or dropped before: roll back.
+DECLARE
+    v_keys text[];
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    WITH gone AS (
+        DELETE FROM held_messages h
+        USING unnest(p_transaction_ids, p_positions) AS w (transaction_id, position)
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+          AND h.transaction_id = w.transaction_id AND h.position = w.position
+        RETURNING h.key
+    )
+    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+    PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    RETURN coalesce(cardinality(v_keys), 0);
 END
 $$;
 
@@ -879,6 +1293,74 @@ CREATE FUNCTION outbox.stranger_refusals(p_processor_id text) RETURNS bigint
 SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
 $$;
 
+CREATE FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) RETURNS TABLE(owned boolean, next_in double precision, blocking boolean, transaction_id xid8, "position" bigint, key text, message_id text, message_type text, publication_id text, partition_key text, data text, metadata text, scheduled timestamp with time zone, attempts integer, deaths integer)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The held messages to be tried now, in order of their keys, and written down as begun: should the process die of one,
+-- the next owner knows. One that a process died of comes alone. Always one row at least; without a message it says in
+-- how many seconds there is one (null: never by itself), and whether later messages of some key must wait.
+#variable_conflict use_column
+DECLARE
+    v_places bigint[];
+BEGIN
+    owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
+    IF NOT owned THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    -- A delayed one that is due takes its place: behind what blocks its key.
+    UPDATE held_messages h SET behind = true, blocks = true
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind AND NOT h.blocks
+      AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
+      AND is_key_blocked(p_processor_id, p_partition, h.key, h.place);
+    WITH heads AS MATERIALIZED (
+        SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+          AND h.next_attempt_at <= clock_timestamp()
+        ORDER BY h.next_attempt_at, h.place LIMIT p_limit
+    ), chosen AS (
+        SELECT h.place FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+        UNION ALL
+        SELECT f.place FROM heads h
+        CROSS JOIN LATERAL (
+            SELECT b.place FROM held_messages b
+            WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
+              AND b.key = h.key AND b.blocks AND b.behind AND b.deaths = 0
+            ORDER BY b.place LIMIT p_limit) AS f
+        WHERE h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+          AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
+        UNION ALL
+        (SELECT s.place FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
+    )
+    SELECT array_agg(c.place) INTO v_places FROM (SELECT place FROM chosen ORDER BY place LIMIT p_limit) AS c;
+    IF v_places IS NULL THEN
+        SELECT extract(epoch FROM min(h.next_attempt_at) - clock_timestamp()) INTO next_in FROM held_messages h
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+          AND h.next_attempt_at < 'infinity';
+        blocking := EXISTS (SELECT 1 FROM held_messages h WHERE h.processor_id = p_processor_id
+                            AND h.partition = p_partition AND h.blocks)
+            OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id
+                       AND d.partition = p_partition AND d.blocks);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO processor_suspicions AS s (processor_id, partition, held_transaction_ids, held_positions)
+    SELECT p_processor_id, p_partition, array_agg(h.transaction_id ORDER BY h.place), array_agg(h.position ORDER BY h.place)
+    FROM held_messages h
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_places)
+    ON CONFLICT (processor_id, partition) DO UPDATE
+    SET held_transaction_ids = excluded.held_transaction_ids, held_positions = excluded.held_positions;
+    RETURN QUERY
+        SELECT true, 0::double precision, true, h.transaction_id, h.position, h.key, h.message_id, h.message_type,
+               h.publication_id, h.partition_key, CASE WHEN p_payload THEN h.data END,
+               CASE WHEN p_payload THEN h.metadata END, h.scheduled, h.attempts, h.deaths
+        FROM held_messages h
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_places)
+        ORDER BY h.place;
+END
+$$;
+
 CREATE FUNCTION outbox.vacate_claim(p_processor_id text, p_uid text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -921,22 +1403,25 @@ CREATE TABLE outbox.dead_letters (
     processor_id text NOT NULL,
     partition integer DEFAULT 0 NOT NULL,
     key text,
+    key_hash bigint GENERATED ALWAYS AS (hashtextextended(key, (0)::bigint)) STORED,
+    place bigint,
     transaction_id xid8 NOT NULL,
     "position" bigint NOT NULL,
     message_id text NOT NULL,
     message_type text NOT NULL,
     publication_id text DEFAULT 'default'::text NOT NULL,
     partition_key text,
-    data jsonb NOT NULL,
-    metadata jsonb,
+    data text NOT NULL,
+    metadata text,
     scheduled timestamp with time zone,
     attempts integer NOT NULL,
     error_class text NOT NULL,
     error text NOT NULL,
+    blocks boolean DEFAULT false NOT NULL,
     died_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
-COMMENT ON TABLE outbox.dead_letters IS 'Messages whose attempts ran out, with error and attempts, until a person has them handled again or drops them.';
+COMMENT ON TABLE outbox.dead_letters IS 'Messages whose attempts ran out, with error and attempts, until a person has them handled again or drops them. Where one blocks, later messages of its key are held behind it.';
 
 ALTER TABLE outbox.dead_letters ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME outbox.dead_letters_id_seq
@@ -947,22 +1432,14 @@ ALTER TABLE outbox.dead_letters ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY
     CACHE 1
 );
 
-CREATE TABLE outbox.held_messages (
-    processor_id text NOT NULL,
-    partition integer DEFAULT 0 NOT NULL,
-    key text,
-    transaction_id xid8 NOT NULL,
-    "position" bigint NOT NULL,
-    message_id text NOT NULL,
-    attempts integer DEFAULT 0 NOT NULL,
-    error_class text,
-    error text,
-    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    next_attempt_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-)
-WITH (fillfactor='50');
+CREATE SEQUENCE outbox.held_order
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
 
-COMMENT ON TABLE outbox.held_messages IS 'Messages that the checkpoint has passed and that are not handled yet: one that fails, those behind it with its key, and delayed ones.';
+COMMENT ON SEQUENCE outbox.held_order IS 'Places in the order of keys: the order in which a lane set messages aside, which is the order in which it read them.';
 
 CREATE TABLE outbox.messages (
     "position" bigint NOT NULL,
@@ -974,6 +1451,7 @@ CREATE TABLE outbox.messages (
     data jsonb NOT NULL,
     metadata jsonb,
     scheduled timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    deliver_after timestamp with time zone,
     CONSTRAINT messages_publication_id_is_short CHECK ((char_length(publication_id) <= 128))
 );
 
@@ -1090,6 +1568,24 @@ COMMENT ON TABLE outbox.processor_partitions IS 'Into how many partitions a proc
 COMMENT ON COLUMN outbox.processor_partitions.next_count IS 'Into how many the processor is to be divided once all partitions have stopped at the line; null: it stays as it is.';
 
 COMMENT ON COLUMN outbox.processor_partitions.asked_generation IS 'Of the resource asked_uid, the generation whose number of partitions was last heeded: an older one changes nothing.';
+
+CREATE TABLE outbox.processor_suspicions (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    deaths integer DEFAULT 0 NOT NULL,
+    checkpoint_at timestamp with time zone,
+    transaction_id xid8,
+    "position" bigint,
+    begun_at timestamp with time zone,
+    kills integer DEFAULT 0 NOT NULL,
+    killed_at timestamp with time zone,
+    generation bigint,
+    held_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
+    held_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.processor_suspicions IS 'Of what owners may have died: deaths at one and the same checkpoint, and what was tried at that moment where it was written down before.';
 
 CREATE TABLE outbox.recorded_acts (
     id bigint NOT NULL,
@@ -1223,6 +1719,9 @@ ALTER TABLE ONLY outbox.processor_members
 ALTER TABLE ONLY outbox.processor_partitions
     ADD CONSTRAINT processor_partitions_pkey PRIMARY KEY (processor_id);
 
+ALTER TABLE ONLY outbox.processor_suspicions
+    ADD CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition);
+
 ALTER TABLE ONLY outbox.recorded_acts
     ADD CONSTRAINT recorded_acts_pkey PRIMARY KEY (id);
 
@@ -1244,7 +1743,13 @@ ALTER TABLE ONLY outbox.spark_queries
 ALTER TABLE ONLY outbox.spark_staging
     ADD CONSTRAINT spark_staging_pkey PRIMARY KEY (table_name);
 
-CREATE INDEX dead_letters_by_key ON outbox.dead_letters USING btree (processor_id, key, id);
+CREATE INDEX dead_letters_blocking ON outbox.dead_letters USING btree (processor_id, partition, key_hash) WHERE blocks;
+
+CREATE INDEX dead_letters_by_processor ON outbox.dead_letters USING btree (processor_id, id);
+
+CREATE INDEX held_messages_by_key ON outbox.held_messages USING btree (processor_id, partition, key_hash, place) WHERE blocks;
+
+CREATE INDEX held_messages_due ON outbox.held_messages USING btree (processor_id, partition, next_attempt_at) WHERE (NOT behind);
 
 CREATE INDEX messages_cursor ON outbox.messages USING btree (transaction_id, "position");
 
@@ -1269,9 +1774,13 @@ REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition int
 
 REVOKE ALL ON FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
@@ -1281,11 +1790,19 @@ REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster tex
 
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
@@ -1293,11 +1810,17 @@ REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integ
 
 REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.redrive_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.refuses_stranger(p_processor_id text, p_partition integer) FROM PUBLIC;
 
@@ -1311,7 +1834,13 @@ REVOKE ALL ON FUNCTION outbox.renew_membership(p_processor_id text, p_claim_uid 
 
 REVOKE ALL ON FUNCTION outbox.resolve_conflict(p_conflict_id bigint, p_action text, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.rewind_processor_checkpoint(p_processor_id text, p_partition integer, p_transaction_id xid8, p_position bigint, p_reason text, p_decided_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.settle_held_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_ids xid8[], p_positions bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.settle_processor_checkpoint(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
@@ -1320,5 +1849,7 @@ REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.stranger_refusals(p_processor_id text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.vacate_claim(p_processor_id text, p_uid text) FROM PUBLIC;

@@ -5,6 +5,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_
 AS $function$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
 -- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
+-- A former owner that never gave its lease back is counted as dead: a message may be what it died of.
 #variable_conflict use_column
 DECLARE
     v_lease processor_leases;
@@ -35,6 +36,9 @@ BEGIN
                     acquired_at = clock_timestamp(), renewed_at = clock_timestamp(),
                     expires_at = clock_timestamp() + p_lease
                 WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
+                IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
+                    PERFORM count_death(p_processor_id, p_partition, v_lease.token IS NULL);
+                END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN
             v_refused := true;

@@ -22,6 +22,7 @@ def build_answers(known: Knowledge, verdict: Verdict, replicas: int) -> tuple[An
         _ownership(known),
         _checkpoint(known),
         _source(known),
+        _flow(known),
         _workers(known, verdict, replicas),
         _suspended(known, verdict),
     )
@@ -131,6 +132,33 @@ def _source(known: Knowledge) -> Answer:
         f"messages wait: held back by {holder}{others}; {bound.remedy or 'end that transaction'}"
     )
     return Answer(kind, False, Reason.BOUND_STALLED, message)
+
+
+def _flow(known: Knowledge) -> Answer:
+    """Say what failing messages keep others waiting; those that wait for a person come first."""
+    kind = ConditionType.MESSAGES_FLOW
+    if known.lead is None:
+        return Answer(kind, None, Reason.NOT_OBSERVED, "no worker has looked")
+    failures = known.lead.failures
+    dead = f"{failures.dead_letters}{' or more' if failures.at_least else ''} dead letters"
+    if any(report.circuit == "Open" for report in known.observed.reports):
+        message = "the target fails message after message: it is spared for a while, then one message is tried"
+        return Answer(kind, False, Reason.CIRCUIT_OPEN, message)
+    if failures.blocked_keys:
+        keys = ", ".join(
+            f"{blocked.key!r} behind {blocked.message_id!r} ({blocked.error_class or 'not tried yet'}, "
+            f"{'waits for a person' if blocked.next_attempt_at is None else 'tried again'})"
+            for blocked in failures.blocked_keys
+        )
+        message = (
+            f"keys that wait: {keys}; {failures.held} messages held, {dead}. Mend the cause; what waits for a person: "
+            "outbox held list, outbox dead-letters list, outbox redrive"
+        )
+        return Answer(kind, False, Reason.KEY_BLOCKED, message)
+    if failures.dead_letters:
+        message = f"{dead} wait for a person: outbox dead-letters list, then redrive or drop them"
+        return Answer(kind, False, Reason.DEAD_LETTERS, message)
+    return Answer(kind, True, Reason.AS_EXPECTED, f"{failures.held} messages held")
 
 
 def _workers(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:

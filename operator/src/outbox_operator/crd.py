@@ -40,6 +40,8 @@ COLUMNS: Final = (
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Ready", "string", ".status.conditions[?(@.type=='Ready')].reason", 1),
     ("Checkpoint", "string", ".status.checkpoint.pair", 1),
+    ("Held", "integer", ".status.failures.held", 1),
+    ("Dead", "integer", ".status.failures.deadLetters", 1),
 )
 
 

@@ -19,11 +19,13 @@ from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.status import (
     MAX_MESSAGE,
+    BlockedKeyStatus,
     BoundStatus,
     CheckpointStatus,
     ConflictsStatus,
     ConflictStatus,
     DivisionStatus,
+    FailuresStatus,
     LagStatus,
     OwnerRef,
     OwnershipStatus,
@@ -144,6 +146,30 @@ def learn_checkpoint(observed: Observed) -> CheckpointStatus | None:
         return observed.previous.checkpoint
     view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
     return CheckpointStatus(partition=view.partition, pair=view.pair, stored_at=view.stored_at)
+
+
+def learn_failures(observed: Observed) -> FailuresStatus | None:
+    """What failing messages did, as the leading report has it; nothing that changes with every attempt."""
+    report = lead_report(observed)
+    if report is None:
+        return observed.previous.failures
+    seen = report.failures
+    circuits = [each.circuit for each in observed.reports if each.circuit is not None]
+    return FailuresStatus(
+        held=seen.held,
+        dead_letters=seen.dead_letters,
+        circuit=next((circuit for circuit in circuits if circuit != "Closed"), circuits[0] if circuits else ""),
+        blocked_keys=[
+            BlockedKeyStatus(
+                key=blocked.key[:128],
+                partition=blocked.partition,
+                message_id=blocked.message_id[:1024],
+                error_class=blocked.error_class[:256] if blocked.error_class else None,
+                waits_for="Person" if blocked.next_attempt_at is None else "Retry",
+            )
+            for blocked in seen.blocked_keys
+        ],
+    )
 
 
 def learn_lag(observed: Observed) -> LagStatus | None:

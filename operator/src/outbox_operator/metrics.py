@@ -40,6 +40,8 @@ class ProcessorCollector:
         ready = GaugeMetricFamily("outbox_processor_ready", "1: what was asked is so.", labels=labels)
         messages = GaugeMetricFamily("outbox_processor_lag_messages", "Messages that wait.", labels=labels)
         seconds = GaugeMetricFamily("outbox_processor_lag_seconds", "Age of the oldest.", labels=labels)
+        held = GaugeMetricFamily("outbox_processor_held_messages", "Messages held.", labels=labels)
+        dead = GaugeMetricFamily("outbox_processor_dead_letters", "Messages that wait for a person.", labels=labels)
         conflicts = GaugeMetricFamily(
             "outbox_processor_conflicts", "Refusals since the processor exists.", labels=[*labels, "code"]
         )
@@ -50,9 +52,13 @@ class ProcessorCollector:
             if "lag" in status:
                 messages.add_metric(names, status["lag"]["messages"])
                 seconds.add_metric(names, status["lag"]["seconds"])
+            failures = status.get("failures") or {}
+            if failures:
+                held.add_metric(names, failures.get("held", 0))
+                dead.add_metric(names, failures.get("deadLetters", 0))
             for code, count in ((status.get("conflicts") or {}).get("byCode") or {}).items():
                 conflicts.add_metric([*names, code], count)
-        return [ready, messages, seconds, conflicts]
+        return [ready, messages, seconds, held, dead, conflicts]
 
 
 def _names(body: Body) -> list[str]:

@@ -219,6 +219,21 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "engine Spark reads in parallel by itself: leave delivery.mode out and set spark.partitions",
     ),
     rule(
+        "self.engine != 'Spark' || (self.delivery.whenExhausted == 'Stop' && !has(self.delivery.rateLimit) && "
+        "(!has(self.delivery.blocks) || self.delivery.blocks == 'Partition'))",
+        "engine Spark stops at a micro-batch that fails: leave delivery.whenExhausted, blocks and rateLimit out",
+    ),
+    rule(
+        "self.delivery.mode != 'Ordered' || !has(self.source.table) || !has(self.source.table.columns.deliverAfter)",
+        "delayed messages (source.table.columns.deliverAfter) need delivery.mode: Partitioned: in mode Ordered "
+        "everything would wait for them",
+    ),
+    rule(
+        "self.delivery.mode != 'Ordered' || !has(self.delivery.blocks) || self.delivery.blocks != 'Key' || "
+        "!has(self.source.table) || has(self.source.table.columns.partitionKey) || has(self.delivery.key)",
+        "delivery.blocks: Key needs a key: set source.table.columns.partitionKey or delivery.key",
+    ),
+    rule(
         "!has(self.delivery.partitions) || self.worker.replicas <= self.delivery.partitions.count",
         "worker.replicas must not be above delivery.partitions.count: a replica beyond it would own nothing",
     ),

@@ -163,6 +163,27 @@ class ConflictsStatus(StatusModel):
     strangers: int = Field(0, description="Refused calls of callers without ownership; approximate.")
 
 
+class BlockedKeyStatus(StatusModel):
+    """A key whose messages wait for one of them."""
+
+    key: Short = Field(description="The key, cut to 128 characters.")
+    partition: int = Field(0, description="Partition.")
+    message_id: Annotated[str, Field(max_length=1024)] = Field(description="The message that they wait for.")
+    error_class: Short | None = Field(None, description="Class of its last error.")
+    waits_for: Annotated[str, Field(max_length=32)] = Field(description="Retry: it is tried again. Person: redrive it.")
+
+
+class FailuresStatus(StatusModel):
+    """What became of messages that failed."""
+
+    held: int = Field(0, description="Held: failing, behind one of their key, or delayed. Counted up to 10,000.")
+    dead_letters: int = Field(0, description="Dead letters, which wait for a person. Counted up to 10,000.")
+    circuit: Annotated[str, Field(max_length=32)] = Field("", description="Breaker: Closed, Open or HalfOpen.")
+    blocked_keys: list[BlockedKeyStatus] = Field(
+        default_factory=list, max_length=16, description="The first few keys that wait, those for a person first."
+    )
+
+
 class HandOverStatus(StatusModel):
     """Progress of handOverTo."""
 
@@ -199,6 +220,7 @@ class ProcessorStatus(StatusModel):
     lag: LagStatus | None = Field(None, description="What waits behind the checkpoint.")
     bound: BoundStatus | None = Field(None, description="Up to where can be read.")
     conflicts: ConflictsStatus = Field(default_factory=ConflictsStatus, description="Refusals.")
+    failures: FailuresStatus | None = Field(None, description="Messages that failed.")
     hand_over: HandOverStatus | None = Field(None, description="Progress of spec.handOverTo.")
     replicas: int = Field(0, description="Pods that run.")
     ready_replicas: int = Field(0, description="Pods that are ready.")

@@ -182,7 +182,8 @@ def test_an_edited_checkpoint_blocks_its_partition_only(outbox, workers):
 
 
 def test_a_failing_message_stops_its_partition_only_and_mends(outbox, workers):
-    config = divided(outbox, delivery={"retry": {"maxAttempts": 2, "initialBackoff": "100ms"}})
+    delivery = {"blocks": "Partition", "retry": {"maxAttempts": 2, "initialBackoff": "100ms"}}
+    config = divided(outbox, delivery=delivery)
     home = workers.prepare(config, outbox.database.uri(), handler=PICKY_HANDLER)
     (home / "bad").write_text("key-7")
     worker = workers.launch(home, pod="pod-a")

@@ -223,3 +223,28 @@ def test_a_frozen_publisher_hands_nothing_over_after_its_lease(outbox, workers, 
         first.send(signal.SIGCONT)
         first.wait_state("Standby")
         assert [each.message_id for each in client.drain(queue_name)] == ids + more
+
+
+def test_a_message_that_no_queue_takes_becomes_a_dead_letter_and_the_others_arrive(
+    outbox, workers, rabbitmq, queue_name
+):
+    """A fault of the target that the resource counts as the message's: its key waits behind it, others do not."""
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT CASE WHEN n %% 10 = 7 THEN 'nowhere' ELSE %s END, 'message-' || n, 't', '{}' "
+        "FROM generate_series(0, 49) AS n",
+        (queue_name,),
+    )
+    delivery = {
+        "blocks": "Key", "whenExhausted": "DeadLetter",
+        "retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms", "counted": ["MessageUnroutable"]},
+    }  # fmt: skip
+    with rabbitmq.queue(queue_name) as client:
+        worker = start(outbox, workers, rabbitmq, build_target("{partitionKey}"), delivery=delivery)
+        report = worker.wait_for("it is dead, and its key waits", lambda r: r.failures.dead_letters == 1, 40)
+        wait_until(lambda: outbox.stored() == outbox.last(), "all is passed")
+        arrived = [each.message_id for each in client.drain(queue_name)]
+    assert list(dict.fromkeys(arrived)) == [f"message-{n}" for n in range(50) if n % 10 != 7]
+    assert report.failures.blocked_keys[0].key == "nowhere"
+    rows = outbox.connection.execute("SELECT message_id, error_class FROM outbox.dead_letters").fetchall()
+    assert rows == [("message-7", "MessageUnroutable")]

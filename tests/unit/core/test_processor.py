@@ -231,7 +231,7 @@ def test_polling_adapts():
 def test_a_changed_handler_restarts_what_was_given_up():
     stopped = decide(owner(step=Step.HANDLE, attempt=2), h.Failed(HandlerError("no")))
     again = decide(stopped, h.TargetChanged())
-    assert (again.step, again.attempt, again.exhausted, again.due) == (Step.FETCH, 0, False, NOW)
+    assert (again.step, again.attempt, again.exhausted, again.due) == (Step.LOAD, 0, False, NOW)
 
 
 @pytest.mark.parametrize(

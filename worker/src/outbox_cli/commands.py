@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outbox_cli import claims, conflicts, looking, moving, preparing, repairing, resources, running
+from outbox_cli import claims, conflicts, failures, looking, moving, preparing, repairing, resources, running
 from outbox_cli.command import (
     acting_options,
     cluster_options,
@@ -72,6 +72,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_looking(grammar)
     _add_conflicts(grammar)
     _add_moving(grammar)
+    _add_failures(grammar)
     _add_claims(grammar)
     _add_cluster(grammar)
     _add_preparing(grammar)
@@ -156,6 +157,52 @@ def _add_moving(g: _Grammar) -> None:
             where.add_argument("--to-end", action="store_true", help="pass over all that is settled")
         _add_count(parser)
     _add_wait(rewind)
+
+
+def _add_failures(g: _Grammar) -> None:
+    parser = g.commands.add_parser("dead-letters", help="messages whose attempts ran out", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="list|drop")
+    listing = g.add(
+        "list", failures.list_dead, g.database, g.manifest, text="messages that wait for a person", commands=commands
+    )  # fmt: skip
+    listing.add_argument("--limit", type=_natural, default=100, help="the first so many (%(default)s)")
+    listing.add_argument("--payload", action="store_true", help="in JSON: the message too")
+    listing.add_argument("--check", action="store_true", help="exit status 4 when there is one")
+    dropping = g.add(
+        "drop", failures.drop, g.database, g.manifest, g.acting, g.reason,
+        text="never handle them: what waits behind them goes on", commands=commands,
+    )  # fmt: skip
+    redriving = g.add(
+        "redrive", failures.redrive, g.database, g.manifest, g.acting, g.reason,
+        text="have dead letters and stopped messages handled again, in the order of their keys",
+    )  # fmt: skip
+    for each in (listing, dropping, redriving):
+        _add_which(each)
+    for each in (dropping, redriving):
+        each.add_argument("--all", action="store_true", help="every one of the processor")
+        each.add_argument("--rate", type=_rate, metavar="N", help="at most so many in a second")
+    held = g.commands.add_parser("held", help="messages that wait to be tried again", allow_abbrev=False)
+    holding = g.add(
+        "list", failures.list_held, g.database, g.manifest, text="failing, delayed and stopped messages",
+        commands=held.add_subparsers(required=True, metavar="list"),
+    )  # fmt: skip
+    holding.add_argument("processor", nargs="?")
+    holding.add_argument("--key", action="append", help="messages of this key; repeat it for more")
+    holding.add_argument("--message-id", action="append", help="this message; repeat it for more")
+    holding.add_argument("--stopped", action="store_true", help="only those that wait for a person")
+    holding.add_argument("--limit", type=_natural, default=100, help="the first so many (%(default)s)")
+
+
+def _add_which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("processor", nargs="?")
+    parser.add_argument("--id", type=_natural, action="append", help="number of a dead letter; repeat it for more")
+    parser.add_argument("--key", action="append", help="messages of this key; repeat it for more")
+    parser.add_argument("--message-id", action="append", help="this message; repeat it for more")
+    parser.add_argument("--type", action="append", help="messages of this type; repeat it for more")
+    parser.add_argument("--error-class", action="append", metavar="CLASS", help="ValueError, 23505 …; repeat it")
+    parser.add_argument("--error", metavar="TEXT", help="whose error has this text")
+    parser.add_argument("--since", type=_time, metavar="RFC3339", help="that died at or after this time")
+    parser.add_argument("--until", type=_time, metavar="RFC3339", help="that died before this time")
 
 
 def _add_claims(g: _Grammar) -> None:
@@ -250,6 +297,13 @@ def _natural(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def _rate(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0")
     return number
 
 

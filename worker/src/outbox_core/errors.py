@@ -14,12 +14,36 @@ class OutboxError(Exception):
 
     reason: Reason = Reason.INTERNAL_ERROR
 
-    def __init__(self, message: str, *, reason: Reason | None = None, detail: str | None = None) -> None:
-        """Keep the message for people and the reason for machines; `detail` is what a developer wants: a traceback."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason | None = None,
+        detail: str | None = None,
+        classes: tuple[str, ...] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        """Keep the message for people and the reason for machines.
+
+        Args:
+            message: what is wrong and what to do.
+            reason: the condition's word.
+            detail: what a developer wants: a traceback.
+            classes: names by which `delivery.retry` may know it, the most telling first.
+            retry_after: seconds that whoever failed asks us to wait.
+
+        """
         super().__init__(message)
         self.detail = detail
+        self.classes = classes
+        self.retry_after = retry_after
         if reason is not None:
             self.reason = reason
+
+    @property
+    def error_class(self) -> str:
+        """The most telling name: an exception's class, an SQLSTATE, else the reason."""
+        return self.classes[0] if self.classes else self.reason.value
 
 
 class TransientError(OutboxError):

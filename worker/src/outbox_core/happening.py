@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from outbox_core.checkpoint import Checkpoint, StoreAnswer
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
-    from outbox_core.report import ResourceRef
+    from outbox_core.report import Reason, ResourceRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,30 @@ class LeaseAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Review:
+    """What former owners left: messages held, keys that are blocked, and of what they died.
+
+    Attributes:
+        any_held: some message of the partition is held.
+        blocking: later messages of some key must wait: each batch has to be looked through for them.
+        deaths: owners in a row that died at the checkpoint.
+        kills: processes that died of the one message they had written down.
+
+    """
+
+    any_held: bool = False
+    blocking: bool = False
+    deaths: int = 0
+    kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The stored checkpoint is known; `start_from_used`: it was just computed from the resource's startFrom."""
 
     pair: Checkpoint
     start_from_used: bool
+    review: Review = Review()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +153,41 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldTaken:
+    """Held messages were looked at: these are to be tried now, or in so many seconds there is one (None: never)."""
+
+    batch: Batch | None
+    next_in: float | None
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldHandled:
+    """Held messages are handled, and held no more."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFailed:
+    """What becomes of a held message that failed is written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChanged:
+    """Held messages are not as this process last saw them: somebody redrove or dropped some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throttled:
+    """Nothing may be tried for so many seconds: the target's breaker is open, or the rate is used up."""
+
+    seconds: float
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The step could not be done."""
 
@@ -186,6 +240,11 @@ Happening = (
     | Unsure
     | NotStored
     | Recorded
+    | HeldTaken
+    | HeldHandled
+    | HeldFailed
+    | HeldChanged
+    | Throttled
     | Failed
     | OwnershipLost
     | TargetChanged

@@ -25,6 +25,7 @@ class Message:
     data: str
     metadata: str | None
     scheduled: datetime
+    deliver_after: datetime | None = None
 
     def json(self) -> Any:
         """Parse the payload.
@@ -34,6 +35,26 @@ class Message:
 
         """
         return json.loads(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A message that was set aside, tried again now: its failed attempts, and the processes that died of it."""
+
+    checkpoint: Checkpoint
+    key: str
+    message_id: str
+    attempts: int = 0
+    deaths: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """A message that may not be handled yet."""
+
+    checkpoint: Checkpoint
+    message_id: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,10 @@ class Batch:
         full: more rows are probably waiting, so read again without waiting.
         matched_count: rows that the filters let through; more than `messages` has where only the bound was asked for.
         partition: which one it is of; 0 where the processor is not divided.
+        delayed_count: of the matched ones, those with a time before which they are not to be handled, past or not.
+        aside: those in the range that are not to be handled now; not among `messages`, not in `matched_count`.
+        waits_for: mode Ordered: what comes next is delayed, and all waits for it.
+        held: these very messages are tried again, none of a range.
 
     """
 
@@ -58,6 +83,10 @@ class Batch:
     full: bool
     matched_count: int = 0
     partition: int = 0
+    delayed_count: int = 0
+    aside: tuple[Checkpoint, ...] = ()
+    waits_for: Delayed | None = None
+    held: tuple[Held, ...] = ()
 
     @property
     def matched(self) -> bool:

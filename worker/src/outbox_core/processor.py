@@ -17,16 +17,17 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, assert_never
 
+from outbox_core import failing, retry
 from outbox_core import happening as h
-from outbox_core import retry
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.errors import HandlerError
 from outbox_core.report import Reason, WorkerState
+from outbox_core.spec import Blocks
 from outbox_core.state import Policy, ProcessorState, Step
 
 if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
-    from outbox_core.message import Batch
+    from outbox_core.message import Batch, Delayed
 
 BLOCKED_POLL: Final = 2.0
 """Between two looks whether a person has decided about a conflict."""
@@ -39,8 +40,10 @@ REFUSED_WAIT: Final = 0.5
 
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 """Faults that no message causes: looking for one would only repeat them."""
-_STILL_OWNER: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
-"""Faults of the target, and deadlocks: the owner stays owner and is Retrying, not Unavailable."""
+_WRITING_DOWN: Final = frozenset({Step.SET_ASIDE, Step.FAIL_HELD})
+"""What fails here is not the handling."""
+DELAYED_LOOK: Final = 5.0
+"""Longest wait of mode Ordered at a delayed message before it looks again: somebody may have changed the row."""
 
 
 def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; mypy checks that none is missing
@@ -68,7 +71,7 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
         case h.LeaseAnswered():
             return _after_acquire(state, happened, now, policy)
         case h.Loaded():
-            return _after_load(state, happened, now)
+            return _after_load(state, happened, now, policy)
         case h.Fetched():
             return _after_fetch(state, happened, now, policy)
         case h.Delivered():
@@ -81,9 +84,20 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             return _after_lost_transaction(state, happened, now)
         case h.NotStored():
             wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
-            return replace(state, step=Step.STORE if state.delivered else Step.FETCH, due=now + wait, doubt=None)
+            step = Step.STORE if state.delivered else Step.FETCH
+            return replace(state, step=step, due=now + wait, doubt=None, verdict=None)
         case h.Recorded():
             return _after_record(state, happened, now)
+        case h.HeldTaken():
+            return _after_take(state, happened, now)
+        case h.HeldHandled():
+            return _after_held(state, now, policy)
+        case h.HeldFailed():
+            return replace(state, step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now)
+        case h.HeldChanged():
+            return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
+        case h.Throttled():
+            return _throttled(state, happened, now)
         case h.Failed():
             return _after_failure(state, happened, now, policy, chance)
         case h.OwnershipLost():
@@ -123,7 +137,8 @@ def _without_lease(state: ProcessorState) -> ProcessorState:
     """Forget whatever is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
     return replace(
         state, lease=None, stored=None, cursor=None, batch=None, delivered=False, doubt=None, refusal=None,
-        unstored_rows=0, idle=0, limit=None, suspect=None,
+        unstored_rows=0, idle=0, limit=None, suspect=None, verdict=None, suspicion=None, blocking=False, held_due=inf,
+        held_limit=None,
     )  # fmt: skip
 
 
@@ -176,10 +191,14 @@ def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, p
     )  # fmt: skip
 
 
-def _after_load(state: ProcessorState, loaded: h.Loaded, now: float) -> ProcessorState:
+def _after_load(state: ProcessorState, loaded: h.Loaded, now: float, policy: Policy) -> ProcessorState:
+    review = loaded.review
+    suspicious = policy.bisects and (review.deaths >= failing.SUSPICIOUS_DEATHS or review.kills > 0)
     state = replace(
-        state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now, unstored_rows=0
-    )
+        state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now,
+        unstored_rows=0, forgiven=False, blocking=review.blocking, held_due=now if review.any_held else inf,
+        suspicion=failing.Suspicion(policy.delivery.batch_size) if suspicious else None,
+    )  # fmt: skip
     if state.exhausted:
         return replace(state, step=Step.HOLD, due=inf, state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED)
     return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
@@ -189,6 +208,10 @@ def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: 
     batch = fetched.batch
     if batch.matched:
         return replace(state, step=Step.HANDLE, due=now, batch=batch, idle=0)
+    if batch.aside:
+        return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, idle=0)
+    if batch.waits_for is not None and batch.examined == batch.after:
+        return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
     state = replace(
         state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1,
@@ -202,16 +225,57 @@ def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: 
     wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
     if state.unstored_rows:
         wait = min(wait, left)
-    return replace(state, step=Step.FETCH, due=now + wait)
+    return _or_held(replace(state, step=Step.FETCH, due=now + wait), now)
+
+
+def _or_held(state: ProcessorState, now: float) -> ProcessorState:
+    """Held messages that are due before the next look at the outbox come first."""
+    if state.held_due > state.due:
+        return state
+    return replace(state, step=Step.TAKE_HELD, due=max(now, state.held_due))
+
+
+def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorState:
+    """Mode Ordered at a delayed message: not early, and nothing overtakes it."""
+    return replace(
+        state, step=Step.FETCH, due=now + min(max(delayed.seconds, 0.01), DELAYED_LOOK), batch=None,
+        state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
+        message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
+        f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
+        "use mode Partitioned for delayed messages, or clear the row's deliver_after",
+    )  # fmt: skip
 
 
 def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
     full = state.batch is None or state.batch.full
-    return replace(
-        _narrowed(state, pair), step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
-        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0,
+    state = _with_asides(_narrowed(_trusted(state), pair), now)
+    state = replace(
+        state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
+        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
         unstored_rows=0, exhausted=False, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
     )  # fmt: skip
+    return _or_held(state, now)
+
+
+def _with_asides(state: ProcessorState, now: float) -> ProcessorState:
+    """What was set aside with the checkpoint is held from now on."""
+    batch, verdict = state.batch, state.verdict
+    if verdict is not None and verdict.action is not failing.Action.SKIP:
+        state = replace(state, blocking=state.blocking or verdict.blocks)
+        if verdict.action is failing.Action.HOLD and verdict.wait is not None:
+            state = replace(state, held_due=min(state.held_due, now + verdict.wait))
+    if batch is not None and batch.aside and batch.delayed_count:
+        # When they are due the database says.
+        state = replace(state, held_due=now)
+    return state
+
+
+def _trusted(state: ProcessorState) -> ProcessorState:
+    """A message under suspicion was handled, or is out of the way."""
+    if state.suspicion is None or state.batch is None:
+        return state
+    left = state.suspicion.left - max(1, state.batch.examined_count)
+    return replace(state, suspicion=failing.Suspicion(left) if left > 0 else None)
 
 
 def _narrowed(state: ProcessorState, examined: Checkpoint) -> ProcessorState:
@@ -265,35 +329,102 @@ def _after_failure(
     state: ProcessorState, failed: h.Failed, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     error = failed.error
-    settings = policy.delivery.retry
-    if isinstance(error, HandlerError) and state.lease is not None:
-        if policy.bisects and state.batch and state.batch.matched_count > 1 and error.reason not in _NOBODYS_FAULT:
-            return _bisected(state, state.batch, error, now)
-        attempt = state.attempt + 1
-        failing = state.batch
-        decision = retry.decide_retry(attempt, settings, chance)
-        state = replace(state, attempt=attempt, failures=0, batch=None, reason=error.reason, message=str(error))
-        if decision.stop:
-            return replace(
-                state, step=Step.HOLD, due=inf, exhausted=True, state=WorkerState.STOPPED,
-                reason=Reason.ATTEMPTS_EXHAUSTED,
-                message=f"gave up after {attempt} attempts{_place(failing)} ({error.reason}): {error}; mend it, then "
-                "change the resource or its ConfigMap, or restart the worker",
-            )  # fmt: skip
-        return replace(state, step=Step.FETCH, due=now + decision.delay, state=WorkerState.RETRYING)
+    kind = retry.classify_error(error, policy.delivery.retry)
+    batch = state.batch
+    if kind is not retry.ErrorKind.OUTSIDE and state.lease is not None and state.step not in _WRITING_DOWN:
+        if batch is not None and batch.held:
+            return _after_held_failure(state, batch, error, now, policy, chance)
+        if policy.bisects and batch is not None and batch.matched_count > 1 and error.reason not in _NOBODYS_FAULT:
+            return _bisected(state, batch, error, now)
+        return _after_attempt(state, batch, error, now, policy, chance)
     failures = state.failures + 1
-    owner = state.lease is not None and error.reason in _STILL_OWNER
+    wait = max(
+        retry.infrastructure_backoff(failures, policy.delivery.retry, chance),
+        min(error.retry_after or 0.0, retry.LONGEST_ASKED),
+    )
+    owner = state.lease is not None and (error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError))
+    held = state.held_due if batch is None or not batch.held else now + wait
     return replace(
-        state, step=Step.PREPARE, due=now + retry.infrastructure_backoff(failures, settings, chance),
-        failures=failures, state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason,
+        state, step=Step.PREPARE, due=now + wait, failures=failures, verdict=None, held_due=held,
+        state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason,
         message=str(error), batch=state.batch if state.delivered else None,
     )  # fmt: skip
+
+
+def _after_attempt(
+    state: ProcessorState, batch: Batch | None, error: OutboxError, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    """One message failed alone (or, where nothing is halved, a batch): again here, aside, or no more."""
+    delivery = policy.delivery
+    attempt = state.attempt + 1
+    state = replace(state, attempt=attempt, failures=0, reason=error.reason, message=str(error))
+    nobodys = error.reason in _NOBODYS_FAULT or not policy.bisects or batch is None
+    if delivery.blocking is Blocks.PARTITION or nobodys:
+        decision = retry.decide_retry(attempt, delivery.retry, chance, error)
+        if not decision.stop and not failing.is_given_up(error):
+            return replace(
+                state, step=Step.FETCH, due=now + decision.delay, batch=None, state=WorkerState.RETRYING
+            )  # fmt: skip
+        verdict = None if nobodys else failing.decide_end(error, attempt, delivery)
+    else:
+        verdict = failing.decide_verdict(error, attempt, delivery, chance)
+    if verdict is None:
+        return replace(
+            state, step=Step.HOLD, due=inf, batch=None, exhausted=True, state=WorkerState.STOPPED,
+            reason=Reason.ATTEMPTS_EXHAUSTED,
+            message=f"gave up after {attempt} attempts{_place(batch)} ({error.reason}): {error}; mend it, then "
+            "change the resource or its ConfigMap, or restart the worker",
+        )  # fmt: skip
+    return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
+
+
+def _after_take(state: ProcessorState, taken: h.HeldTaken, now: float) -> ProcessorState:
+    if taken.batch is not None:
+        return replace(state, step=Step.HANDLE_HELD, due=now, batch=taken.batch, blocking=True)
+    due = inf if taken.next_in is None else now + max(taken.next_in, 0.01)
+    return replace(
+        state, step=Step.FETCH, due=now, held_due=due, blocking=taken.blocking, held_limit=None, batch=None
+    )  # fmt: skip
+
+
+def _after_held(state: ProcessorState, now: float, policy: Policy) -> ProcessorState:
+    """Held messages were handled: more of them at once next time, but first a look at the outbox."""
+    limit = None if state.held_limit is None else state.held_limit * 2
+    if limit is not None and limit >= policy.delivery.batch_size:
+        limit = None
+    return replace(
+        state, step=Step.FETCH, due=now, batch=None, held_due=now, held_limit=limit, failures=0, idle=0,
+        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
+    )  # fmt: skip
+
+
+def _after_held_failure(
+    state: ProcessorState, batch: Batch, error: OutboxError, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    """Several: half of them at once. One: another attempt of it is used up, and the outbox goes on meanwhile."""
+    if len(batch.held) > 1:
+        return replace(
+            state, step=Step.TAKE_HELD, due=now, batch=None, held_limit=len(batch.held) // 2, failures=0
+        )  # fmt: skip
+    (held,) = batch.held
+    attempt = held.attempts + 1
+    verdict = failing.decide_verdict(error, attempt, policy.delivery, chance) or failing.stop_verdict(error, attempt)
+    return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, held_limit=1, failures=0)
+
+
+def _throttled(state: ProcessorState, throttled: h.Throttled, now: float) -> ProcessorState:
+    state = replace(state, due=now + throttled.seconds)
+    if throttled.reason is Reason.CIRCUIT_OPEN:
+        return replace(
+            state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message
+        )  # fmt: skip
+    return state
 
 
 def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: float) -> ProcessorState:
     """Try the first half at once: what is good gets through, and in the end the message that fails is alone."""
     return replace(
-        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=batch.matched_count // 2,
+        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=(batch.matched_count + len(batch.aside)) // 2,
         suspect=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
         message=f"{error}; looking for the message among {batch.matched_count}",
     )  # fmt: skip
@@ -328,7 +459,9 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
     if state.step is Step.PARK:
         return state
     state = replace(state, attempt=0, exhausted=False, due=now)
-    return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
+    if state.lease is None or state.step not in (Step.HOLD, Step.FETCH, Step.TAKE_HELD):
+        return state
+    return replace(state, step=Step.LOAD, batch=None, forgiven=True)
 
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:

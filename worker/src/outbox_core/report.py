@@ -95,6 +95,9 @@ class Reason(StrEnum):
     TARGET_UNAVAILABLE = "TargetUnavailable"
     MESSAGE_UNROUTABLE = "MessageUnroutable"
     MESSAGE_REJECTED = "MessageRejected"
+    MESSAGE_DELAYED = "MessageDelayed"
+    PROCESS_KILLED = "ProcessKilled"
+    CIRCUIT_OPEN = "CircuitOpen"
     APPLICATION_MISSING = "ApplicationMissing"
     QUERY_STATE_MISMATCH = "QueryStateMismatch"
     ATTEMPTS_EXHAUSTED = "AttemptsExhausted"
@@ -245,6 +248,33 @@ class ConflictSummary(_Report):
     """Refused calls of callers we do not know (a script); approximate, see docs/conflicts.md."""
 
 
+class BlockedKey(_Report):
+    """A key whose messages wait for one that fails."""
+
+    key: str
+    """Cut to 128 characters."""
+    partition: int = 0
+    message_id: str
+    attempts: int
+    error_class: str | None = None
+    next_attempt_at: datetime | None = None
+    """None: it waits for a person."""
+    dead_letter: bool = False
+    """The message is a dead letter already; the key waits until it is redriven or dropped."""
+
+
+class FailureSummary(_Report):
+    """What became of messages that failed, over all pods and partitions, as the database has it."""
+
+    held: int = 0
+    """Messages that the checkpoint has passed and that wait: failing, behind one of their key, or delayed."""
+    dead_letters: int = 0
+    at_least: bool = False
+    """Counting stopped at its cap."""
+    blocked_keys: list[BlockedKey] = []
+    """The first few."""
+
+
 class Report(_Report):
     """Everything the operator may know."""
 
@@ -281,6 +311,9 @@ class Report(_Report):
     last_error: str | None = None
     """The latest failure with its traceback's last lines, cut to 1,500 characters."""
     conflicts: ConflictSummary = ConflictSummary()
+    failures: FailureSummary = FailureSummary()
+    circuit: str | None = None
+    """The breaker before the target: Closed, Open or HalfOpen."""
     executors: int | None = None
     """Spark: live executors."""
     advice: str | None = None

@@ -6,9 +6,14 @@ Random numbers are passed in, so a decision can be tabulated. Units are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.errors import HandlerError
+from outbox_core.report import Reason
+
 if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
     from outbox_core.spec import Retry
 
 INFRASTRUCTURE_CEILING: Final = 15.0
@@ -17,9 +22,37 @@ INFRASTRUCTURE_CEILING: Final = 15.0
 CLAIM_CEILING: Final = 10.0
 """Longest wait between two requests for a claim that another resource holds."""
 
+LONGEST_ASKED: Final = 86_400.0
+"""Longest wait that an error can ask for (retry after): a day."""
+
+OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
+"""Faults of the target, and deadlocks: the owner stays owner. A resource may count them as attempts."""
+
 _FIRST_IDLE_WAIT: Final = 0.01
 _LARGEST_EXPONENT: Final = 30
 """2**30 initial waits is longer than any ceiling; larger exponents would overflow a float."""
+
+
+class ErrorKind(Enum):
+    """What a failure means for the attempts of a message."""
+
+    ATTEMPT = "counts as an attempt"
+    HOPELESS = "no other attempt mends it"
+    OUTSIDE = "no message's fault: tried again for ever"
+
+
+def classify_error(error: OutboxError, retry: Retry) -> ErrorKind:
+    """Say what a failure of handling means: by the resource's lists of classes first, else by who failed."""
+    named = {*error.classes, error.reason.value}
+    ours = isinstance(error, HandlerError)
+    if ours or error.reason in OF_THE_TARGET:
+        if named.intersection(retry.never):
+            return ErrorKind.HOPELESS
+        if named.intersection(retry.forever):
+            return ErrorKind.OUTSIDE
+        if named.intersection(retry.counted):
+            return ErrorKind.ATTEMPT
+    return ErrorKind.ATTEMPT if ours else ErrorKind.OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +88,12 @@ def backoff(failures: int, *, initial: float, ceiling: float, jitter: float, cha
     return wait * (1.0 - jitter * chance)
 
 
-def decide_retry(attempt: int, retry: Retry, chance: float) -> RetryDecision:
-    """Decide about a batch whose attempt number `attempt` (from 1) just failed."""
-    if attempt >= retry.max_attempts:
+def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError | None = None) -> RetryDecision:
+    """Decide about a message whose attempt number `attempt` (from 1) just failed, with `error` where it matters.
+
+    Who failed may ask for a longer wait than the backoff; it is given, up to `LONGEST_ASKED`.
+    """
+    if attempt >= retry.max_attempts or (error is not None and classify_error(error, retry) is ErrorKind.HOPELESS):
         return RetryDecision(stop=True, delay=0.0)
     delay = backoff(
         attempt,
@@ -66,7 +102,8 @@ def decide_retry(attempt: int, retry: Retry, chance: float) -> RetryDecision:
         jitter=retry.jitter,
         chance=chance,
     )
-    return RetryDecision(stop=False, delay=delay)
+    asked = error.retry_after if error is not None and error.retry_after is not None else 0.0
+    return RetryDecision(stop=False, delay=max(delay, min(asked, LONGEST_ASKED)))
 
 
 def infrastructure_backoff(failures: int, retry: Retry, chance: float) -> float:

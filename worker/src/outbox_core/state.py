@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Reason, WorkerState
@@ -11,6 +12,7 @@ from outbox_core.report import Reason, WorkerState
 if TYPE_CHECKING:
     from outbox_core import happening as h
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.failing import Suspicion, Verdict
     from outbox_core.message import Batch
     from outbox_core.spec import Delivery, Guarantee
 
@@ -34,6 +36,13 @@ class Step(StrEnum):
     """Transactional: handle and store in one transaction. AtLeastOnce: check the lease and deliver."""
     STORE = "store"
     """Store a checkpoint alone, in its own transaction."""
+    SET_ASIDE = "set aside"
+    """Pass the batch without handling any of it: all that is in it is held, dead or skipped."""
+    TAKE_HELD = "take held"
+    """See which held messages are to be tried now."""
+    HANDLE_HELD = "handle held"
+    FAIL_HELD = "fail held"
+    """Write down what becomes of a held message that failed."""
     CONFIRM = "confirm"
     """Ask the contract again, without effect, about a transaction that was lost."""
     RECORD = "record"
@@ -60,12 +69,22 @@ class Step(StrEnum):
     @property
     def needs_lease(self) -> bool:
         """Not worth starting without the lease. Whatever was started already is left to the contract to refuse."""
-        return self in (Step.LOAD, Step.FETCH, Step.HANDLE, Step.HOLD)
+        return self in (
+            Step.LOAD, Step.FETCH, Step.HANDLE, Step.HOLD, Step.SET_ASIDE, Step.TAKE_HELD, Step.HANDLE_HELD,
+            Step.FAIL_HELD,
+        )  # fmt: skip
 
     @property
     def can_yield(self) -> bool:
         """Nothing is in hand: the partition may go to another process from here."""
-        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD)
+        return self in (
+            Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD, Step.TAKE_HELD
+        )  # fmt: skip
+
+    @property
+    def uses_target(self) -> bool:
+        """Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
+        return self in (Step.FETCH, Step.TAKE_HELD)
 
     @property
     def rests(self) -> bool:
@@ -113,6 +132,12 @@ class ProcessorState:
         exhausted: attempts ran out.
         limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
         suspect: the end of the batch that failed; it is looked for up to here.
+        verdict: what becomes of the message that failed alone; being written down.
+        suspicion: former owners died here: one message at a time.
+        blocking: later messages of some key must wait: each batch is looked through for them.
+        held_due: when held messages are to be looked at; inf: none is held that is due by itself.
+        held_limit: most held messages in the next batch of them; None: as many as in any other.
+        forgiven: the handler changed: what was given up is tried again when the partition is loaded.
         unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
 
     """
@@ -135,6 +160,12 @@ class ProcessorState:
     exhausted: bool = False
     limit: int | None = None
     suspect: Checkpoint | None = None
+    verdict: Verdict | None = None
+    suspicion: Suspicion | None = None
+    blocking: bool = False
+    held_due: float = inf
+    held_limit: int | None = None
+    forgiven: bool = False
     start_from_used: bool | None = None
     unstored_rows: int = 0
     unstored_since: float = 0.0

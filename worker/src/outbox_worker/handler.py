@@ -10,6 +10,8 @@ import importlib
 import inspect
 import sys
 import traceback
+from datetime import timedelta
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,6 +147,33 @@ def describe(error: BaseException, directory: Path, frames: list[traceback.Frame
     lines = traceback.format_list(frames) if frames else []
     text = "".join(lines) + _say(error)
     return text[-_DETAIL:]
+
+
+def class_names(error: BaseException) -> tuple[str, ...]:
+    """Return the names by which `delivery.retry` may know an exception: SQLSTATE and its class, its own class, bases.
+
+    `ValueError` for what Python brings along, `module.Name` and `Name` for everything else.
+    """
+    names = []
+    for each in type(error).__mro__:
+        if each is object:
+            continue
+        if each.__module__ != "builtins":
+            names.append(f"{each.__module__}.{each.__qualname__}")
+        names.append(each.__qualname__)
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        names[:0] = [error.sqlstate, error.sqlstate[:2]]
+    return tuple(names)
+
+
+def asked_wait(error: BaseException) -> float | None:
+    """Return the seconds that an exception asks us to wait: its attribute `retry_after`, a number or a timedelta."""
+    asked = getattr(error, "retry_after", None)
+    if isinstance(asked, timedelta):
+        asked = asked.total_seconds()
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not isfinite(asked):
+        return None
+    return max(0.0, float(asked))
 
 
 def _say(error: BaseException) -> str:

@@ -70,11 +70,19 @@ class Lane:
         if step.needs_lease and (why := parts.ownership.lease_lost):
             return self._find_loss(why)
         if self._membership is None:
-            return None
+            return self._look_again()
         wanted = self._membership.wants(parts.key.partition)
         if wanted and step is Step.PARK:
             return h.Wanted()
-        return h.Unwanted() if not wanted and step.can_yield else None
+        return h.Unwanted() if not wanted and step.can_yield else self._look_again()
+
+    def _look_again(self) -> h.Happening | None:
+        """Say whether the heartbeat saw held messages otherwise than this lane believes: a person decided."""
+        seen = self.parts.watch.take(self.parts.key.partition) if self.state.step is Step.FETCH else None
+        if seen is None:
+            return None
+        unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
+        return h.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
 
     def _find_loss(self, why: str) -> h.Happening:
         """Lost; or given back by the heartbeat, while another lane was busy."""
@@ -90,7 +98,8 @@ class Lane:
             self.parts.ownership.drop_lease()
             happened = h.Released()
         if happened is None:
-            happened = self._perform(before)
+            blocked = self.parts.gate.find_obstacle(time.monotonic()) if before.step.uses_target else None
+            happened = blocked or self._perform(before)
         self._count(before, happened)
         self.state = decide_next(before, happened, time.monotonic(), self._policy, self._random.random())
         if self.state.step.rests:
@@ -99,8 +108,9 @@ class Lane:
         self.parts.board.set_state(self.state, self.parts.key.partition)
 
     def _perform(self, state: ProcessorState) -> h.Happening:
-        if state.step is Step.HANDLE:
+        if state.step in (Step.HANDLE, Step.HANDLE_HELD) and state.batch is not None:
             self._batch_began = time.monotonic()
+            self.parts.gate.begin(state.batch.matched_count)
         try:
             # Whatever the step waits for, a locked table or a server that is gone, it ends with the grace period.
             return self.parts.shutdown.limited(inf, lambda: self._steps.perform(state))
@@ -120,8 +130,13 @@ class Lane:
     def _count(self, state: ProcessorState, happened: h.Happening) -> None:
         board = self.parts.board
         match happened:
+            case h.HeldHandled():
+                board.add_batch(happened.count)
+                self.parts.gate.succeed()
             case h.Stored() if state.batch is not None:
                 board.add_batch(happened.count)
+                if state.step is not Step.SET_ASIDE:
+                    self.parts.gate.succeed()
                 self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=True)
             case h.Refused():
                 board.add_refusal(int(happened.answer))
@@ -129,6 +144,8 @@ class Lane:
                 board.set_error(happened.error.detail or str(happened.error))
                 if state.batch is not None:
                     self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=False)
+                    if state.step in (Step.HANDLE, Step.HANDLE_HELD):
+                        self.parts.gate.fail(happened.error, state.batch, time.monotonic())
             case _:
                 pass
 

@@ -36,6 +36,7 @@ class Loop:
         """Keep the lanes, at least one; they share target and delivery."""
         self._lanes = lanes
         self._target = lanes[0].parts.target
+        self._gate = lanes[0].parts.gate
         self._wakeup = wakeup
         self._progress = progress
         self._longest = lanes[0].parts.config.delivery.timeout.total_seconds() + _SLACK
@@ -48,6 +49,7 @@ class Loop:
                 return
             if self._interrupt(live):
                 continue
+            self._share(live)
             lane = min(live, key=lambda each: each.state.due)
             self._progress.expect("loop", within=_LONG if lane.state.step in _LONG_STEPS else self._longest)
             left = lane.state.due - time.monotonic()
@@ -58,6 +60,10 @@ class Loop:
             if self._tick():
                 for each in live:
                     each.advance(h.TargetChanged())
+
+    def _share(self, live: Sequence[Lane]) -> None:
+        """Of the processor's rate this process uses the share that its partitions are of all."""
+        self._gate.share = sum(lane.state.lease is not None for lane in live) / len(self._lanes)
 
     @staticmethod
     def _interrupt(live: Sequence[Lane]) -> bool:

@@ -14,6 +14,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
 from outbox_core.spec import Guarantee
 from outbox_core.state import initial_state
+from outbox_worker.gate import Gate, HeldWatch
 from outbox_worker.health import HealthServer
 from outbox_worker.lane import Lane
 from outbox_worker.logs import get_logger, set_up_logging
@@ -24,6 +25,7 @@ from outbox_worker.one_shot import run_once
 from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
 from outbox_worker.parting import give_back
 from outbox_worker.partition_steps import Outage, PartitionSteps
+from outbox_worker.postgres import holding
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.reading import divided_into, reader_of
@@ -63,6 +65,8 @@ class WorkerParts:
     shutdown: Shutdown
     target: Target
     transactional_target: bool
+    gate: Gate
+    watch: HeldWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +192,9 @@ def _build_crew(
     target, transactional = process.engine.build_target(config, process.settings)
     parts = WorkerParts(
         config, key, process.settings.pod, process.token, Session(process.files, process.name), Ownership(seconds),
-        observer, process.board, process.shutdown, target, transactional,
+        observer, process.board, process.shutdown, target, transactional, Gate(config.delivery), observer.watch,
     )  # fmt: skip
+    process.board.set_circuit(lambda: parts.gate.phase.value)
     if membership is None:
         return [parts], target
     return [
@@ -272,8 +277,12 @@ def _relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
     readers: dict[int, MessageReader] = {}
 
     def relation(batch: Batch) -> sql.Composed:
+        if batch.held:
+            key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
+            return holding.held_relation(key, batch.held)
         if batch.partition not in readers:
             readers[batch.partition] = reader_of(config, batch.partition)
-        return readers[batch.partition].batch_relation(batch.after, batch.examined)
+        rows = readers[batch.partition].batch_relation(batch.after, batch.examined)
+        return holding.without_aside(rows, batch.aside) if batch.aside else rows
 
     return relation

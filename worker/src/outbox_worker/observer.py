@@ -12,7 +12,8 @@ from typing_extensions import override
 from outbox_core.errors import TransientError
 from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
 from outbox_worker.change import look_at_change
-from outbox_worker.postgres import checkpoints, conflicts, partitions, stop_line
+from outbox_worker.gate import HeldWatch
+from outbox_worker.postgres import checkpoints, conflicts, holding, partitions, stop_line
 from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
 from outbox_worker.reading import reader_of
@@ -45,6 +46,7 @@ class Observer:
         self._board = board
         self._limit = max(100, int(lease * _LIMIT_SHARE * 1000))
         self._budget = lease * _BUDGET_SHARE
+        self.watch = HeldWatch()
         self._reader: MessageReader | None = None
         self._bound: BoundObserver | None = None
 
@@ -74,6 +76,9 @@ class Observer:
                 ]
                 self._board.set_observed(checkpoints=views)
             self._board.set_observed(conflicts=conflicts.summary(connection, self._key))
+            failures, seen = holding.observe(connection, self._key)
+            self._board.set_observed(failures=failures)
+            self.watch.note(seen)
         if stored and time.monotonic() < enough:
             self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
         if time.monotonic() > enough:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.report import CheckpointView, ConflictSummary, Intent, LeaseView, Report
+from outbox_core.report import CheckpointView, ConflictSummary, FailureSummary, Intent, LeaseView, Report
 from outbox_core.summary import is_ready, summarize
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
@@ -44,6 +45,7 @@ class Observed:
     lag: Lag | None = None
     bound: Bound | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
+    failures: FailureSummary = field(default_factory=FailureSummary)
 
 
 class StatusBoard:
@@ -62,6 +64,7 @@ class StatusBoard:
         self._last_error: str | None = None
         self._intent: Intent | None = None
         self._advice: str | None = None
+        self._circuit: Callable[[], str] | None = None
         self.handled = 0
         self.batches = 0
         self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
@@ -98,6 +101,10 @@ class StatusBoard:
         """Take what a person should do although all goes on."""
         with self._lock:
             self._advice = advice
+
+    def set_circuit(self, phase: Callable[[], str]) -> None:
+        """Take whom to ask what the target's breaker lets through."""
+        self._circuit = phase
 
     def set_claim_holder(self, holder: ResourceRef | None) -> None:
         """Take who holds the claim."""
@@ -169,6 +176,8 @@ class StatusBoard:
                 start_from_used=self._start_from_used(),
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
+                failures=seen.failures,
+                circuit=self._circuit() if self._circuit is not None else None,
                 executors=self._executors,
                 advice=self._advice,
             )
@@ -218,6 +227,7 @@ def format_termination(report: Report) -> str:
             "leases": [],
             "division": None,
             "message": report.message[:60],
+            "failures": report.failures.model_copy(update={"blocked_keys": []}),
         }
     )
     if len(bare.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_BYTES:

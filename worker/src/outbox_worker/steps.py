@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from typing_extensions import override
+
 from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import CheckpointTime, Guarantee
 from outbox_core.state import Step
+from outbox_worker.held_steps import HeldSteps
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, conflicts, identity, ownership, partitions, schema
+from outbox_worker.postgres import checkpoints, conflicts, holding, identity, ownership, partitions, schema
 from outbox_worker.reading import reader_of
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
     import psycopg
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from outbox_core.ports import BrokerTarget, Target, TransactionTarget
     from outbox_core.report import Conflict
     from outbox_core.state import ProcessorState
+    from outbox_worker.gate import Gate, HeldWatch
     from outbox_worker.observer import Observer
     from outbox_worker.ownership import Ownership
     from outbox_worker.postgres.key import ProcessorKey
@@ -50,9 +55,11 @@ class Parts(Protocol):
     shutdown: Shutdown
     target: Target
     transactional_target: bool
+    gate: Gate
+    watch: HeldWatch
 
 
-class Steps:
+class Steps(HeldSteps):
     """One method for each step that does something."""
 
     def __init__(self, parts: Parts, *, take_over: bool) -> None:
@@ -77,6 +84,10 @@ class Steps:
             Step.STORE: self._store,
             Step.CONFIRM: self._confirm,
             Step.RECORD: self._record,
+            Step.SET_ASIDE: self._set_aside,
+            Step.TAKE_HELD: self._take_held,
+            Step.HANDLE_HELD: self._handle_held,
+            Step.FAIL_HELD: self._fail_held,
         }
 
     def perform(self, state: ProcessorState) -> h.Happening:
@@ -88,6 +99,7 @@ class Steps:
         """
         return self._actions[state.step](state)
 
+    @override
     def _connection(self) -> psycopg.Connection[Any]:
         return self._parts.session.connection()
 
@@ -184,7 +196,12 @@ class Steps:
         if found is None:
             return h.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})
-        return h.Loaded(found.pair, found.start_from_used)
+        review = holding.review(
+            connection, self._parts.key, lease, generation=self._parts.config.generation, forgive=state.forgiven
+        )
+        if review is None:
+            return h.OwnershipLost("the lease went before it was seen what former owners left")
+        return h.Loaded(found.pair, found.start_from_used, review)
 
     def _ensure_start(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> checkpoints.Start | None:
         parts = self._parts
@@ -203,23 +220,35 @@ class Steps:
         after = state.cursor
         if after is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        limit = state.limit or self._parts.config.delivery.batch_size
-        target = self._parts.target
-        if self._parts.transactional_target and not cast("TransactionTarget", target).needs_payload:
-            return h.Fetched(self._reader.bound_of(self._connection(), after, limit))
-        return h.Fetched(self._reader.fetch(self._connection(), after, limit))
+        limit = self._limit(state)
+        if self._parts.transactional_target and not self._needs_payload():
+            return h.Fetched(self._sift(state, self._reader.bound_of(self._connection(), after, limit)))
+        return h.Fetched(self._sift(state, self._reader.fetch(self._connection(), after, limit)))
 
     def _handle(self, state: ProcessorState) -> h.Happening:
         batch = state.batch
         if batch is None:
             raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
+        if state.suspicion is not None and (told := self._begin_suspect(state, batch)) is not None:
+            return told
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
-            first = self._parts.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
-            request = StoreRequest(lease_of(state), state.stored, batch.examined, first=first)
-            return self._in_transaction(request.lease, request, batch)
+            request = self._request(state, batch)
+            return self._in_transaction(request.lease, request, batch, self._keeper(state))
         return self._deliver(state, batch)
 
-    def _in_transaction(self, lease: h.HeldLease, request: StoreRequest | None, batch: Batch) -> h.Happening:
+    @override
+    def _request(self, state: ProcessorState, batch: Batch) -> StoreRequest:
+        first = self._parts.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
+        return StoreRequest(lease_of(state), state.stored, batch.examined, first=first)
+
+    @override
+    def _in_transaction(
+        self,
+        lease: h.HeldLease,
+        request: StoreRequest | None,
+        batch: Batch,
+        finish: Callable[[psycopg.Connection[Any]], h.Happening | None] | None = None,
+    ) -> h.Happening:
         target = cast("TransactionTarget", self._parts.target)
         connection = self._connection()
 
@@ -232,8 +261,9 @@ class Steps:
             finally:
                 self._parts.ownership.leave()
 
-        return self._runner.run(connection, lease, request, effects)
+        return self._runner.run(connection, lease, request, effects, finish)
 
+    @override
     def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
@@ -258,7 +288,7 @@ class Steps:
         if new is None:
             raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
         request = StoreRequest(lease_of(state), state.stored, new)
-        happened = self._runner.run(self._connection(), request.lease, request)
+        happened = self._runner.run(self._connection(), request.lease, request, None, self._keeper(state))
         if isinstance(happened, h.Stored) and state.delivered and state.batch:
             return h.Stored(happened.pair, state.batch.matched_count)
         return happened

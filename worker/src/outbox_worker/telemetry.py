@@ -10,6 +10,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from outbox_core.breaker import Phase
 from outbox_core.checkpoint import parse_checkpoint
 from outbox_core.report import WorkerState
 
@@ -68,6 +69,12 @@ class BoardCollector(Collector):
         for each in WorkerState:
             state.add_metric([*labels, each.value], float(each is report.state))
         yield state
+        circuit = GaugeMetricFamily(
+            "outbox_circuit", "1 for what the target's circuit breaker lets through.", labels=["processor", "phase"]
+        )
+        for phase in Phase:
+            circuit.add_metric([*labels, phase.value], float(phase.value == report.circuit))
+        yield circuit
 
     def _counters(self, labels: list[str]) -> Iterator[Metric]:
         handled = CounterMetricFamily(
@@ -107,6 +114,10 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
          report.division.at_line if report.division else None),
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
         ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
+        ("outbox_held_messages", "Messages held: failing, behind one of their key, or delayed (up to 10,000).",
+         report.failures.held),
+        ("outbox_dead_letters", "Messages that wait for a person, with their error (up to 10,000).",
+         report.failures.dead_letters),
         ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
     ]  # fmt: skip
     for name, text, value in values:

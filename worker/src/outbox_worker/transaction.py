@@ -67,10 +67,13 @@ class TransactionRunner:
         lease: h.HeldLease,
         request: StoreRequest | None,
         effects: Callable[[Transaction], int] | None = None,
-    ) -> h.Stored | h.Refused | h.Unsure | h.Failed:
+        finish: Callable[[psycopg.Connection[Any]], h.Happening | None] | None = None,
+    ) -> h.Happening:
         """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
 
         Without a request only the effects are committed; the Stored that is returned then names no pair of ours.
+        `finish` is the last in the transaction; what it says happened, instead of nothing, is the answer after a
+        roll-back.
         """
         committing = False
         try:
@@ -81,6 +84,9 @@ class TransactionRunner:
                 refused = self._store(connection, request)
             if refused is not None:
                 return self._roll_back_refused(connection, refused)
+            if finish is not None and (told := finish(connection)) is not None:
+                self._roll_back(connection)
+                return told
             committing = True
             self._commit(connection)
         except psycopg.Error as err:

@@ -18,12 +18,15 @@ from outbox_core.spec.base import (
     parse_duration,
 )
 from outbox_core.spec.delivery import (
+    Blocks,
     CheckpointTime,
+    CircuitBreaker,
     Delivery,
     Guarantee,
     Mode,
     PartitionKey,
     Partitions,
+    RateLimit,
     Retry,
     WhenExhausted,
 )
@@ -34,7 +37,9 @@ from outbox_core.spec.target import TARGETS, LogTarget, ParquetTarget, PythonTar
 __all__ = [
     "TARGETS",
     "Application",
+    "Blocks",
     "CheckpointTime",
+    "CircuitBreaker",
     "Columns",
     "Connection",
     "Cursor",
@@ -51,6 +56,7 @@ __all__ = [
     "Partitions",
     "PythonTarget",
     "RabbitmqTarget",
+    "RateLimit",
     "Retry",
     "SchemaManagement",
     "Source",

@@ -36,6 +36,19 @@ class WhenExhausted(StrEnum):
     """What happens to a batch whose attempts ran out."""
 
     STOP = "Stop"
+    DEAD_LETTER = "DeadLetter"
+    SKIP = "Skip"
+
+
+class Blocks(StrEnum):
+    """What waits for a message that fails."""
+
+    PARTITION = "Partition"
+    KEY = "Key"
+    NOTHING = "Nothing"
+
+
+ErrorClass = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Retry(SpecModel):
@@ -54,6 +67,34 @@ class Retry(SpecModel):
     jitter: Annotated[float, Field(ge=0, le=1)] = Field(
         0.2,
         description="Share of the wait that is random, 0 to 1, so that many processors do not retry in step.",
+    )
+    never: list[ErrorClass] = Field(
+        default_factory=list,
+        max_length=64,
+        description=(
+            "Error classes that no other attempt mends: attempts run out at the first. A Python exception's class or "
+            "one of its bases (ValueError, orders.InvalidOrder), an SQLSTATE or its first two characters (23505, 23), "
+            "or a reason (MessageRejected)."
+        ),
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    forever: list[ErrorClass] = Field(
+        default_factory=list,
+        max_length=64,
+        description=(
+            "Error classes that are no message's fault (ConnectionError): tried again for ever like a target that "
+            "cannot be reached, everything waits, nothing is counted as an attempt."
+        ),
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    counted: list[ErrorClass] = Field(
+        default_factory=list,
+        max_length=64,
+        description=(
+            "Faults of the target that are a message's fault here and count as attempts, for example "
+            "MessageUnroutable. Absent: only what the handler, the statement or the broker says of the messages."
+        ),
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
 
 
@@ -100,6 +141,38 @@ class Partitions(SpecModel):
     )
 
 
+class CircuitBreaker(SpecModel):
+    """Spares a target that is down, and the messages that it would fail one after the other."""
+
+    failures: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        10,
+        description=(
+            "Failures in a row that open it: of the target as a whole, or of different messages with none handled "
+            "between them."
+        ),
+    )
+    open_for: Duration = Field(
+        timedelta(seconds=10),
+        description=(
+            "How long nothing is tried; then one message is the probe. Doubled by each bad probe, up to 8 times."
+        ),
+    )
+    probes: Annotated[int, Field(ge=1, le=100)] = Field(
+        1, description="Messages in a row, one at a time, that must be handled before it is closed again."
+    )
+
+
+class RateLimit(SpecModel):
+    """How much of a target a processor may use, over all its replicas."""
+
+    messages_per_second: Annotated[float, Field(gt=0, le=10_000_000)] = Field(
+        description="Messages handed to the target in a second, attempts included."
+    )
+    burst: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="Most messages at once after a pause. Absent: those of one second, at least 1."
+    )
+
+
 class Delivery(SpecModel):
     """How messages are handled."""
 
@@ -128,6 +201,15 @@ class Delivery(SpecModel):
             rule(
                 "(self.mode == 'Partitioned') == has(self.partitions)",
                 "partitions goes with mode Partitioned: set both or neither (partitions: {} for the defaults)",
+            ),
+            rule(
+                "!has(self.key) || self.mode == 'Ordered' && has(self.blocks) && self.blocks == 'Key'",
+                "key goes with mode Ordered and blocks: Key; mode Partitioned has partitions.key",
+            ),
+            rule(
+                "!has(self.circuitBreaker) || duration(self.circuitBreaker.openFor) >= duration('100ms') && "
+                "duration(self.circuitBreaker.openFor) <= duration('1h')",
+                "circuitBreaker.openFor must be between 100ms and 1h",
             ),
             rule(
                 "self.mode == oldSelf.mode",
@@ -172,8 +254,27 @@ class Delivery(SpecModel):
     retry: Retry = Field(default_factory=Retry, description="What to do when a batch fails.")
     when_exhausted: WhenExhausted = Field(
         WhenExhausted.STOP,
-        description="Stop: handle nothing more until the resource or the cause is changed.",
+        description=(
+            "What becomes of a message whose attempts ran out. Stop: what it blocks waits until the resource, the "
+            "handler or a person changes something. DeadLetter: it is kept with its error for `outbox redrive`; with "
+            "blocks: Key its key waits behind it. Skip: it is passed over for good, a recorded act."
+        ),
     )
+    blocks: Blocks | None = Field(
+        None,
+        description=(
+            "What waits while a message fails. Partition: all of its partition (mode Ordered: everything). Key: later "
+            "messages of its key only. Nothing: not even those, so the order of its key is given up. Absent: "
+            "Partition in mode Ordered, Key in mode Partitioned."
+        ),
+    )
+    key: PartitionKey | None = Field(
+        None, description="Mode Ordered with blocks: Key: a message's key. Absent: the table's partition key column."
+    )
+    circuit_breaker: CircuitBreaker = Field(
+        default_factory=CircuitBreaker, description="When the target fails message after message."
+    )
+    rate_limit: RateLimit | None = Field(None, description="Absent: as fast as the target takes them.")
     checkpoint: CheckpointTime = Field(
         CheckpointTime.AFTER_HANDLING,
         description=(
@@ -181,3 +282,15 @@ class Delivery(SpecModel):
             "never committed before the handling."
         ),
     )
+
+    @property
+    def blocking(self) -> Blocks:
+        """What a failing message blocks: as asked, or what keeps the mode's promise and no more."""
+        if self.blocks is not None:
+            return self.blocks
+        return Blocks.KEY if self.mode is Mode.PARTITIONED else Blocks.PARTITION
+
+    @property
+    def message_key(self) -> PartitionKey | None:
+        """What a message's key is; None: nobody said, so the table's partition key column where it has one."""
+        return self.partitions.key if self.partitions is not None else self.key

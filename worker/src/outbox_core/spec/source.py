@@ -47,6 +47,9 @@ class Columns(SpecModel):
     partition_key: SqlIdentifier | None = Field(None, description="Key whose messages belong together.")
     metadata: SqlIdentifier | None = Field(None, description="jsonb with what is not payload.")
     scheduled: SqlIdentifier | None = Field(None, description="timestamptz at which the message was stored.")
+    deliver_after: SqlIdentifier | None = Field(
+        None, description="timestamptz before which the message is not handled; null: at once (mode Partitioned)."
+    )
 
 
 class Table(SpecModel):

@@ -30,7 +30,7 @@ from outbox_worker.postgres.table import OutboxTable
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.spec import Partitions, Source
+    from outbox_core.spec import PartitionKey, Partitions, Source
 
 WINDOW: Final = 20_000
 """Rows that one call looks at when a filter lets only some through."""
@@ -93,22 +93,27 @@ class MessageReader:
         examined = messages[-1].checkpoint if messages else after
         count = len(messages)
         full = count >= limit
-        return Batch(after, examined, messages, count, full=full, matched_count=count, partition=self._partition)
+        delayed = sum(message.deliver_after is not None for message in messages)
+        return Batch(
+            after, examined, messages, count, full=full, matched_count=count, partition=self._partition,
+            delayed_count=delayed,
+        )  # fmt: skip
 
     def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         window = limit if self._types is None else max(limit, WINDOW)
-        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches").format(
+        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
             sql.Identifier(self._table.columns.transaction_id),
             sql.Identifier(self._table.columns.position),
             self._table.matches(self._types),
+            self._table.deliver_after,
         )
         statement = load("examine_messages").format(rows=self._rows(columns, _Range(after, limit=window)))
         with translated():
             row = connection.execute(statement, {"limit": limit}).fetchone()
         if row is None:
             return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition)
-        transaction_id, position, examined_count, matched = row
+        transaction_id, position, examined_count, matched, delayed = row
         return Batch(
             after,
             Checkpoint(int(transaction_id), position),
@@ -117,7 +122,18 @@ class MessageReader:
             full=examined_count >= window or matched >= limit,
             matched_count=matched,
             partition=self._partition,
+            delayed_count=delayed,
         )
+
+    def keyed_relation(self, after: Checkpoint, examined: Checkpoint, key: PartitionKey | None) -> sql.Composed:
+        """Return the same SELECT as `batch_relation`, payloads as text, with each message's `key` and `deliver_after`.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
@@ -168,8 +184,8 @@ class MessageReader:
         with translated():
             found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
         return tuple(
-            Message(Checkpoint(int(t), p), message_id, message_type, publication, key, data, metadata, scheduled)
-            for t, p, message_id, message_type, publication, key, data, metadata, scheduled in found
+            Message(Checkpoint(int(t), p), message_id, message_type, publication, key, data, metadata, scheduled, later)
+            for t, p, message_id, message_type, publication, key, data, metadata, scheduled, later in found
         )
 
     def _rows(

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 OWN_TABLE: Final = "messages"
 _OWN_COLUMNS: Final = Columns(
-    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
-)
+    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled",
+    deliver_after="deliver_after",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,26 @@ class OutboxTable:
             _column(self.columns.message_id, "text", row=row),
         )
 
+    def key_text(self, key: PartitionKey | None) -> sql.Composed:
+        """Return the expression of a message's key as text: the key, or where it is null the message id.
+
+        None asks for the table's partition key column, where it has one.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        message_id = _column(self.columns.message_id, "text")
+        if key is None and self.columns.partition_key is None:
+            return sql.Composed([message_id])
+        own = _column(self.columns.partition_key, "text") if key is None else self._key(key, "o")
+        return sql.SQL("coalesce({}, {})").format(own, message_id)
+
+    @property
+    def deliver_after(self) -> sql.Composable:
+        """When `o` may be handled; null: at once."""
+        return _column(self.columns.deliver_after, "timestamptz", absent="NULL::timestamptz")
+
     def _key(self, key: PartitionKey, row: str | None) -> sql.Composable:
         for path, column, field in (
             (key.data, self.columns.data, "data"),
@@ -117,6 +138,12 @@ class OutboxTable:
             "metadata": sql.SQL("{}::{}").format(_column(columns.metadata, absent="NULL"), as_payload),
             "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="clock_timestamp()"),
         }
+        if payload == "text":
+            expressions["deliver_after"] = (
+                sql.SQL("least(greatest({}, '0001-01-03Z'), '9999-12-30Z')").format(self.deliver_after)
+                if columns.deliver_after is not None
+                else sql.SQL("NULL::timestamptz")
+            )
         return sql.SQL(", ").join(
             sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
         )

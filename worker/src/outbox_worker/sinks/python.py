@@ -9,7 +9,7 @@ import psycopg
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.guard import GuardedConnection, HandlerEndedTransactionError
-from outbox_worker.handler import HandlerModule, describe, summary
+from outbox_worker.handler import HandlerModule, asked_wait, class_names, describe, summary
 from outbox_worker.postgres.errors import translate
 from outbox_worker.shutdown import Interrupted
 
@@ -84,4 +84,6 @@ class PythonSink:
             f"{self._module.name} failed: {summary(err, self._directory)}",
             reason=reason,
             detail=describe(err, self._directory),
+            classes=class_names(err),
+            retry_after=asked_wait(err),
         )

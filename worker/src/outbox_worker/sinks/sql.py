@@ -13,6 +13,7 @@ from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
+from outbox_worker.handler import class_names
 from outbox_worker.postgres.errors import translate
 from outbox_worker.statement import StatementError, parse_batch_statement
 
@@ -97,4 +98,5 @@ class SqlSink:
         return HandlerError(
             f"target.sql.statement failed{place}: {err.diag.message_primary} [{err.sqlstate}]{hint}",
             reason=Reason.STATEMENT_FAILED,
+            classes=class_names(err),
         )

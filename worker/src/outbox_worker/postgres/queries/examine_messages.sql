@@ -4,11 +4,12 @@ WITH examined AS MATERIALIZED ({rows}),
 numbered AS (
     SELECT e.transaction_id, e.position,
            row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches) OVER in_order AS matched
+           count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
+           count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed
     FROM examined AS e
     WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
 )
-SELECT c.transaction_id::text AS t, c.position, c.n, c.matched
+SELECT c.transaction_id::text AS t, c.position, c.n, c.matched, c.delayed
 FROM numbered AS c
 WHERE c.matched <= %(limit)s
 ORDER BY c.n DESC

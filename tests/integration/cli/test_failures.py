@@ -1,0 +1,142 @@
+"""`dead-letters`, `held` and `redrive` against a database, with the processor's own handler at the other end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.failing import KEYS, Failing
+from tests.support.postgres import wait_until
+from tests.support.worker import SQL_TARGET, Outbox, Workers
+
+QUICK = {"maxAttempts": 1, "initialBackoff": "50ms", "maxBackoff": "100ms"}
+
+
+@pytest.fixture
+def failing(database):
+    return Failing(Outbox(database))
+
+
+@pytest.fixture
+def workers(tmp_path):
+    running = Workers(tmp_path)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def call(failing, tmp_path):
+    """Runs `outbox` against the database; returns exit status, output and errors."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "uri").write_text(failing.outbox.database.uri())
+
+    def run(*arguments, background=False):
+        command = [sys.executable, "-m", "outbox_cli", *arguments, "--connection", str(secret)]
+        if background:
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def start(failing, workers, **delivery):
+    config = failing.config(SQL_TARGET, **{"whenExhausted": "DeadLetter", "retry": QUICK} | delivery)
+    return workers.start(config, failing.outbox.database.uri())
+
+
+def listed(call, *arguments):
+    status, out, err = call("dead-letters", "list", "-o", "json", *arguments)
+    assert status in (0, 4), err
+    return json.loads(out)
+
+
+def test_looking_and_redriving_by_key_keeps_the_order(failing, workers, call):
+    failing.break_at(7, 8)
+    failing.produce(60)
+    start(failing, workers)
+    failing.wait_dead(2)
+    failing.wait_handled(set(range(60)) - set(range(7, 60, KEYS)) - set(range(8, 60, KEYS)))
+    wait_until(lambda: len(failing.held()) == 20, "both keys wait")
+
+    letters = listed(call, "orders", "--check")
+    assert [(each["messageId"], each["errorClass"], each["behind"]) for each in letters] == [
+        ("message-7", "P0042", 10), ("message-8", "P0042", 10)
+    ]  # fmt: skip
+    assert listed(call, "orders", "--key", "key-3", "--payload")[0]["data"] == '{"total": 8}'
+    assert listed(call, "orders", "--error", "REFUSED message-8")[0]["messageId"] == "message-8"
+    assert listed(call, "orders", "--type", "Other") == []
+    assert listed(call, "orders", "--until", "2020-01-01T00:00:00Z") == []
+    assert len(listed(call, "orders", "--since", "2020-01-01T00:00:00Z", "--error-class", "P0042")) == 2
+
+    status, out, _ = call("redrive", "orders", "--key", "key-2", "--dry-run")
+    assert (status, out.splitlines()[0]) == (0, "1 dead letters and 0 stopped messages would be handled again")
+    failing.mend()
+    assert len(failing.dead()) == 2
+    status, out, err = call("redrive", "orders", "--key", "key-2", "--reason", "mended", "--yes")
+    assert (status, out.startswith("1 redriven; recorded as an act of ")) == (0, True), err
+    failing.wait_handled(set(range(60)) - set(range(8, 60, KEYS)))
+    status, _, _ = call("dead-letters", "drop", "orders", "--id", str(letters[1]["id"]), "--reason", "old", "--yes")
+    assert status == 0
+    failing.wait_handled(set(range(60)) - {8})
+    failing.assert_once_and_in_order()
+    acts = failing.connection.execute("SELECT act, reason FROM outbox.recorded_acts ORDER BY id").fetchall()
+    assert acts == [
+        ("Redrive", "1 dead letters: mended"),
+        ("DropDeadLetter", "message message-8 of type Numbered, key key-3: old"),
+    ]
+    assert (failing.held(), failing.dead()) == ([], [])
+
+
+def test_a_redrive_that_is_killed_halfway_is_done_by_the_same_command_again(failing, workers, call):
+    failing.break_at(*range(60))
+    failing.produce(60)
+    start(failing, workers, blocks="Nothing", circuitBreaker={"failures": 10_000})
+    failing.wait_dead(60, 120)
+    failing.mend()
+    arguments = ("redrive", "orders", "--all", "--rate", "10", "--reason", "mended", "--yes")
+    first = call(*arguments, background=True)
+    wait_until(lambda: len(failing.dead()) < 60, "the first are redriven")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    left = len(failing.dead())
+    assert 0 < left < 60
+    status, out, err = call(*arguments)
+    assert status == 0, err
+    assert out.startswith(f"{left} redriven")
+    failing.wait_handled(set(range(60)))
+    assert len(failing.handled()) == 60, "an effect is doubled"
+
+
+def test_a_stopped_key_is_tried_again_or_given_up_by_the_same_commands(failing, workers, call):
+    failing.break_at(7, 8)
+    failing.produce(30)
+    start(failing, workers, whenExhausted="Stop")
+    free = set(range(30)) - set(range(7, 30, KEYS)) - set(range(8, 30, KEYS))
+    failing.wait_handled(free)
+
+    def stopped():
+        status, out, err = call("held", "list", "orders", "--stopped", "-o", "json")
+        assert status == 0, err
+        return [(each["key"], each["state"], each["behind"]) for each in json.loads(out)]
+
+    wait_until(lambda: stopped() == [("key-2", "Stopped", 4), ("key-3", "Stopped", 4)], "both keys are stopped")
+    failing.mend()
+    assert call("redrive", "orders", "--key", "key-2", "--reason", "mended", "--yes")[0] == 0
+    assert call("dead-letters", "drop", "orders", "--message-id", "message-8", "--reason", "old", "--yes")[0] == 0
+    failing.wait_handled(set(range(30)) - {8})
+    failing.assert_once_and_in_order()
+
+
+def test_what_is_not_said_is_refused(failing, call):
+    failing.produce(1)
+    assert call("redrive", "orders")[0] == 2
+    assert call("redrive", "--all", "--reason", "x")[0] == 2
+    assert call("redrive", "orders", "--all")[0] == 2
+    status, _, err = call("redrive", "orders", "--all", "--reason", "x", "--yes")
+    assert (status, err.strip().splitlines()[-1]) == (3, "outbox: no dead letter and no stopped message is so")

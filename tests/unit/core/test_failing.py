@@ -1,0 +1,150 @@
+"""What becomes of a failing message, by class of error and by the resource's words; breaker and rate."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from outbox_core import rate
+from outbox_core.breaker import Breaker, Phase, decide_admission, decide_after_failure, decide_after_success
+from outbox_core.errors import HandlerError, TransientError
+from outbox_core.failing import Action, decide_end, decide_verdict
+from outbox_core.report import Reason
+from outbox_core.retry import LONGEST_ASKED, ErrorKind, classify_error, decide_retry
+from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Mode, Partitions, RateLimit, Retry, WhenExhausted
+
+BAD = HandlerError("no", classes=("orders.InvalidOrder", "InvalidOrder", "ValueError"))
+UNROUTABLE = TransientError("no queue", reason=Reason.MESSAGE_UNROUTABLE)
+DOWN = TransientError("gone", reason=Reason.DATABASE_UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("error", "lists", "kind"),
+    [
+        pytest.param(BAD, {}, ErrorKind.ATTEMPT, id="the handler's errors count"),
+        pytest.param(BAD, {"never": ["ValueError"]}, ErrorKind.HOPELESS, id="a base class names it too"),
+        pytest.param(BAD, {"forever": ["orders.InvalidOrder"]}, ErrorKind.OUTSIDE, id="no message's fault"),
+        pytest.param(
+            BAD, {"never": ["ValueError"], "forever": ["ValueError"]}, ErrorKind.HOPELESS, id="never is first"
+        ),
+        pytest.param(BAD, {"never": ["Value"]}, ErrorKind.ATTEMPT, id="a part of a name is no name"),
+        pytest.param(UNROUTABLE, {}, ErrorKind.OUTSIDE, id="the target's faults do not count"),
+        pytest.param(
+            UNROUTABLE, {"counted": ["MessageUnroutable"]}, ErrorKind.ATTEMPT, id="unless the resource says so"
+        ),
+        pytest.param(DOWN, {"never": ["DatabaseUnavailable"]}, ErrorKind.OUTSIDE, id="the database is nobody's choice"),
+    ],
+)
+def test_class_of_an_error(error, lists, kind):
+    assert classify_error(error, Retry(**lists)) is kind
+
+
+@pytest.mark.parametrize(
+    ("asked", "wait"), [(None, 2.0), (0.5, 2.0), (30.0, 30.0), (1e9, LONGEST_ASKED)], ids=["no", "less", "more", "ages"]
+)
+def test_whoever_failed_may_ask_for_a_longer_wait(asked, wait):
+    decision = decide_retry(2, Retry(jitter=0), 0.5, HandlerError("busy", retry_after=asked))
+    assert (decision.stop, decision.delay) == (False, wait)
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks", "when", "action", "waits", "blocking"),
+    [
+        pytest.param("Ordered", None, "Stop", None, None, None, id="ordered: everything stops"),
+        pytest.param("Ordered", None, "DeadLetter", "DeadLetter", None, False, id="ordered: dead, and on it goes"),
+        pytest.param("Ordered", "Key", "Stop", "Hold", None, True, id="by key: it waits for a person, and its key"),
+        pytest.param("Partitioned", None, "DeadLetter", "DeadLetter", None, True, id="its key waits behind it"),
+        pytest.param("Partitioned", "Nothing", "DeadLetter", "DeadLetter", None, False, id="nothing waits"),
+        pytest.param("Partitioned", None, "Skip", "Skip", None, True, id="skipped"),
+    ],
+)
+def test_when_attempts_ran_out(mode, blocks, when, action, waits, blocking):
+    delivery = Delivery(
+        mode=Mode(mode),
+        partitions=Partitions() if mode == "Partitioned" else None,
+        blocks=Blocks(blocks) if blocks else None,
+        when_exhausted=WhenExhausted(when),
+    )
+    verdict = decide_end(BAD, 10, delivery)
+    if action is None:
+        assert verdict is None
+        return
+    assert verdict is not None
+    assert (verdict.action, verdict.wait, verdict.blocks) == (Action(action), waits, blocking)
+    assert (verdict.attempts, verdict.error_class) == (10, "orders.InvalidOrder")
+
+
+def test_before_that_it_is_held_and_tried_again():
+    delivery = Delivery(mode=Mode.PARTITIONED, partitions=Partitions(), retry=Retry(jitter=0))
+    verdict = decide_verdict(BAD, 3, delivery, 0.5)
+    assert verdict is not None
+    assert (verdict.action, verdict.wait, verdict.blocks) == (Action.HOLD, 4.0, True)
+
+
+def test_what_killed_processes_is_given_up_whatever_attempts_are_left():
+    delivery = Delivery(when_exhausted=WhenExhausted.DEAD_LETTER, retry=Retry(max_attempts=1000))
+    verdict = decide_verdict(HandlerError("dead", reason=Reason.PROCESS_KILLED), 1, delivery, 0.5)
+    assert verdict is not None
+    assert (verdict.action, verdict.error_class) == (Action.DEAD_LETTER, "ProcessKilled")
+
+
+class TestBreaker:
+    SETTINGS = CircuitBreaker(failures=3, open_for=timedelta(seconds=10), probes=2)
+
+    def failed(self, *places, breaker=None, now=0.0):
+        breaker = breaker or Breaker()
+        for place in places:
+            breaker = decide_after_failure(breaker, self.SETTINGS, place, now)
+        return breaker
+
+    def test_one_message_opens_nothing_however_often_it_fails(self):
+        assert self.failed(*["a"] * 100).phase is Phase.CLOSED
+
+    def test_different_messages_in_a_row_do_and_so_does_the_target(self):
+        assert self.failed("a", "b", "c").phase is Phase.OPEN
+        assert self.failed(None, None, None).phase is Phase.OPEN
+        assert self.failed("a", None).phase is Phase.CLOSED
+
+    def test_what_is_handled_between_them_closes_the_row(self):
+        breaker = decide_after_success(self.failed("a", "b"), self.SETTINGS)
+        assert self.failed("c", "d", breaker=breaker).phase is Phase.CLOSED
+
+    def test_it_waits_then_probes_then_closes(self):
+        opened = self.failed("a", "b", "c", now=100.0)
+        assert decide_admission(opened, 104.0) == (opened, 6.0)
+        probing, wait = decide_admission(opened, 110.0)
+        assert (probing.phase, wait) == (Phase.HALF_OPEN, 0.0)
+        once = decide_after_success(probing, self.SETTINGS)
+        assert once.phase is Phase.HALF_OPEN
+        assert decide_after_success(once, self.SETTINGS) == Breaker()
+
+    def test_a_bad_probe_doubles_the_wait_up_to_eight_times(self):
+        breaker, waits = self.failed("a", "b", "c"), []
+        for number in range(6):
+            probing, _ = decide_admission(breaker, breaker.until)
+            now = breaker.until
+            breaker = decide_after_failure(probing, self.SETTINGS, f"new {number}", now)
+            waits.append(breaker.until - now)
+        assert waits == [20.0, 40.0, 80.0, 80.0, 80.0, 80.0]
+
+    def test_a_message_that_failed_before_proves_nothing_as_a_probe(self):
+        probing, _ = decide_admission(self.failed("a", "b", "c"), 10.0)
+        assert decide_after_failure(probing, self.SETTINGS, "a", 10.0) == probing
+
+
+class TestRate:
+    LIMIT = RateLimit(messages_per_second=10, burst=20)
+
+    def test_a_burst_then_the_rate(self):
+        bucket = rate.spend(rate.refill(None, self.LIMIT, 1.0, 0.0), 20)
+        assert rate.seconds_until_one(bucket, self.LIMIT, 1.0) == pytest.approx(0.1)
+        assert rate.refill(bucket, self.LIMIT, 1.0, 1.0).tokens == pytest.approx(10)
+        assert rate.refill(bucket, self.LIMIT, 1.0, 60.0).tokens == 20
+
+    def test_half_of_the_partitions_get_half_of_the_rate(self):
+        bucket = rate.spend(rate.refill(None, self.LIMIT, 0.5, 0.0), 10)
+        assert rate.refill(bucket, self.LIMIT, 0.5, 1.0).tokens == pytest.approx(5)
+
+    def test_however_small_the_share_one_message_goes_through(self):
+        assert rate.burst_of(self.LIMIT, 0.001) == 1.0

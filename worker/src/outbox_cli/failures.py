@@ -1,0 +1,248 @@
+"""`dead-letters`, `held` and `redrive`: messages that wait for a person, and what the person decides.
+
+Long work goes in pieces, each one recorded transaction: killed halfway, what is done is done once, and the same command
+goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database, whoami
+from outbox_cli.console import Column
+from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_core.errors import TransientError
+from outbox_worker.postgres import letters
+from outbox_worker.postgres.key import ProcessorKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_worker.postgres.letters import DeadLetter, Filter, HeldView
+
+PIECE: Final = 500
+"""Dead letters in one transaction, where no rate makes it less."""
+_PATIENCE: Final = 30.0
+"""Seconds for which a busy owner is asked again."""
+_DEAD: Final = (
+    Column("ID", "id"),
+    Column("PROCESSOR", "processorId"),
+    Column("KEY", "key"),
+    Column("MESSAGE", "messageId"),
+    Column("TYPE", "messageType"),
+    Column("ATTEMPTS", "attempts"),
+    Column("CLASS", "errorClass"),
+    Column("BEHIND", "behind"),
+    Column("DIED", "diedAt"),
+    Column("ERROR", "shortError"),
+)
+_HELD: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("KEY", "key"),
+    Column("MESSAGE", "messageId"),
+    Column("STATE", "state"),
+    Column("ATTEMPTS", "attempts"),
+    Column("CLASS", "errorClass"),
+    Column("BEHIND", "behind"),
+    Column("NEXT", "nextAttemptAt"),
+    Column("ERROR", "shortError"),
+)
+_SHORT: Final = 60
+
+
+def _filter(context: Context) -> Filter:
+    """Read which messages the options mean."""
+    options = context.options
+    return letters.Filter(
+        processor_id=context.subject.processor_id,
+        ids=getattr(options, "id", None),
+        keys=options.key,
+        message_ids=options.message_id,
+        types=getattr(options, "type", None),
+        classes=getattr(options, "error_class", None),
+        text=getattr(options, "error", None),
+        since=getattr(options, "since", None),
+        until=getattr(options, "until", None),
+    )
+
+
+@against_database
+def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List dead letters."""
+    options = context.options
+    found = letters.list_dead(
+        connection, context.subject.schema, _filter(context), limit=options.limit, payload=options.payload
+    )
+    records = [_dead_record(each, payload=options.payload) for each in found]
+    context.console.show(records, _DEAD, empty="no dead letters")
+    if len(found) == options.limit:
+        context.console.note(f"the first {options.limit}; see --limit")
+    return Exit.FOUND if options.check and found else Exit.DONE
+
+
+@against_database
+def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List held messages that are the first of their key."""
+    found = letters.list_held(
+        connection, context.subject.schema, _filter(context), limit=context.options.limit,
+        stopped=context.options.stopped,
+    )  # fmt: skip
+    context.console.show([_held_record(each) for each in found], _HELD, empty="no message is held")
+    return Exit.DONE
+
+
+@against_database
+def redrive(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Have messages handled again, by the processor itself and in the order of their keys."""
+    return _decide(connection, context, drop=False)
+
+
+@against_database
+def drop(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Give messages up for good: what waits behind them goes on."""
+    return _decide(connection, context, drop=True)
+
+
+def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool) -> Exit:
+    options, console, schema = context.options, context.console, context.subject.schema
+    wanted = _filter(context)
+    if wanted == letters.Filter(processor_id=wanted.processor_id) and not options.all:
+        raise UsageError(
+            "which ones? --id, --key, --message-id, --type, --since, --until, --error, --error-class, or --all"
+        )
+    if wanted.processor_id is None:
+        raise UsageError("which processor? name its processorId, or give its manifest with -f")
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    counts = letters.count_dead(connection, schema, wanted)
+    stopped = _stopped(connection, schema, wanted)
+    total = sum(counts.values()) + len(stopped)
+    verb = "dropped, never handled" if drop else "handled again"
+    sentence = f"{sum(counts.values())} dead letters and {len(stopped)} stopped messages would be {verb}"
+    if options.dry_run:
+        console.document({"deadLetters": sum(counts.values()), "stopped": len(stopped), "done": 0})
+        console.say(sentence)
+        for each in letters.list_dead(connection, schema, wanted, limit=20):
+            console.say(f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it")
+        return Exit.DONE
+    if not total:
+        raise RefusedError("no dead letter and no stopped message is so")
+    console.note(sentence)
+    console.confirm("Drop them?" if drop else "Redrive them?")
+    done = _work(connection, context, wanted, stopped, total, drop=drop)
+    console.document({"deadLetters": sum(counts.values()), "stopped": len(stopped), "done": done})
+    console.say(f"{done} {'dropped' if drop else 'redriven'}; recorded as an act of {whoami()}")
+    return Exit.DONE
+
+
+def _stopped(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> list[HeldView]:
+    """Return held messages that wait for a person; only dead letters have numbers, types and times to ask for."""
+    if wanted.ids or wanted.types or wanted.classes or wanted.text or wanted.since or wanted.until:
+        return []
+    return letters.list_held(connection, schema, wanted, limit=1_000_000, stopped=True)
+
+
+def _work(
+    connection: psycopg.Connection[Any],
+    context: Context,
+    wanted: Filter,
+    stopped: list[HeldView],
+    total: int,
+    *,
+    drop: bool,
+) -> int:
+    """Go through them piece by piece, no faster than asked."""
+    options, schema = context.options, context.subject.schema
+    piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
+    done, began = 0, time.monotonic()
+    act = letters.drop if drop else letters.redrive
+    told: dict[str, Any] = {"reason": options.reason, "decided_by": whoami()}
+    with context.console.progress("messages decided about", total) as progress:
+        for partition, held in groupby(sorted(stopped, key=lambda each: each.partition), lambda each: each.partition):
+            key = ProcessorKey(schema, wanted.processor_id or "", partition)
+            places = [each.place for each in held]
+            done += _patiently(lambda k=key, p=places: letters.decide_held(connection, k, p, drop=drop, **told))  # type: ignore[misc]
+            progress.reach(done)
+        for partition, ids in _pieces(connection, schema, wanted, piece):
+            key = ProcessorKey(schema, wanted.processor_id or "", partition)
+            done += _patiently(lambda k=key, i=ids: act(connection, k, i, **told))  # type: ignore[misc]
+            progress.reach(done)
+            if options.rate is not None:
+                time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+    return done
+
+
+def _pieces(
+    connection: psycopg.Connection[Any], schema: str, wanted: Filter, piece: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Give out numbers by partition, in the order in which they died: keyset paging, so what is new comes last."""
+    after = 0
+    while found := letters.list_dead(connection, schema, wanted, limit=piece, after=after):
+        after = found[-1].id
+        ordered = sorted(found, key=lambda each: each.partition)
+        for partition, each in groupby(ordered, lambda one: one.partition):
+            yield partition, [one.id for one in each]
+
+
+def _patiently(act: Callable[[], int]) -> int:
+    """Do it again while the owner is in the middle of a batch: it is waited for two seconds each time."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return act()
+        except TransientError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def _dead_record(letter: DeadLetter, *, payload: bool) -> Record:
+    record: Record = {
+        "id": letter.id,
+        "processorId": letter.processor_id,
+        "partition": letter.partition,
+        "key": letter.key,
+        "messageId": letter.message_id,
+        "messageType": letter.message_type,
+        "pair": str(letter.pair),
+        "attempts": letter.attempts,
+        "errorClass": letter.error_class,
+        "error": letter.error,
+        "shortError": _short(letter.error),
+        "blocks": letter.blocks,
+        "behind": letter.behind,
+        "diedAt": letter.died_at,
+    }
+    return record | {"data": letter.data} if payload else record
+
+
+def _held_record(held: HeldView) -> Record:
+    return {
+        "processorId": held.processor_id,
+        "partition": held.partition,
+        "key": held.key,
+        "messageId": held.message_id,
+        "messageType": held.message_type,
+        "pair": str(held.pair),
+        "state": "Stopped" if held.next_attempt_at is None else "Failing" if held.attempts else "Waiting",
+        "attempts": held.attempts,
+        "deaths": held.deaths,
+        "errorClass": held.error_class,
+        "error": held.error,
+        "shortError": None if held.error is None else _short(held.error),
+        "blocks": held.blocks,
+        "behind": held.behind,
+        "heldAt": held.held_at,
+        "nextAttemptAt": held.next_attempt_at,
+    }
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"

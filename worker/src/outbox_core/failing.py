@@ -1,0 +1,112 @@
+"""PURE: what becomes of the one message that failed alone.
+
+Where a failing message blocks its partition it is tried again where it is, and nothing is written. Otherwise it is *set
+aside*: the checkpoint passes it in the same transaction that holds it, and it is tried again from there. When its
+attempts ran out, the resource says whether it waits for a person (held, without a next attempt), becomes a dead letter
+or is skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from outbox_core import retry
+from outbox_core.report import Reason
+from outbox_core.spec import Blocks, WhenExhausted
+
+if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
+    from outbox_core.spec import Delivery
+
+SUSPICIOUS_DEATHS: Final = 2
+"""Owners that died at one checkpoint before messages are tried one at a time, each written down before it is."""
+KILLS: Final = 2
+"""Processes that died of a message, tried alone and written down, before it is given up."""
+HELD_DEATHS: Final = 3
+"""The same for a held message: the first time others may have been tried with it."""
+_LONGEST_ERROR: Final = 2000
+
+
+class Action(StrEnum):
+    """What is done with a message that failed; the words of the database's functions."""
+
+    HOLD = "Hold"
+    DEAD_LETTER = "DeadLetter"
+    SKIP = "Skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a message.
+
+    Attributes:
+        action: held, dead or skipped.
+        attempts: failed ones, this one included.
+        error_class: the most telling name of the error.
+        error: what people read.
+        wait: seconds until it is tried again; None: not until a person says so.
+        blocks: later messages of its key wait behind it.
+
+    """
+
+    action: Action
+    attempts: int
+    error_class: str
+    error: str
+    wait: float | None
+    blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Former owners died at this checkpoint: messages are tried one at a time; `left` of them are under suspicion."""
+
+    left: int
+
+
+def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict | None:
+    """Decide about a message whose attempt number `attempt` (from 1) failed; None: it stops everything (Stop).
+
+    Only for what is set aside: a message that blocks its partition is set aside when its attempts ran out, no earlier.
+    """
+    decision = retry.decide_retry(attempt, delivery.retry, chance, error)
+    if is_given_up(error) or decision.stop:
+        return decide_end(error, attempt, delivery)
+    return _verdict(Action.HOLD, error, attempt, delivery, wait=decision.delay)
+
+
+def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict | None:
+    """Decide about a message whose attempts ran out; None: its partition stops at it."""
+    match delivery.when_exhausted:
+        case WhenExhausted.DEAD_LETTER:
+            return _verdict(Action.DEAD_LETTER, error, attempt, delivery)
+        case WhenExhausted.SKIP:
+            return _verdict(Action.SKIP, error, attempt, delivery)
+        case _:
+            if delivery.blocking is Blocks.PARTITION:
+                return None
+            return _verdict(Action.HOLD, error, attempt, delivery)
+
+
+def stop_verdict(error: OutboxError, attempt: int) -> Verdict:
+    """What becomes of a held message where the resource says Stop: it waits for a person, and what is behind it too."""
+    return Verdict(Action.HOLD, attempt, error.error_class, _shown(error), None, blocks=False)
+
+
+def is_given_up(error: OutboxError) -> bool:
+    """Say whether a message is not to be tried again, whatever attempts are left: it killed too many processes."""
+    return error.reason is Reason.PROCESS_KILLED
+
+
+def _verdict(
+    action: Action, error: OutboxError, attempt: int, delivery: Delivery, *, wait: float | None = None
+) -> Verdict:
+    blocks = delivery.blocking is Blocks.KEY
+    return Verdict(action, attempt, error.error_class, _shown(error), wait, blocks=blocks)
+
+
+def _shown(error: OutboxError) -> str:
+    """PostgreSQL's text has no NUL."""
+    return str(error).replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_ERROR]

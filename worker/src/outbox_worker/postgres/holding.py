@@ -1,0 +1,247 @@
+"""Messages that are set aside: held until they are tried again, or dead until a person decides.
+
+All of it is decided in SQL, under the lane's lease. Nothing here is called for a batch while nothing is held, delayed
+or failing. Statements over a range of the outbox get the reader's relation, so payloads stay in the database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.failing import Action, Verdict
+from outbox_core.happening import Review
+from outbox_core.message import Batch, Delayed, Held, Message
+from outbox_core.report import BlockedKey, FailureSummary
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import psycopg
+
+    from outbox_core.happening import HeldLease
+    from outbox_worker.postgres.key import ProcessorKey
+
+COUNT_CAP: Final = 10_000
+"""Held messages and dead letters are counted exactly up to here."""
+KEYS_NAMED: Final = 5
+"""Blocked keys that a report names."""
+_NO_VERDICT: Final = Verdict(Action.HOLD, 0, "", "", None, blocks=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Held messages to be tried now; without any: when, in seconds (None: not by itself), and whether keys are blocked.
+
+    `owned` False: the lease is another's, and nothing was looked at.
+    """
+
+    owned: bool
+    next_in: float | None
+    blocking: bool
+    held: tuple[Held, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the heartbeat saw of one partition: a held message is due; something blocks later messages."""
+
+    due: bool
+    blocking: bool
+
+
+def find_aside(connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable) -> tuple[Checkpoint, ...]:
+    """Return those of the range that are not to be handled now, in order."""
+    statement = load("find_aside").format(rows=rows, **_identified(key))
+    with translated():
+        found = connection.execute(statement).fetchall()
+    return tuple(Checkpoint(int(t), position) for t, position in found)
+
+
+def cut_at_delayed(connection: psycopg.Connection[Any], batch: Batch, rows: sql.Composable) -> Batch:
+    """Return the part of the batch before its first message whose time has not come; the same batch without one."""
+    with translated():
+        row = connection.execute(load("find_delayed").format(rows=rows)).fetchone()
+    if row is None:
+        return batch
+    t, position, message_id, seconds, before, last_t, last_position = row
+    return replace(
+        batch,
+        messages=batch.messages[:before],
+        examined=Checkpoint(int(last_t), last_position) if before else batch.after,
+        examined_count=before,
+        matched_count=before,
+        full=False,
+        waits_for=Delayed(Checkpoint(int(t), position), message_id, seconds),
+    )
+
+
+def set_aside(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    lease: HeldLease,
+    rows: sql.Composable,
+    *,
+    aside: Iterable[Checkpoint],
+    verdict: Verdict | None,
+) -> bool:
+    """Keep, in the open transaction, what the range has of `aside`; the rest of it failed where a verdict is given.
+
+    False: the lease is another's; roll back.
+    """
+    said = verdict or _NO_VERDICT
+    statement = load("set_aside").format(
+        rows=rows,
+        epoch=sql.Literal(lease.epoch),
+        token=sql.Literal(str(lease.token)),
+        failing=sql.Literal(verdict is not None),
+        action=sql.Literal(said.action.value),
+        attempts=sql.Literal(said.attempts),
+        error_class=sql.Literal(said.error_class),
+        error=sql.Literal(said.error),
+        wait=sql.Literal(_interval(said.wait)),
+        blocks=sql.Literal(said.blocks),
+        **_pairs(aside),
+        **_identified(key),
+    )
+    with translated():
+        row = connection.execute(statement).fetchone()
+    return row is not None and row[0] >= 0
+
+
+def take_due(
+    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, limit: int, payload: bool
+) -> Taken:
+    """Return the held messages to be tried now, at most `limit`; one that processes died of comes alone."""
+    parameters = _leased(key, lease) | {"limit": limit, "payload": payload}
+    with translated():
+        rows = connection.execute(in_schema("take_due_messages", key.schema), parameters).fetchall()
+    owned, next_in, blocking = rows[0][:3]
+    if not owned or rows[0][3] is None:
+        return Taken(bool(owned), next_in, bool(blocking))
+    held = tuple(Held(Checkpoint(int(row[3]), row[4]), row[5], row[6], row[13], row[14]) for row in rows)
+    messages = tuple(Message(Checkpoint(int(row[3]), row[4]), *row[6:13]) for row in rows) if payload else ()
+    return Taken(owned=True, next_in=0.0, blocking=True, held=held, messages=messages)
+
+
+def settle(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, held: Iterable[Held]) -> int:
+    """Say, in the transaction of the effects, that these are handled; return how many were held, -1: not the owner."""
+    with translated():
+        row = connection.execute(
+            in_schema("settle_held_messages", key.schema),
+            _leased(key, lease)
+            | {
+                "transaction_ids": [str(each.checkpoint.transaction_id) for each in held],
+                "positions": [each.checkpoint.position for each in held],
+            },
+        ).fetchone()
+    return -1 if row is None else int(row[0])
+
+
+def fail(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, held: Held, verdict: Verdict) -> int:
+    """Write down what becomes of a held message; -1: not the owner, 0: it is held no more."""
+    parameters = _leased(key, lease) | {
+        "transaction_id": str(held.checkpoint.transaction_id),
+        "position": held.checkpoint.position,
+        "action": verdict.action.value,
+        "attempts": verdict.attempts,
+        "error_class": verdict.error_class,
+        "error": verdict.error,
+        "wait": _interval(verdict.wait),
+        "blocks": verdict.blocks,
+    }
+    with translated():
+        row = connection.execute(in_schema("fail_held_message", key.schema), parameters).fetchone()
+    return -1 if row is None else int(row[0])
+
+
+def review(
+    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, generation: int, forgive: bool
+) -> Review | None:
+    """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
+    parameters = _leased(key, lease) | {"generation": generation, "forgive": forgive}
+    with translated():
+        row = connection.execute(in_schema("review_lane", key.schema), parameters).fetchone()
+    return None if row is None or not row[0] else Review(*row[1:])
+
+
+def begin_suspect(
+    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, pair: Checkpoint, *, generation: int
+) -> int:
+    """Write down that the message at this pair is tried now; return how many processes it killed, -1: not the owner."""
+    parameters = _leased(key, lease) | {
+        "transaction_id": str(pair.transaction_id),
+        "position": pair.position,
+        "generation": generation,
+    }
+    with translated():
+        row = connection.execute(in_schema("begin_suspect", key.schema), parameters).fetchone()
+    return -1 if row is None else int(row[0])
+
+
+def held_relation(key: ProcessorKey, held: Iterable[Held]) -> sql.Composed:
+    """Return the SELECT of held messages under the names of the relation `batch`."""
+    return load("held_relation").format(**_pairs(each.checkpoint for each in held), **_identified(key))
+
+
+def without_aside(rows: sql.Composed, aside: Iterable[Checkpoint]) -> sql.Composed:
+    """Return the SELECT of a range without what is set aside."""
+    return load("without_aside").format(rows=rows, **_pairs(aside))
+
+
+def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
+    """Look at all partitions of the processor, for people and for lanes whose messages a person redrove."""
+    names = {"processor_id": key.processor_id}
+    with translated():
+        row = connection.execute(in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}).fetchone()
+        held, dead = row if row is not None else (0, 0)
+        keys = connection.execute(
+            in_schema("list_blocked_keys", key.schema), names | {"limit": KEYS_NAMED}
+        ).fetchall() if held or dead else []  # fmt: skip
+        seen = connection.execute(in_schema("observe_held", key.schema), names).fetchall()
+    summary = FailureSummary(
+        held=min(held, COUNT_CAP),
+        dead_letters=min(dead, COUNT_CAP),
+        at_least=max(held, dead) > COUNT_CAP,
+        blocked_keys=[
+            BlockedKey(
+                key=name, partition=partition, message_id=message_id, attempts=attempts, error_class=error_class,
+                next_attempt_at=at, dead_letter=is_dead,
+            )
+            for name, partition, message_id, attempts, error_class, at, is_dead in keys
+        ],
+    )  # fmt: skip
+    return summary, {partition: Seen(due, blocking) for partition, due, blocking in seen}
+
+
+def _interval(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _leased(key: ProcessorKey, lease: HeldLease) -> dict[str, Any]:
+    return {
+        "processor_id": key.processor_id, "partition": key.partition, "epoch": lease.epoch, "token": lease.token
+    }  # fmt: skip
+
+
+def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:
+    return {
+        "schema": sql.Identifier(key.schema),
+        "processor_id": sql.Literal(key.processor_id),
+        "partition": sql.Literal(key.partition),
+    }
+
+
+def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
+    found = tuple(pairs)
+    return {
+        "transaction_ids": sql.Literal([str(pair.transaction_id) for pair in found]),
+        "positions": sql.Literal([pair.position for pair in found]),
+    }
