@@ -119,6 +119,22 @@ def test_order_per_key_holds_while_partitions_move(outbox, workers):
     assert_each_once_and_in_order(outbox, produced)
 
 
+def test_a_lease_whose_answer_was_lost_is_let_go(outbox, workers):
+    """The database has it as this process's; the process does not know, and shall not own the partition."""
+    for name in "ab":
+        start(outbox, workers, f"pod-{name}")
+    wait_shared(outbox, 3, 3)
+    last, owner = COUNT - 1, owners(outbox)[COUNT - 1]
+    outbox.connection.execute(
+        "UPDATE outbox.processor_leases l SET epoch = l.epoch + 1, token = o.token, pod = o.pod "
+        "FROM outbox.processor_leases o WHERE l.partition = %s AND o.partition = "
+        "(SELECT min(partition) FROM outbox.processor_leases WHERE pod <> %s)",
+        (last, owner),
+    )
+    wait_until(lambda: owners(outbox).get(last) == owner, "it is its owner's again")
+    wait_shared(outbox, 3, 3)
+
+
 def test_frozen_in_the_middle_of_a_batch_it_is_told_4_for_that_partition(outbox, workers):
     home = workers.prepare(divided(outbox), outbox.database.uri(), handler=GATED_HANDLER)
     owner, gate = workers.launch(home, pod="pod-a"), Gate(home)

@@ -164,7 +164,7 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
             for each, steps in zip(crew, all_steps, strict=True)
         ]  # fmt: skip
         Loop(lanes, wakeup=process.wakeup, progress=process.progress).run()
-        outdated = any(lane.is_obsolete for lane in lanes)
+        outdated = any(lane.is_obsolete for lane in lanes) and not process.shutdown.requested
     finally:
         heartbeat.stop()
         if not outdated:

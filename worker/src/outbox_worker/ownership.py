@@ -16,15 +16,15 @@ from psycopg import pq
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
+from outbox_core.happening import HeldLease
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
 from outbox_worker.postgres import partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from outbox_core.happening import HeldLease
     from outbox_core.report import ResourceRef
     from outbox_worker.membership import Membership
     from outbox_worker.observer import Observer
@@ -309,6 +309,7 @@ class PartitionedHeartbeat(Heartbeat):
         self._since: dict[HeldLease, float] = {}
         self._unwanted: frozenset[HeldLease] = frozenset()
         self._leaving: list[HeldLease] = []
+        self._strays: frozenset[HeldLease] = frozenset()
 
     @property
     @override
@@ -334,6 +335,17 @@ class PartitionedHeartbeat(Heartbeat):
         self._membership.note_count(there)
         if self._membership.note(seen) or self._membership.outdated:
             self._on_loss()
+
+    def _find_strays(self, epochs: Mapping[int, int]) -> None:
+        """Let go of what is renewed with this token and no lane knows of: the answer to acquiring it was lost.
+
+        Not at first sight: a lane may be hearing of it at this moment.
+        """
+        known = {ownership.lease for ownership in self._ownerships}
+        token = self._membership.token
+        strays = frozenset(HeldLease(partition, epoch, token) for partition, epoch in epochs.items()) - known
+        self._leaving += sorted((strays & self._strays) - set(self._leaving), key=lambda lease: lease.partition)
+        self._strays = strays
 
     def _give_back(self, connection: psycopg.Connection[Any]) -> None:
         """Give back what another process shall own, where the main thread is too busy with one partition to do so.
@@ -371,5 +383,6 @@ class PartitionedHeartbeat(Heartbeat):
             if renewed and now - since < 2 * self._lease.total_seconds():
                 key = replace(self._key, partition=lease.partition)
                 self._end_stuck_transactions(connection, key, lease)
+        self._find_strays(epochs)
         current = {lease for _, lease in held}
         self._since = {lease: since for lease, since in self._since.items() if lease in current}
