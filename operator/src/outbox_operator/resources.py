@@ -86,7 +86,8 @@ class WorkerPods(SpecModel):
     replicas: Annotated[int, Field(ge=0, le=100)] = Field(
         1,
         description=(
-            "One handles messages, the others stand by and take over within delivery.leaseDuration. "
+            "Mode Ordered: one handles messages, the others stand by and take over within delivery.leaseDuration. "
+            "Modes Partitioned and Competing: all handle messages. "
             "0 stops processing and keeps the claim."
         ),
     )
@@ -217,6 +218,12 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
         "self.engine != 'Spark' || self.delivery.mode == 'Ordered'",
         "engine Spark reads in parallel by itself: leave delivery.mode out and set spark.partitions",
+    ),
+    rule(
+        "!has(self.delivery.competing) || !has(self.delivery.competing.queue) || "
+        "(!has(self.source.table) && self.startFrom.type == 'Beginning')",
+        "delivery.competing.queue is a table of its own, handled from its beginning: leave source.table and startFrom "
+        "out",
     ),
     rule(
         "!has(self.delivery.partitions) || self.worker.replicas <= self.delivery.partitions.count",

@@ -16,6 +16,7 @@ from outbox_core.state import Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outbox_worker.competing import ConsumerLane
     from outbox_worker.lane import Lane
     from outbox_worker.shutdown import Wakeup
     from outbox_worker.status import Progress
@@ -32,7 +33,7 @@ _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 class Loop:
     """Runs the lanes of one processor until each has come to its END."""
 
-    def __init__(self, lanes: Sequence[Lane], *, wakeup: Wakeup, progress: Progress) -> None:
+    def __init__(self, lanes: Sequence[Lane | ConsumerLane], *, wakeup: Wakeup, progress: Progress) -> None:
         """Keep the lanes, at least one; they share target and delivery."""
         self._lanes = lanes
         self._target = lanes[0].parts.target
@@ -60,7 +61,7 @@ class Loop:
                     each.advance(h.TargetChanged())
 
     @staticmethod
-    def _interrupt(live: Sequence[Lane]) -> bool:
+    def _interrupt(live: Sequence[Lane | ConsumerLane]) -> bool:
         """Tell each lane what makes its waiting pointless; say whether there was anything."""
         found = [(lane, happened) for lane in live if (happened := lane.find_interruption()) is not None]
         for lane, happened in found:

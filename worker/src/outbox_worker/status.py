@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef
+    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef, Unfinished
     from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
@@ -44,6 +44,8 @@ class Observed:
     lag: Lag | None = None
     bound: Bound | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
+    unfinished: Unfinished | None = None
+    """Of a processor in mode Competing."""
 
 
 class StatusBoard:
@@ -170,6 +172,7 @@ class StatusBoard:
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
                 executors=self._executors,
+                unfinished=seen.unfinished,
                 advice=self._advice,
             )
 

@@ -17,6 +17,7 @@ from outbox_core.spec.base import (
     format_duration,
     parse_duration,
 )
+from outbox_core.spec.competing import Competing
 from outbox_core.spec.delivery import (
     CheckpointTime,
     Delivery,
@@ -36,6 +37,7 @@ __all__ = [
     "Application",
     "CheckpointTime",
     "Columns",
+    "Competing",
     "Connection",
     "Cursor",
     "Delivery",

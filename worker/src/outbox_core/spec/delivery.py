@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from outbox_core.spec.base import Duration, SpecModel, SqlIdentifier, rule, rules
+from outbox_core.spec.competing import Competing
 
 
 class Mode(StrEnum):
@@ -16,6 +17,7 @@ class Mode(StrEnum):
 
     ORDERED = "Ordered"
     PARTITIONED = "Partitioned"
+    COMPETING = "Competing"
 
 
 class Guarantee(StrEnum):
@@ -36,6 +38,9 @@ class WhenExhausted(StrEnum):
     """What happens to a batch whose attempts ran out."""
 
     STOP = "Stop"
+    DEAD_LETTER = "DeadLetter"
+    REQUEUE = "Requeue"
+    SKIP = "Skip"
 
 
 class Retry(SpecModel):
@@ -130,6 +135,18 @@ class Delivery(SpecModel):
                 "partitions goes with mode Partitioned: set both or neither (partitions: {} for the defaults)",
             ),
             rule(
+                "(self.mode == 'Competing') == has(self.competing)",
+                "competing goes with mode Competing: set both or neither (competing: {} for the outbox itself)",
+            ),
+            rule(
+                "self.mode != 'Competing' || self.leaseDuration == '15s'",
+                "in mode Competing leave leaseDuration out and set competing.leaseDuration: consumers lease batches",
+            ),
+            rule(
+                "self.mode != 'Competing' || self.checkpoint == 'AfterHandling'",
+                "in mode Competing leave checkpoint out: consumers complete batches, no checkpoint is stored by them",
+            ),
+            rule(
                 "self.mode == oldSelf.mode",
                 "mode cannot be changed: checkpoints of one mode mean nothing to the other; use another processorId",
             ),
@@ -145,10 +162,11 @@ class Delivery(SpecModel):
         Mode.ORDERED,
         description=(
             "Ordered: one active worker, messages in the cursor's order. Partitioned: messages of one key in that "
-            "order, keys spread over all replicas."
+            "order, keys spread over all replicas. Competing: all replicas take batches, first in first out, no order."
         ),
     )
     partitions: Partitions | None = Field(None, description="Mode Partitioned: into how many, and by what.")
+    competing: Competing | None = Field(None, description="Mode Competing: for what, and how.")
     guarantee: Guarantee | None = Field(
         None,
         description=(
@@ -172,7 +190,11 @@ class Delivery(SpecModel):
     retry: Retry = Field(default_factory=Retry, description="What to do when a batch fails.")
     when_exhausted: WhenExhausted = Field(
         WhenExhausted.STOP,
-        description="Stop: handle nothing more until the resource or the cause is changed.",
+        description=(
+            "Stop: handle nothing more until the resource or the cause is changed (Competing: the consumer that met "
+            "it). DeadLetter: keep the message for a person and go on. Requeue: try it again later, for ever. Skip: go "
+            "on without it."
+        ),
     )
     checkpoint: CheckpointTime = Field(
         CheckpointTime.AFTER_HANDLING,
