@@ -24,7 +24,7 @@ from outbox_core.competing import (
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
-from outbox_core.state import Step
+from outbox_core.state import ProcessorState, Step
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import competing as calls
 from outbox_worker.postgres.window import Stretch
@@ -82,8 +82,8 @@ class CompetingSteps(Steps):
         """
         if state.step in self._work_steps:
             return self._work_steps[state.step](state)
-        # What comes before the first batch looks at nothing of the state.
-        return cast("CompetingHappening", self._actions[state.step](cast("Any", state)))
+        # What comes before the first batch is every worker's; no lease, no checkpoint, nothing in hand.
+        return cast("CompetingHappening", self._actions[state.step](ProcessorState(state.step, state.due)))
 
     def _join(self, _state: ConsumerState) -> CompetingHappening:
         parts, source = self._parts, self._parts.config.source
