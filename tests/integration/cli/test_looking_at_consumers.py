@@ -41,7 +41,7 @@ def test_status_and_lag_count_what_is_not_done(cli, database, queue):
     table = "queue_jobs" if queue else "messages"
     connection.execute(f"INSERT INTO outbox.{table} (message_type, data) SELECT 't', '{{}}' FROM generate_series(1, 7)")
     taker = competing.BatchTaker(KEY, consumer, source, settings, 3)
-    first, second = cut(connection, taker), cut(connection, taker)
+    first, _ = cut(connection, taker), cut(connection, taker)
     assert taker.complete(connection, first, first.upto, 3)
 
     (record,) = cli.json("status", "orders")
