@@ -88,6 +88,42 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
+-- attempt, and what was not handed out. It never moves back.
+    WITH lanes AS (
+        SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
+        WHERE f.processor_id = p_processor_id ORDER BY f.lane, f.id DESC
+    ), bounds AS (
+        SELECT coalesce(l.upper_snapshot, l.lower_snapshot) AS seen, NULL::xid8 AS t, NULL::bigint AS p FROM lanes l
+        UNION ALL
+        SELECT l.lower_snapshot, l.after_transaction_id, l.after_position FROM lanes l WHERE l.upper_snapshot IS NOT NULL
+        UNION ALL
+        SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
+        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL
+        UNION ALL
+        SELECT NULL, b.transaction_ids[1], b.positions[1] - 1
+        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
+        UNION ALL
+        SELECT NULL, r.transaction_id, r.position - 1 FROM competing_retries r WHERE r.processor_id = p_processor_id
+    ), pairs AS (
+        SELECT (pg_snapshot_xmin(b.seen)::text::bigint - 1)::text::xid8 AS t, 9223372036854775807 AS p
+        FROM bounds b WHERE b.t IS NULL OR b.t = '0'
+        UNION ALL
+        SELECT b.t, b.p FROM bounds b WHERE b.t <> '0'
+    ), lowest AS (
+        SELECT t, p FROM pairs ORDER BY t, p LIMIT 1
+    )
+    UPDATE processor_checkpoints c
+    SET last_processed_transaction_id = lowest.t, last_processed_position = lowest.p, stored_at = clock_timestamp()
+    FROM lowest
+    WHERE c.processor_id = p_processor_id AND c.partition = 0
+      AND (c.last_processed_transaction_id, c.last_processed_position) < (lowest.t, lowest.p)
+$$;
+
 CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -148,6 +184,38 @@ BEGIN
     RETURN QUERY
         SELECT d.partition_count, d.key, d.next_count FROM processor_partitions d
         WHERE d.processor_id = p_processor_id;
+END
+$$;
+
+CREATE FUNCTION outbox.begin_competing(p_processor_id text, p_claim_uid text, p_queue text, p_lower pg_snapshot, p_after_transaction_id xid8, p_after_position bigint) RETURNS TABLE(owned boolean, queue text, begun boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The first consumer writes down where the processor starts; everybody else learns what was written. owned false: the claim is not this
+-- resource's, or the processor has checkpoints of another mode.
+#variable_conflict use_column
+BEGIN
+    owned := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid);
+    begun := false;
+    IF owned THEN
+        INSERT INTO competing_processors (processor_id, queue) VALUES (p_processor_id, p_queue) ON CONFLICT DO NOTHING;
+        begun := FOUND;
+    END IF;
+    IF begun THEN
+        INSERT INTO processor_checkpoints
+            (processor_id, partition, last_processed_transaction_id, last_processed_position)
+        VALUES (p_processor_id, 0, p_after_transaction_id, p_after_position) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'processor % has a checkpoint of another mode', p_processor_id
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Use another processorId.';
+        END IF;
+        INSERT INTO competing_frontiers
+            (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position)
+        SELECT nextval('competing_frontier_ids'), p_processor_id, n, p_lower, pg_current_snapshot(), p_after_transaction_id, p_after_position
+        FROM generate_series(0, CASE WHEN p_queue IS NULL THEN 0 ELSE 9 END) AS n;
+    END IF;
+    SELECT p.queue INTO queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    RETURN NEXT;
 END
 $$;
 
@@ -351,6 +419,29 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.complete_batch(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_upto_transaction_id xid8, p_upto_position bigint, p_messages integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- So many messages, up to the pair, are done: all of the batch, or its beginning. False: it is not this owner's attempt any more; then
+-- the caller rolls its effects back. From true to the caller's commit nobody can take the batch over.
+BEGIN
+    DELETE FROM competing_batches b
+    WHERE b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
+      AND (b.upto_transaction_id, b.upto_position) <= (p_upto_transaction_id, p_upto_position);
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    UPDATE competing_batches b
+    SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
+        messages = greatest(1, b.messages - p_messages),
+        piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
+    WHERE b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
+      AND (b.after_transaction_id, b.after_position) < (p_upto_transaction_id, p_upto_position);
+    RETURN FOUND;
+END
+$$;
+
 CREATE FUNCTION outbox.confirm_identity(p_action text, p_decided_by text DEFAULT SESSION_USER) RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -422,6 +513,59 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.create_queue(p_queue text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Makes the table queue_NAME; false: it was there. The high bits of a position say in which of four segments a
+-- message lies: moving the sequence on moves producers to the next one, and costs them nothing.
+DECLARE
+    v_schema text := current_schema();
+    v_table text := 'queue_' || p_queue;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('outbox queue ' || v_schema || ' ' || p_queue));
+    INSERT INTO queues (queue) VALUES (p_queue) ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('CREATE SEQUENCE %I.%I', v_schema, v_table || '_position');
+    EXECUTE format($ddl$
+        CREATE TABLE %1$I.%2$I (
+            position       bigint      NOT NULL DEFAULT nextval(%3$L),
+            transaction_id xid8        NOT NULL DEFAULT pg_current_xact_id(),
+            publication_id text        NOT NULL DEFAULT 'default',
+            partition_key  text,
+            message_id     text        NOT NULL DEFAULT gen_random_uuid()::text,
+            message_type   text        NOT NULL,
+            data           jsonb       NOT NULL,
+            metadata       jsonb,
+            scheduled      timestamptz NOT NULL DEFAULT clock_timestamp(),
+            priority       smallint    NOT NULL DEFAULT 5 CHECK (priority BETWEEN 0 AND 9),
+            deliver_after  timestamptz,
+            unique_key     text        CHECK (octet_length(unique_key) <= 1024),
+            attempts       int         NOT NULL DEFAULT 0,
+            last_error     text
+        ) PARTITION BY LIST ((CASE WHEN deliver_after IS NULL THEN (position >> 40) & 3 ELSE -1 END))
+        $ddl$, v_schema, v_table, format('%I.%I', v_schema, v_table || '_position'));
+    FOR n IN 0..3 LOOP
+        EXECUTE format('CREATE TABLE %I.%I PARTITION OF %1$I.%3$I FOR VALUES IN (%4$s)',
+                       v_schema, v_table || '_' || n, v_table, n);
+        EXECUTE format('CREATE INDEX ON %I.%I (priority, transaction_id, position)', v_schema, v_table || '_' || n);
+    END LOOP;
+    EXECUTE format('CREATE TABLE %I.%I PARTITION OF %1$I.%3$I FOR VALUES IN (-1)',
+                   v_schema, v_table || '_delayed', v_table);
+    EXECUTE format('CREATE INDEX ON %I.%I (deliver_after)', v_schema, v_table || '_delayed');
+    EXECUTE format('CREATE TABLE %I.%I (unique_key text NOT NULL PRIMARY KEY, message_id text NOT NULL)',
+                   v_schema, v_table || '_keys');
+    EXECUTE format('CREATE TRIGGER unique_while_pending BEFORE INSERT ON %I.%I FOR EACH ROW
+                    WHEN (NEW.unique_key IS NOT NULL) EXECUTE FUNCTION %1$I.keep_unique(%3$L)',
+                   v_schema, v_table, v_table || '_keys');
+    EXECUTE format('COMMENT ON TABLE %I.%I IS %L', v_schema, v_table,
+                   'A queue: messages inserted by producers, handled once each by one of the consumers that compete for them.');
+    RETURN true;
+END
+$_$;
+
 CREATE FUNCTION outbox.current_timeline() RETURNS integer
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -437,6 +581,70 @@ EXCEPTION WHEN feature_not_supported OR insufficient_privilege OR undefined_func
     RETURN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c);
 END
 $$;
+
+CREATE TABLE outbox.competing_batches (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    owner text,
+    pod text,
+    attempt integer DEFAULT 1 NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 NOT NULL,
+    after_position bigint NOT NULL,
+    upto_transaction_id xid8 NOT NULL,
+    upto_position bigint NOT NULL,
+    messages integer NOT NULL,
+    piece integer,
+    deaths integer DEFAULT 0 NOT NULL,
+    transaction_ids xid8[],
+    positions bigint[],
+    attempts integer[],
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
+)
+PARTITION BY LIST ((((id >> 10) & (3)::bigint)));
+
+COMMENT ON TABLE outbox.competing_batches IS 'Batches handed out and not done: which messages, whose, the number of the attempt, and until when without a heartbeat.';
+
+CREATE FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot, p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint, p_whole boolean, p_messages integer, p_keys text[], p_owner text, p_pod text, p_lease interval) RETURNS SETOF outbox.competing_batches
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Hands out what was examined of a window, under the lock of lock_frontier(): the frontier moves on, and the batch begins. Without
+-- messages only the frontier moves. p_whole: nothing is left of the window.
+DECLARE
+    v_queue text;
+BEGIN
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id FOR UPDATE;
+    IF p_frontier IS DISTINCT FROM (
+        SELECT f.id FROM competing_frontiers f
+        WHERE f.processor_id = p_processor_id AND f.lane = p_lane ORDER BY f.id DESC LIMIT 1) THEN
+        RAISE EXCEPTION 'the frontier of processor % has moved', p_processor_id USING ERRCODE = 'serialization_failure';
+    END IF;
+    IF p_whole THEN
+        INSERT INTO competing_frontiers (id, processor_id, lane, lower_snapshot)
+        VALUES (nextval('competing_frontier_ids'), p_processor_id, p_lane, p_upper);
+    ELSE
+        INSERT INTO competing_frontiers
+            (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position)
+        VALUES (nextval('competing_frontier_ids'), p_processor_id, p_lane, p_lower, p_upper, p_upto_transaction_id, p_upto_position);
+    END IF;
+    IF p_keys IS NOT NULL AND v_queue IS NOT NULL THEN
+        EXECUTE format('DELETE FROM %I WHERE unique_key = ANY ($1)', 'queue_' || v_queue || '_keys') USING p_keys;
+    END IF;
+    RETURN QUERY
+        INSERT INTO competing_batches
+            (id, processor_id, lane, owner, pod, expires_at, lower_snapshot, upper_snapshot, after_transaction_id,
+             after_position, upto_transaction_id, upto_position, messages)
+        SELECT nextval('competing_batch_ids'), p_processor_id, p_lane, p_owner, p_pod, clock_timestamp() + p_lease, p_lower, p_upper,
+               p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages
+        WHERE p_messages > 0
+        RETURNING *;
+END
+$_$;
 
 CREATE FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -480,6 +688,48 @@ BEGIN
     RETURN coalesce(cardinality(v_keys), 0);
 END
 $$;
+
+CREATE FUNCTION outbox.defer_message(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_action text, p_wait interval, p_attempts integer, p_transaction_id xid8, p_position bigint, p_message_id text, p_message_type text, p_publication_id text, p_partition_key text, p_data jsonb, p_metadata jsonb, p_scheduled timestamp with time zone, p_error_class text, p_error text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- The first message of what is left of a batch failed alone: it leaves the batch, to be tried again ('Retry'), to be kept for a person
+-- ('DeadLetter') or to be forgotten ('Skip'). False as complete_batch(): nothing was done.
+DECLARE
+    v_queue text;
+    v_lane int;
+BEGIN
+    SELECT p.queue, b.lane INTO v_queue, v_lane FROM competing_batches b JOIN competing_processors p USING (processor_id)
+    WHERE b.processor_id = p_processor_id AND b.id = p_batch;
+    IF NOT complete_batch(p_processor_id, p_batch, p_owner, p_attempt, p_transaction_id, p_position, 1) THEN
+        RETURN false;
+    END IF;
+    CASE p_action
+        WHEN 'DeadLetter' THEN
+            INSERT INTO dead_letters
+                (processor_id, key, transaction_id, position, message_id, message_type, publication_id, partition_key,
+                 data, metadata, scheduled, attempts, error_class, error)
+            VALUES (p_processor_id, p_partition_key, p_transaction_id, p_position, p_message_id, p_message_type,
+                    p_publication_id, p_partition_key, p_data, p_metadata, p_scheduled, p_attempts, p_error_class, p_error);
+        WHEN 'Skip' THEN NULL;
+        WHEN 'Retry' THEN
+            IF v_queue IS NULL THEN
+                INSERT INTO competing_retries
+                    (processor_id, transaction_id, position, message_id, attempts, due_at, error_class, error)
+                VALUES (p_processor_id, p_transaction_id, p_position, p_message_id, p_attempts,
+                        clock_timestamp() + p_wait, p_error_class, p_error);
+            ELSE
+                EXECUTE format(
+                    'INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled,
+                                     priority, deliver_after, attempts, last_error)
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + $9, $10, $11)', 'queue_' || v_queue)
+                USING p_message_id, p_message_type, p_publication_id, p_partition_key, p_data, p_metadata, p_scheduled,
+                      v_lane, p_wait, p_attempts, p_error_class || ': ' || p_error;
+            END IF;
+    END CASE;
+    RETURN true;
+END
+$_$;
 
 CREATE FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -580,6 +830,22 @@ BEGIN
     END IF;
     PERFORM advance_keys(p_processor_id, p_partition, ARRAY[v_held.key]);
     RETURN 1;
+END
+$$;
+
+CREATE FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- A consumer leaves, or does not know what became of its last commit: what it has not finished is anybody's at once, and no attempt is used.
+DECLARE
+    v_count int;
+BEGIN
+    UPDATE competing_batches b SET owner = NULL, pod = NULL, expires_at = '-infinity'
+    WHERE b.processor_id = p_processor_id AND b.owner = p_owner;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END
 $$;
 
@@ -708,6 +974,54 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.keep_unique() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- While a message with this key is pending (nobody has taken it yet), a second one is not stored: as ON CONFLICT DO NOTHING, also in
+-- that it waits for a transaction that is storing the same key. The same message may move from the delayed ones to the others.
+DECLARE
+    v_kept int;
+BEGIN
+    EXECUTE format('INSERT INTO %I AS k (unique_key, message_id) VALUES ($1, $2)
+                    ON CONFLICT (unique_key) DO UPDATE SET message_id = k.message_id
+                    WHERE k.message_id = EXCLUDED.message_id', TG_ARGV[0])
+    USING NEW.unique_key, NEW.message_id;
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN CASE WHEN v_kept = 1 THEN NEW END;
+END
+$_$;
+
+CREATE FUNCTION outbox.lock_frontier(p_processor_id text, p_claim_uid text) RETURNS TABLE(lane smallint, id bigint, lower_snapshot pg_snapshot, upper_snapshot pg_snapshot, after_transaction_id xid8, after_position bigint, now_snapshot pg_snapshot)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The right to hand out the next batch, to the end of the caller's transaction. No row: somebody else is at it, or the claim is not
+-- this resource's.
+#variable_conflict use_column
+BEGIN
+    PERFORM 1 FROM competing_processors p
+    WHERE p.processor_id = p_processor_id
+      AND EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    -- A statement of its own: its snapshot is younger than the lock.
+    RETURN QUERY
+        SELECT n.lane, f.id, f.lower_snapshot, f.upper_snapshot, f.after_transaction_id, f.after_position,
+               pg_current_snapshot()
+        FROM competing_processors p
+        CROSS JOIN LATERAL generate_series(0, CASE WHEN p.queue IS NULL THEN 0 ELSE 9 END) AS s (lane)
+        CROSS JOIN LATERAL (SELECT s.lane::smallint) AS n (lane)
+        CROSS JOIN LATERAL (
+            SELECT l.* FROM competing_frontiers l
+            WHERE l.processor_id = p_processor_id AND l.lane = n.lane
+            ORDER BY l.id DESC LIMIT 1) AS f
+        WHERE p.processor_id = p_processor_id;
+END
+$$;
+
 CREATE FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -739,6 +1053,31 @@ SELECT d.next_count IS NOT NULL
 FROM processor_partitions d
 WHERE d.processor_id = p_processor_id
 $$;
+
+CREATE FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Moves messages whose time has come to those that are handed out, as newly stored ones.
+DECLARE
+    v_count int;
+BEGIN
+    EXECUTE format($sql$
+        WITH due AS (
+            DELETE FROM %1$I WHERE ctid = ANY (ARRAY(
+                SELECT w.ctid FROM %1$I AS w WHERE w.deliver_after <= clock_timestamp()
+                ORDER BY w.deliver_after LIMIT $1 FOR UPDATE SKIP LOCKED))
+            RETURNING *)
+        INSERT INTO %2$I (publication_id, partition_key, message_id, message_type, data, metadata, scheduled, priority,
+                          unique_key, attempts, last_error)
+        SELECT publication_id, partition_key, message_id, message_type, data, metadata, deliver_after, priority,
+               unique_key, attempts, last_error
+        FROM due ORDER BY deliver_after$sql$, 'queue_' || p_queue || '_delayed', 'queue_' || p_queue)
+    USING p_limit;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$_$;
 
 CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -858,6 +1197,23 @@ BEGIN
     SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token;
     RETURN FOUND;
+END
+$$;
+
+CREATE FUNCTION outbox.renew_batches(p_processor_id text, p_owner text, p_lease interval, p_batch bigint DEFAULT NULL::bigint, p_attempt integer DEFAULT NULL::integer) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The heartbeat of a consumer: how many batches are still its own. With a batch and its attempt: whether that one is.
+DECLARE
+    v_count int;
+BEGIN
+    UPDATE competing_batches b SET expires_at = clock_timestamp() + p_lease
+    WHERE b.processor_id = p_processor_id AND b.owner = p_owner
+      AND (p_batch IS NULL OR (b.id = p_batch AND b.attempt = p_attempt));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END
 $$;
 
@@ -1037,6 +1393,130 @@ BEGIN
     RETURN 1;
 END
 $$;
+
+CREATE FUNCTION outbox.rotate_competing() RETURNS text[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '100ms'
+    AS $_$
+-- Empties children that hold nothing any more but dead rows, however old the snapshots that others hold. Returns their names. A table
+-- that somebody has read in an open transaction is left for the next time.
+DECLARE
+    v_done text[] := '{}';
+    v_child text;
+    v_current bigint;
+    v_empty boolean;
+    v_row record;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
+        RETURN v_done;
+    END IF;
+    SELECT (s.last_value >> 10) & 3 INTO v_current FROM competing_batch_ids s;
+    FOR n IN 0..3 LOOP
+        v_child := 'competing_batches_' || n;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
+            CONTINUE WHEN NOT v_empty;
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
+            IF v_empty THEN
+                EXECUTE format('TRUNCATE %I', v_child);
+                v_done := v_done || v_child;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    SELECT (s.last_value >> 9) & 3 INTO v_current FROM competing_frontier_ids s;
+    FOR n IN 0..3 LOOP
+        v_child := 'competing_frontiers_' || n;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            -- A lane whose latest row lies here takes it along, while nobody hands out its batches.
+            FOR v_row IN EXECUTE format('SELECT DISTINCT processor_id FROM %I', v_child) LOOP
+                PERFORM 1 FROM competing_processors p WHERE p.processor_id = v_row.processor_id FOR UPDATE;
+                EXECUTE format($sql$
+                    INSERT INTO competing_frontiers
+                        (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position,
+                         cut_at)
+                    SELECT nextval('competing_frontier_ids'), l.* FROM (
+                    SELECT DISTINCT ON (f.lane) f.processor_id, f.lane, f.lower_snapshot, f.upper_snapshot,
+                           f.after_transaction_id, f.after_position, f.cut_at
+                    FROM %I AS f
+                    WHERE f.processor_id = $1 AND NOT EXISTS (
+                        SELECT 1 FROM competing_frontiers g
+                        WHERE g.processor_id = $1 AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s)
+                    ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
+            END LOOP;
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format('TRUNCATE %I', v_child);
+            v_done := v_done || v_child;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    RETURN v_done;
+END
+$_$;
+
+CREATE FUNCTION outbox.rotate_queue(p_processor_id text, p_keep interval, p_segment_bytes bigint) RETURNS text[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '100ms'
+    AS $_$
+-- Empties a segment of the processor's queue in which everything is done and older than p_keep; once the one that is written to is
+-- larger than p_segment_bytes, producers go on in the next empty one. Returns the segments emptied.
+DECLARE
+    v_done text[] := '{}';
+    v_queue text;
+    v_last bigint;
+    v_child text;
+    v_needed boolean;
+    v_busy text := $sql$
+        WITH lanes AS MATERIALIZED (
+            SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
+            WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC)
+        SELECT EXISTS (SELECT 1 FROM %1$I c JOIN lanes l ON l.lane = c.priority
+                       WHERE NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
+                          OR c.scheduled > clock_timestamp() - $2)
+            OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
+                       WHERE b.processor_id = $1
+                         AND (c.transaction_id, c.position) > (b.after_transaction_id, b.after_position)
+                         AND (c.transaction_id, c.position) <= (b.upto_transaction_id, b.upto_position)
+                         AND pg_visible_in_snapshot(c.transaction_id, b.upper_snapshot)
+                         AND NOT pg_visible_in_snapshot(c.transaction_id, b.lower_snapshot))
+        $sql$;
+BEGIN
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    IF v_queue IS NULL OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema() || ' ' || v_queue)) THEN
+        RETURN v_done;
+    END IF;
+    EXECUTE format('SELECT last_value FROM %I', 'queue_' || v_queue || '_position') INTO v_last;
+    FOR n IN 0..3 LOOP
+        v_child := 'queue_' || v_queue || '_' || n;
+        CONTINUE WHEN n = (v_last >> 40) & 3 OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
+            CONTINUE WHEN v_needed;
+            -- Now nobody is storing into it any more; what was stored since the first look is seen by the second.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
+            IF NOT v_needed THEN
+                EXECUTE format('TRUNCATE %I', v_child);
+                v_done := v_done || v_child;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    IF pg_relation_size(('queue_' || v_queue || '_' || ((v_last >> 40) & 3))::regclass) > p_segment_bytes
+       AND pg_relation_size(('queue_' || v_queue || '_' || (((v_last >> 40) + 1) & 3))::regclass) = 0 THEN
+        PERFORM setval(format('%I', 'queue_' || v_queue || '_position')::regclass, ((v_last >> 40) + 1) << 40);
+    END IF;
+    RETURN v_done;
+END
+$_$;
 
 CREATE TABLE outbox.held_messages (
     processor_id text NOT NULL,
@@ -1293,6 +1773,54 @@ CREATE FUNCTION outbox.stranger_refusals(p_processor_id text) RETURNS bigint
 SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
 $$;
 
+CREATE FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) RETURNS SETOF outbox.competing_batches
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Work that is there already: a batch handed back or whose lease is over, else messages whose next attempt is due. Whoever dies over a
+-- batch leaves it to be handled in smaller pieces, so that in the end the message that kills is alone and is counted.
+DECLARE
+    v_batch competing_batches;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN;
+    END IF;
+    SELECT b.* INTO v_batch FROM competing_batches b
+    WHERE b.processor_id = p_processor_id AND (b.owner IS NULL OR b.expires_at <= clock_timestamp())
+    ORDER BY b.id LIMIT 1
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        RETURN QUERY
+            UPDATE competing_batches b
+            SET owner = p_owner, pod = p_pod, attempt = b.attempt + 1, expires_at = clock_timestamp() + p_lease,
+                deaths = CASE WHEN b.owner IS NOT NULL AND b.piece = 1 THEN b.deaths + 1 ELSE b.deaths END,
+                piece = CASE WHEN b.owner IS NULL THEN b.piece
+                             ELSE greatest(1, coalesce(b.piece, b.messages) / 2) END
+            WHERE b.processor_id = p_processor_id AND b.id = v_batch.id
+            RETURNING b.*;
+        RETURN;
+    END IF;
+    RETURN QUERY
+        WITH due AS (
+            DELETE FROM competing_retries r
+            WHERE r.processor_id = p_processor_id AND (r.transaction_id, r.position) IN (
+                SELECT w.transaction_id, w.position FROM competing_retries w
+                WHERE w.processor_id = p_processor_id AND w.due_at <= clock_timestamp()
+                ORDER BY w.due_at LIMIT p_limit
+                FOR UPDATE SKIP LOCKED)
+            RETURNING r.transaction_id AS t, r.position AS p, r.attempts AS a
+        )
+        INSERT INTO competing_batches
+            (id, processor_id, lane, owner, pod, expires_at, after_transaction_id, after_position,
+             upto_transaction_id, upto_position, messages, transaction_ids, positions, attempts)
+        SELECT nextval('competing_batch_ids'), p_processor_id, 0, p_owner, p_pod, clock_timestamp() + p_lease, '0', 0,
+               (array_agg(t ORDER BY t DESC, p DESC))[1], (array_agg(p ORDER BY t DESC, p DESC))[1], count(*),
+               array_agg(t ORDER BY t, p), array_agg(p ORDER BY t, p), array_agg(a ORDER BY t, p)
+        FROM due HAVING count(*) > 0
+        RETURNING *;
+END
+$$;
+
 CREATE FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) RETURNS TABLE(owned boolean, next_in double precision, blocking boolean, transaction_id xid8, "position" bigint, key text, message_id text, message_type text, publication_id text, partition_key text, data text, metadata text, scheduled timestamp with time zone, attempts integer, deaths integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1380,6 +1908,200 @@ CREATE TABLE outbox.applied_migrations (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     applied_by text DEFAULT SESSION_USER NOT NULL
 );
+
+CREATE SEQUENCE outbox.competing_batch_ids
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE TABLE outbox.competing_batches_0 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    owner text,
+    pod text,
+    attempt integer DEFAULT 1 NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 NOT NULL,
+    after_position bigint NOT NULL,
+    upto_transaction_id xid8 NOT NULL,
+    upto_position bigint NOT NULL,
+    messages integer NOT NULL,
+    piece integer,
+    deaths integer DEFAULT 0 NOT NULL,
+    transaction_ids xid8[],
+    positions bigint[],
+    attempts integer[],
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
+)
+WITH (fillfactor='50');
+
+CREATE TABLE outbox.competing_batches_1 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    owner text,
+    pod text,
+    attempt integer DEFAULT 1 NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 NOT NULL,
+    after_position bigint NOT NULL,
+    upto_transaction_id xid8 NOT NULL,
+    upto_position bigint NOT NULL,
+    messages integer NOT NULL,
+    piece integer,
+    deaths integer DEFAULT 0 NOT NULL,
+    transaction_ids xid8[],
+    positions bigint[],
+    attempts integer[],
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
+)
+WITH (fillfactor='50');
+
+CREATE TABLE outbox.competing_batches_2 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    owner text,
+    pod text,
+    attempt integer DEFAULT 1 NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 NOT NULL,
+    after_position bigint NOT NULL,
+    upto_transaction_id xid8 NOT NULL,
+    upto_position bigint NOT NULL,
+    messages integer NOT NULL,
+    piece integer,
+    deaths integer DEFAULT 0 NOT NULL,
+    transaction_ids xid8[],
+    positions bigint[],
+    attempts integer[],
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
+)
+WITH (fillfactor='50');
+
+CREATE TABLE outbox.competing_batches_3 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    owner text,
+    pod text,
+    attempt integer DEFAULT 1 NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 NOT NULL,
+    after_position bigint NOT NULL,
+    upto_transaction_id xid8 NOT NULL,
+    upto_position bigint NOT NULL,
+    messages integer NOT NULL,
+    piece integer,
+    deaths integer DEFAULT 0 NOT NULL,
+    transaction_ids xid8[],
+    positions bigint[],
+    attempts integer[],
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
+)
+WITH (fillfactor='50');
+
+CREATE SEQUENCE outbox.competing_frontier_ids
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE TABLE outbox.competing_frontiers (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    lower_snapshot pg_snapshot NOT NULL,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 DEFAULT '0'::xid8 NOT NULL,
+    after_position bigint DEFAULT 0 NOT NULL,
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+)
+PARTITION BY LIST ((((id >> 9) & (3)::bigint)));
+
+COMMENT ON TABLE outbox.competing_frontiers IS 'How far batches were handed out, the latest row of a lane: what lower sees, and of what upper sees beyond it everything up to the pair.';
+
+CREATE TABLE outbox.competing_frontiers_0 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    lower_snapshot pg_snapshot NOT NULL,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 DEFAULT '0'::xid8 NOT NULL,
+    after_position bigint DEFAULT 0 NOT NULL,
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE outbox.competing_frontiers_1 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    lower_snapshot pg_snapshot NOT NULL,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 DEFAULT '0'::xid8 NOT NULL,
+    after_position bigint DEFAULT 0 NOT NULL,
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE outbox.competing_frontiers_2 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    lower_snapshot pg_snapshot NOT NULL,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 DEFAULT '0'::xid8 NOT NULL,
+    after_position bigint DEFAULT 0 NOT NULL,
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE outbox.competing_frontiers_3 (
+    id bigint NOT NULL,
+    processor_id text NOT NULL,
+    lane smallint NOT NULL,
+    lower_snapshot pg_snapshot NOT NULL,
+    upper_snapshot pg_snapshot,
+    after_transaction_id xid8 DEFAULT '0'::xid8 NOT NULL,
+    after_position bigint DEFAULT 0 NOT NULL,
+    cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE outbox.competing_processors (
+    processor_id text NOT NULL,
+    queue text,
+    begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE outbox.competing_processors IS 'Processors in mode Competing, over the outbox or a queue. Never updated: whoever hands out the next batch locks the row.';
+
+CREATE TABLE outbox.competing_retries (
+    processor_id text NOT NULL,
+    transaction_id xid8 NOT NULL,
+    "position" bigint NOT NULL,
+    message_id text NOT NULL,
+    attempts integer NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    error_class text NOT NULL,
+    error text NOT NULL,
+    failed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE outbox.competing_retries IS 'Messages of the outbox that failed in mode Competing and wait for their next attempt. Of a queue they wait in its own table.';
 
 CREATE TABLE outbox.database_identity (
     singleton boolean DEFAULT true NOT NULL,
@@ -1587,6 +2309,14 @@ WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_suspicions IS 'Of what owners may have died: deaths at one and the same checkpoint, and what was tried at that moment where it was written down before.';
 
+CREATE TABLE outbox.queues (
+    queue text NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT queues_queue_is_a_name CHECK ((queue ~ '^[a-z][a-z0-9_]{0,39}$'::text))
+);
+
+COMMENT ON TABLE outbox.queues IS 'Queue tables: queue_NAME is the table of NAME, made by create_queue().';
+
 CREATE TABLE outbox.recorded_acts (
     id bigint NOT NULL,
     act text NOT NULL,
@@ -1686,8 +2416,33 @@ CREATE TABLE outbox.spark_staging (
 
 COMMENT ON TABLE outbox.spark_staging IS 'Staging tables of Spark processors, one per owner''s epoch and list of columns; a later epoch drops them.';
 
+ALTER TABLE ONLY outbox.competing_batches ATTACH PARTITION outbox.competing_batches_0 FOR VALUES IN ('0');
+
+ALTER TABLE ONLY outbox.competing_batches ATTACH PARTITION outbox.competing_batches_1 FOR VALUES IN ('1');
+
+ALTER TABLE ONLY outbox.competing_batches ATTACH PARTITION outbox.competing_batches_2 FOR VALUES IN ('2');
+
+ALTER TABLE ONLY outbox.competing_batches ATTACH PARTITION outbox.competing_batches_3 FOR VALUES IN ('3');
+
+ALTER TABLE ONLY outbox.competing_frontiers ATTACH PARTITION outbox.competing_frontiers_0 FOR VALUES IN ('0');
+
+ALTER TABLE ONLY outbox.competing_frontiers ATTACH PARTITION outbox.competing_frontiers_1 FOR VALUES IN ('1');
+
+ALTER TABLE ONLY outbox.competing_frontiers ATTACH PARTITION outbox.competing_frontiers_2 FOR VALUES IN ('2');
+
+ALTER TABLE ONLY outbox.competing_frontiers ATTACH PARTITION outbox.competing_frontiers_3 FOR VALUES IN ('3');
+
 ALTER TABLE ONLY outbox.applied_migrations
     ADD CONSTRAINT applied_migrations_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY outbox.competing_processors
+    ADD CONSTRAINT competing_processors_pkey PRIMARY KEY (processor_id);
+
+ALTER TABLE ONLY outbox.competing_processors
+    ADD CONSTRAINT competing_processors_queue_has_one_processor UNIQUE (queue);
+
+ALTER TABLE ONLY outbox.competing_retries
+    ADD CONSTRAINT competing_retries_pkey PRIMARY KEY (processor_id, transaction_id, "position");
 
 ALTER TABLE ONLY outbox.database_identity
     ADD CONSTRAINT database_identity_pkey PRIMARY KEY (singleton);
@@ -1722,6 +2477,9 @@ ALTER TABLE ONLY outbox.processor_partitions
 ALTER TABLE ONLY outbox.processor_suspicions
     ADD CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition);
 
+ALTER TABLE ONLY outbox.queues
+    ADD CONSTRAINT queues_pkey PRIMARY KEY (queue);
+
 ALTER TABLE ONLY outbox.recorded_acts
     ADD CONSTRAINT recorded_acts_pkey PRIMARY KEY (id);
 
@@ -1742,6 +2500,28 @@ ALTER TABLE ONLY outbox.spark_queries
 
 ALTER TABLE ONLY outbox.spark_staging
     ADD CONSTRAINT spark_staging_pkey PRIMARY KEY (table_name);
+
+CREATE INDEX competing_batches_by_processor ON ONLY outbox.competing_batches USING btree (processor_id, id);
+
+CREATE INDEX competing_batches_0_processor_id_id_idx ON outbox.competing_batches_0 USING btree (processor_id, id);
+
+CREATE INDEX competing_batches_1_processor_id_id_idx ON outbox.competing_batches_1 USING btree (processor_id, id);
+
+CREATE INDEX competing_batches_2_processor_id_id_idx ON outbox.competing_batches_2 USING btree (processor_id, id);
+
+CREATE INDEX competing_batches_3_processor_id_id_idx ON outbox.competing_batches_3 USING btree (processor_id, id);
+
+CREATE INDEX competing_frontiers_latest ON ONLY outbox.competing_frontiers USING btree (processor_id, lane, id);
+
+CREATE INDEX competing_frontiers_0_processor_id_lane_id_idx ON outbox.competing_frontiers_0 USING btree (processor_id, lane, id);
+
+CREATE INDEX competing_frontiers_1_processor_id_lane_id_idx ON outbox.competing_frontiers_1 USING btree (processor_id, lane, id);
+
+CREATE INDEX competing_frontiers_2_processor_id_lane_id_idx ON outbox.competing_frontiers_2 USING btree (processor_id, lane, id);
+
+CREATE INDEX competing_frontiers_3_processor_id_lane_id_idx ON outbox.competing_frontiers_3 USING btree (processor_id, lane, id);
+
+CREATE INDEX competing_retries_due ON outbox.competing_retries USING btree (processor_id, due_at);
 
 CREATE INDEX dead_letters_blocking ON outbox.dead_letters USING btree (processor_id, partition, key_hash) WHERE blocks;
 
@@ -1769,6 +2549,22 @@ CREATE INDEX spark_files_by_processor ON outbox.spark_files USING btree (process
 
 CREATE INDEX spark_staging_by_processor ON outbox.spark_staging USING btree (processor_id, epoch);
 
+ALTER INDEX outbox.competing_batches_by_processor ATTACH PARTITION outbox.competing_batches_0_processor_id_id_idx;
+
+ALTER INDEX outbox.competing_batches_by_processor ATTACH PARTITION outbox.competing_batches_1_processor_id_id_idx;
+
+ALTER INDEX outbox.competing_batches_by_processor ATTACH PARTITION outbox.competing_batches_2_processor_id_id_idx;
+
+ALTER INDEX outbox.competing_batches_by_processor ATTACH PARTITION outbox.competing_batches_3_processor_id_id_idx;
+
+ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_0_processor_id_lane_id_idx;
+
+ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_1_processor_id_lane_id_idx;
+
+ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_2_processor_id_lane_id_idx;
+
+ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_3_processor_id_lane_id_idx;
+
 ALTER TABLE ONLY outbox.repair_ids
     ADD CONSTRAINT repair_ids_repair_fkey FOREIGN KEY (repair_id) REFERENCES outbox.repairs(id);
 
@@ -1776,9 +2572,13 @@ REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition int
 
 REVOKE ALL ON FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.begin_competing(p_processor_id text, p_claim_uid text, p_queue text, p_lower pg_snapshot, p_after_transaction_id xid8, p_after_position bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
@@ -1790,13 +2590,21 @@ REVOKE ALL ON FUNCTION outbox.claim_is_open_to(p_claim outbox.processor_claims, 
 
 REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text, p_force boolean, p_sweep_uids text[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.complete_batch(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_upto_transaction_id xid8, p_upto_position bigint, p_messages integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.create_queue(p_queue text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot, p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint, p_whole boolean, p_messages integer, p_keys text[], p_owner text, p_pod text, p_lease interval) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.defer_message(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_action text, p_wait interval, p_attempts integer, p_transaction_id xid8, p_position bigint, p_message_id text, p_message_type text, p_publication_id text, p_partition_key text, p_data jsonb, p_metadata jsonb, p_scheduled timestamp with time zone, p_error_class text, p_error text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
 
@@ -1805,6 +2613,8 @@ REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid t
 REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
@@ -1816,9 +2626,15 @@ REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition in
 
 REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.keep_unique() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.lock_frontier(p_processor_id text, p_claim_uid text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
 
@@ -1830,6 +2646,8 @@ REVOKE ALL ON FUNCTION outbox.release_claim(p_processor_id text, p_uid text) FRO
 
 REVOKE ALL ON FUNCTION outbox.release_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.renew_batches(p_processor_id text, p_owner text, p_lease interval, p_batch bigint, p_attempt integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.renew_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.renew_membership(p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
@@ -1839,6 +2657,10 @@ REVOKE ALL ON FUNCTION outbox.resolve_conflict(p_conflict_id bigint, p_action te
 REVOKE ALL ON FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.rewind_processor_checkpoint(p_processor_id text, p_partition integer, p_transaction_id xid8, p_position bigint, p_reason text, p_decided_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.rotate_competing() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.rotate_queue(p_processor_id text, p_keep interval, p_segment_bytes bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 
@@ -1851,6 +2673,8 @@ REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.stranger_refusals(p_processor_id text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) FROM PUBLIC;
 

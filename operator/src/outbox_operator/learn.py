@@ -67,7 +67,7 @@ def owner_ref(ref: ResourceRef | None) -> OwnerRef | None:
 def lead_report(observed: Observed) -> Report | None:
     """Pick the report that speaks for the processor: a lease holder's, else the newest that knows something.
 
-    Of several owners (mode Partitioned) the one that most needs attention speaks.
+    Of several owners (modes Partitioned and Competing) the one that most needs attention speaks.
     """
     held = [report for report in observed.reports if report.lease is not None and report.lease.held]
     held.sort(key=lambda report: _TELLING.get(report.state, len(_TELLING)))
@@ -134,8 +134,9 @@ def learn_owner(observed: Observed) -> OwnerStatus | None:
     if report is None or report.lease is None or not report.lease.pod:
         return None
     pods = {lease.pod for lease in report.leases if lease.pod}
-    if len(pods) > 1:
-        return OwnerStatus(pod=f"{len(pods)} pods")
+    count = len(pods) if report.unfinished is None else report.unfinished.consumers
+    if count > 1:
+        return OwnerStatus(pod=f"{count} pods")
     return OwnerStatus(pod=report.lease.pod[:256], epoch=report.lease.epoch or 0)
 
 

@@ -86,7 +86,8 @@ class WorkerPods(SpecModel):
     replicas: Annotated[int, Field(ge=0, le=100)] = Field(
         1,
         description=(
-            "One handles messages, the others stand by and take over within delivery.leaseDuration. "
+            "Mode Ordered: one handles messages, the others stand by and take over within delivery.leaseDuration. "
+            "Modes Partitioned and Competing: all handle messages. "
             "0 stops processing and keeps the claim."
         ),
     )
@@ -232,6 +233,12 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "self.delivery.mode != 'Ordered' || !has(self.delivery.blocks) || self.delivery.blocks != 'Key' || "
         "!has(self.source.table) || has(self.source.table.columns.partitionKey) || has(self.delivery.key)",
         "delivery.blocks: Key needs a key: set source.table.columns.partitionKey or delivery.key",
+    ),
+    rule(
+        "!has(self.delivery.competing) || !has(self.delivery.competing.queue) || "
+        "(!has(self.source.table) && self.startFrom.type == 'Beginning')",
+        "delivery.competing.queue is a table of its own, handled from its beginning: leave source.table and startFrom "
+        "out",
     ),
     rule(
         "!has(self.delivery.partitions) || self.worker.replicas <= self.delivery.partitions.count",

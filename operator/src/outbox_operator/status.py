@@ -74,7 +74,9 @@ class OwnerRef(StatusModel):
 class OwnerStatus(StatusModel):
     """Who handles messages now."""
 
-    pod: Short = Field(description="Pod that holds the lease; in mode Partitioned, how many pods own partitions.")
+    pod: Short = Field(
+        description="Pod that holds the lease; in modes Partitioned and Competing, how many pods share the work."
+    )
     epoch: int = Field(0, description="Number of its lease; a takeover raises it.")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
+from outbox_cli.lag import LagReader
 from outbox_core.span import format_age
-from outbox_worker.change import look_at_change, part_reader
+from outbox_worker.change import look_at_change
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.overview import list_acts, list_processors
@@ -115,10 +115,11 @@ def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     subject = context.subject
     views = find_partitions(connection, subject)
     changes = look_at_changes(connection, subject, views)
+    measure = LagReader(connection, subject)
     records = []
-    for view in views:
-        lag = None if view.pair is None else _reader(subject, view).lag(connection, view.pair)
-        record = status_record(view, lag) | {"change": changes.get(view.processor_id)}
+    for view in map(measure.with_consumers, views):
+        lag = None if view.pair is None else measure.lag(view, LAG_CAP)
+        record = status_record(view, lag) | {"change": changes.get(view.processor_id)} | measure.unfinished(view)
         records.append(record if context.console.is_json else record | {"lagText": format_lag(lag)})
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
     for processor_id, change in changes.items():
@@ -139,17 +140,11 @@ def look_at_changes(
     return found
 
 
-def _reader(subject: Subject, view: ProcessorView) -> MessageReader:
-    """Return a reader of the partition's own messages."""
-    if view.division is None:
-        return MessageReader(subject.source)
-    return part_reader(subject.source, replace(view.division, line=None), view.partition)
-
-
 @against_database
 def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
     subject, options = context.subject, context.options
+    measure = LagReader(connection, subject)
     # A limit above the cap would never be seen to be exceeded.
     cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
     records: list[Record] = []
@@ -157,7 +152,7 @@ def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     for view in find_partitions(connection, subject):
         if view.pair is None:
             continue
-        found = _reader(subject, view).lag(connection, view.pair, cap)
+        found = measure.lag(view, cap)
         exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
         counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
         records.append(

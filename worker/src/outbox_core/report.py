@@ -216,6 +216,21 @@ class Bound(_Report):
         return self.age_seconds >= STALLED_AFTER
 
 
+class Unfinished(_Report):
+    """Mode Competing: what was handed out to consumers and is not done."""
+
+    messages: int = 0
+    batches: int = 0
+    free: int = 0
+    """Batches that nobody has: handed back, or lapsed."""
+    retries: int = 0
+    """Messages that failed and wait for their next attempt (over the outbox)."""
+    consumers: int = 0
+    """Processes that live."""
+    oldest_seconds: float = 0.0
+    """Age of the oldest batch."""
+
+
 class Conflict(_Report):
     """One refusal by the checkpoint contract, with both pairs."""
 
@@ -316,5 +331,6 @@ class Report(_Report):
     """The breaker before the target: Closed, Open or HalfOpen."""
     executors: int | None = None
     """Spark: live executors."""
+    unfinished: Unfinished | None = None
     advice: str | None = None
     """What a person should do although messages are handled: an index that is missing."""

@@ -53,6 +53,8 @@ class Step(StrEnum):
     """Divided processor: another process shall own this partition."""
     RELEASE = "release"
     """Divided processor: give the partition's lease back between two batches, so that another can take it."""
+    DEFER = "defer"
+    """Competing: the message that fails leaves its batch."""
     END = "end"
     """Give back what is held and end the process."""
 

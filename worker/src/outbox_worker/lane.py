@@ -56,6 +56,11 @@ class Lane:
         parts.board.set_state(state, parts.key.partition)
 
     @property
+    def owns(self) -> bool:
+        """The partition is this process's, as far as it knows."""
+        return self.state.lease is not None
+
+    @property
     def is_obsolete(self) -> bool:
         """The processor is divided otherwise now, and nothing of the partition is in hand any more."""
         return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK

@@ -16,6 +16,7 @@ from outbox_core.state import Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outbox_worker.competing import ConsumerLane
     from outbox_worker.lane import Lane
     from outbox_worker.shutdown import Wakeup
     from outbox_worker.status import Progress
@@ -32,7 +33,7 @@ _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 class Loop:
     """Runs the lanes of one processor until each has come to its END."""
 
-    def __init__(self, lanes: Sequence[Lane], *, wakeup: Wakeup, progress: Progress) -> None:
+    def __init__(self, lanes: Sequence[Lane | ConsumerLane], *, wakeup: Wakeup, progress: Progress) -> None:
         """Keep the lanes, at least one; they share target and delivery."""
         self._lanes = lanes
         self._target = lanes[0].parts.target
@@ -61,12 +62,12 @@ class Loop:
                 for each in live:
                     each.advance(h.TargetChanged())
 
-    def _share(self, live: Sequence[Lane]) -> None:
+    def _share(self, live: Sequence[Lane | ConsumerLane]) -> None:
         """Of the processor's rate this process uses the share that its partitions are of all."""
-        self._gate.share = sum(lane.state.lease is not None for lane in live) / len(self._lanes)
+        self._gate.share = sum(lane.owns for lane in live) / len(self._lanes)
 
     @staticmethod
-    def _interrupt(live: Sequence[Lane]) -> bool:
+    def _interrupt(live: Sequence[Lane | ConsumerLane]) -> bool:
         """Tell each lane what makes its waiting pointless; say whether there was anything."""
         found = [(lane, happened) for lane in live if (happened := lane.find_interruption()) is not None]
         for lane, happened in found:

@@ -14,6 +14,15 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
 from outbox_core.spec import Guarantee
 from outbox_core.state import initial_state
+from outbox_worker.competing import (
+    CompetingHeartbeat,
+    CompetingObserver,
+    build_consumer,
+    build_lane,
+    build_relation,
+    hand_back,
+    lease_as_asked,
+)
 from outbox_worker.gate import Gate, HeldWatch
 from outbox_worker.health import HealthServer
 from outbox_worker.lane import Lane
@@ -114,6 +123,7 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
 
 
 def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, name: str, engine: Engine) -> int:
+    config = lease_as_asked(config)
     wakeup, progress = Wakeup(), Progress()
     identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
     board = StatusBoard(config, identity, initial_state(time.monotonic()))
@@ -137,6 +147,9 @@ def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, na
     count = None if config.delivery.partitions is None else config.delivery.partitions.count
     take_over = settings.take_over
     try:
+        if config.delivery.competing is not None:
+            _compete(process, take_over=take_over)
+            return ExitCode.DONE
         while (found := _work(process, count, take_over=take_over)) is not None:
             _log.info("the processor is divided otherwise", extra={"partitions": found, "before": count})
             count, take_over = found, False
@@ -179,16 +192,33 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     return membership.found if membership is not None and outdated else None
 
 
+def _compete(process: Process, *, take_over: bool) -> None:
+    """Work as one of several consumers until the process shall end."""
+    (parts,), target = _build_crew(process, process.config, None)
+    consumer = build_consumer(parts, process.settings.pod_uid)
+    wiring = _heartbeat_wiring([parts], process)
+    heartbeat = CompetingHeartbeat(built=consumer, token=parts.token, **wiring)
+    heartbeat.start()
+    try:
+        lane = build_lane(
+            parts, consumer, take_over=take_over, telemetry=process.telemetry, chance=random.SystemRandom()
+        )
+        Loop([lane], wakeup=process.wakeup, progress=process.progress).run()
+    finally:
+        heartbeat.stop()
+        hand_back(parts, consumer)
+        give_back([parts])
+        write_termination(process.board.report(), process.settings.termination_log)
+        target.close()
+        parts.session.discard()
+
+
 def _build_crew(
     process: Process, config: ProcessorConfig, membership: Membership | None
 ) -> tuple[list[WorkerParts], Target]:
     key = ProcessorKey(config.source.schema_name, config.processor_id)
     seconds = config.delivery.lease_duration.total_seconds()
-    observer = (
-        Observer(key, process.board, lease=seconds)
-        if membership is None
-        else PartitionedObserver(key, process.board, lease=seconds, membership=membership, config=config)
-    )
+    observer = _build_observer(key, process.board, config, membership)
     target, transactional = process.engine.build_target(config, process.settings)
     parts = WorkerParts(
         config, key, process.settings.pod, process.token, Session(process.files, process.name), Ownership(seconds),
@@ -203,9 +233,20 @@ def _build_crew(
     ], target
 
 
-def _build_heartbeat(crew: Sequence[WorkerParts], process: Process, membership: Membership | None) -> Heartbeat:
+def _build_observer(
+    key: ProcessorKey, board: StatusBoard, config: ProcessorConfig, membership: Membership | None
+) -> Observer:
+    seconds = config.delivery.lease_duration.total_seconds()
+    if config.delivery.competing is not None:
+        return CompetingObserver(key, board, lease=seconds, config=config)
+    if membership is None:
+        return Observer(key, board, lease=seconds)
+    return PartitionedObserver(key, board, lease=seconds, membership=membership, config=config)
+
+
+def _heartbeat_wiring(crew: Sequence[WorkerParts], process: Process) -> dict[str, Any]:
     parts = crew[0]
-    wiring: dict[str, Any] = {
+    return {
         "session": Session(process.files, f"{process.name} heartbeat"),
         "key": parts.key,
         "resource": parts.config.resource,
@@ -215,9 +256,13 @@ def _build_heartbeat(crew: Sequence[WorkerParts], process: Process, membership: 
         "progress": process.progress,
         "on_loss": process.wakeup.wake,
     }
+
+
+def _build_heartbeat(crew: Sequence[WorkerParts], process: Process, membership: Membership | None) -> Heartbeat:
+    wiring = _heartbeat_wiring(crew, process)
     if membership is None:
         return Heartbeat(**wiring)
-    return PartitionedHeartbeat(membership=membership, pod=parts.pod, **wiring)
+    return PartitionedHeartbeat(membership=membership, pod=crew[0].pod, **wiring)
 
 
 def _make_steps(
@@ -274,6 +319,8 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
 
 
 def _relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
+    if config.delivery.competing is not None:
+        return build_relation(config)
     readers: dict[int, MessageReader] = {}
 
     def relation(batch: Batch) -> sql.Composed:

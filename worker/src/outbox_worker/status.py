@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef
+    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef, Unfinished
     from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
@@ -46,6 +46,8 @@ class Observed:
     bound: Bound | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
     failures: FailureSummary = field(default_factory=FailureSummary)
+    unfinished: Unfinished | None = None
+    """Of a processor in mode Competing."""
 
 
 class StatusBoard:
@@ -179,6 +181,7 @@ class StatusBoard:
                 failures=seen.failures,
                 circuit=self._circuit() if self._circuit is not None else None,
                 executors=self._executors,
+                unfinished=seen.unfinished,
                 advice=self._advice,
             )
 

@@ -65,6 +65,7 @@ class BoardCollector(Collector):
         yield from _gauges(report, labels)
         yield from _pairs(report, labels)
         yield from _holder(report, labels)
+        yield from _unfinished(report, labels)
         state = GaugeMetricFamily("outbox_state", "1 for the state the worker is in.", labels=["processor", "state"])
         for each in WorkerState:
             state.add_metric([*labels, each.value], float(each is report.state))
@@ -125,6 +126,24 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
             gauge = GaugeMetricFamily(name, text, labels=["processor"])
             gauge.add_metric(labels, float(value))
             yield gauge
+
+
+def _unfinished(report: Report, labels: list[str]) -> Iterator[Metric]:
+    """Mode Competing: the same from every consumer, so take the maximum over them."""
+    seen = report.unfinished
+    if seen is None:
+        return
+    for name, text, value in (
+        ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", float(seen.messages)),
+        ("outbox_unfinished_batches", "Batches handed out and not done.", float(seen.batches)),
+        ("outbox_free_batches", "Batches handed back or lapsed, that nobody has taken yet.", float(seen.free)),
+        ("outbox_retrying_messages", "Messages that failed and wait for their next attempt.", float(seen.retries)),
+        ("outbox_consumers", "Processes that take batches.", float(seen.consumers)),
+        ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.", seen.oldest_seconds),
+    ):
+        gauge = GaugeMetricFamily(name, text, labels=["processor"])
+        gauge.add_metric(labels, value)
+        yield gauge
 
 
 def _pairs(report: Report, labels: list[str]) -> Iterator[Metric]:

@@ -17,6 +17,7 @@ from outbox_core.spec.base import (
     format_duration,
     parse_duration,
 )
+from outbox_core.spec.competing import Competing
 from outbox_core.spec.delivery import (
     Blocks,
     CheckpointTime,
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointTime",
     "CircuitBreaker",
     "Columns",
+    "Competing",
     "Connection",
     "Cursor",
     "Delivery",

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from outbox_core.spec.base import Duration, SpecModel, SqlIdentifier, rule, rules
+from outbox_core.spec.competing import Competing
 
 
 class Mode(StrEnum):
@@ -16,6 +17,7 @@ class Mode(StrEnum):
 
     ORDERED = "Ordered"
     PARTITIONED = "Partitioned"
+    COMPETING = "Competing"
 
 
 class Guarantee(StrEnum):
@@ -37,6 +39,7 @@ class WhenExhausted(StrEnum):
 
     STOP = "Stop"
     DEAD_LETTER = "DeadLetter"
+    REQUEUE = "Requeue"
     SKIP = "Skip"
 
 
@@ -212,6 +215,27 @@ class Delivery(SpecModel):
                 "circuitBreaker.openFor must be between 100ms and 1h",
             ),
             rule(
+                "(self.mode == 'Competing') == has(self.competing)",
+                "competing goes with mode Competing: set both or neither (competing: {} for the outbox itself)",
+            ),
+            rule(
+                "self.mode != 'Competing' || self.leaseDuration == '15s'",
+                "in mode Competing leave leaseDuration out and set competing.leaseDuration: consumers lease batches",
+            ),
+            rule(
+                "self.mode != 'Competing' || self.checkpoint == 'AfterHandling'",
+                "in mode Competing leave checkpoint out: consumers complete batches, no checkpoint is stored by them",
+            ),
+            rule(
+                "self.mode != 'Competing' || !has(self.blocks) && !has(self.rateLimit)",
+                "in mode Competing leave blocks and rateLimit out: a message that fails leaves its batch and blocks "
+                "nothing",
+            ),
+            rule(
+                "self.mode == 'Competing' || self.whenExhausted != 'Requeue'",
+                "whenExhausted Requeue needs mode Competing: elsewhere it would break the order; use DeadLetter",
+            ),
+            rule(
                 "self.mode == oldSelf.mode",
                 "mode cannot be changed: checkpoints of one mode mean nothing to the other; use another processorId",
             ),
@@ -227,10 +251,11 @@ class Delivery(SpecModel):
         Mode.ORDERED,
         description=(
             "Ordered: one active worker, messages in the cursor's order. Partitioned: messages of one key in that "
-            "order, keys spread over all replicas."
+            "order, keys spread over all replicas. Competing: all replicas take batches, first in first out, no order."
         ),
     )
     partitions: Partitions | None = Field(None, description="Mode Partitioned: into how many, and by what.")
+    competing: Competing | None = Field(None, description="Mode Competing: for what, and how.")
     guarantee: Guarantee | None = Field(
         None,
         description=(
@@ -256,8 +281,9 @@ class Delivery(SpecModel):
         WhenExhausted.STOP,
         description=(
             "What becomes of a message whose attempts ran out. Stop: what it blocks waits until the resource, the "
-            "handler or a person changes something. DeadLetter: it is kept with its error for `outbox redrive`; with "
-            "blocks: Key its key waits behind it. Skip: it is passed over for good, a recorded act."
+            "handler or a person changes something (Competing: the consumer that met it). DeadLetter: it is kept with "
+            "its error for `outbox redrive`; with blocks: Key its key waits behind it. Skip: it is passed over for "
+            "good, a recorded act. Requeue (mode Competing): it is tried again later, for ever."
         ),
     )
     blocks: Blocks | None = Field(

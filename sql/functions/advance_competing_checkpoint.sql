@@ -1,0 +1,34 @@
+CREATE OR REPLACE FUNCTION :"schema".advance_competing_checkpoint(p_processor_id text) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
+-- attempt, and what was not handed out. It never moves back.
+    WITH lanes AS (
+        SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
+        WHERE f.processor_id = p_processor_id ORDER BY f.lane, f.id DESC
+    ), bounds AS (
+        SELECT coalesce(l.upper_snapshot, l.lower_snapshot) AS seen, NULL::xid8 AS t, NULL::bigint AS p FROM lanes l
+        UNION ALL
+        SELECT l.lower_snapshot, l.after_transaction_id, l.after_position FROM lanes l WHERE l.upper_snapshot IS NOT NULL
+        UNION ALL
+        SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
+        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL
+        UNION ALL
+        SELECT NULL, b.transaction_ids[1], b.positions[1] - 1
+        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
+        UNION ALL
+        SELECT NULL, r.transaction_id, r.position - 1 FROM competing_retries r WHERE r.processor_id = p_processor_id
+    ), pairs AS (
+        SELECT (pg_snapshot_xmin(b.seen)::text::bigint - 1)::text::xid8 AS t, 9223372036854775807 AS p
+        FROM bounds b WHERE b.t IS NULL OR b.t = '0'
+        UNION ALL
+        SELECT b.t, b.p FROM bounds b WHERE b.t <> '0'
+    ), lowest AS (
+        SELECT t, p FROM pairs ORDER BY t, p LIMIT 1
+    )
+    UPDATE processor_checkpoints c
+    SET last_processed_transaction_id = lowest.t, last_processed_position = lowest.p, stored_at = clock_timestamp()
+    FROM lowest
+    WHERE c.processor_id = p_processor_id AND c.partition = 0
+      AND (c.last_processed_transaction_id, c.last_processed_position) < (lowest.t, lowest.p)
+$function$;

@@ -1,0 +1,63 @@
+CREATE OR REPLACE FUNCTION :"schema".rotate_competing() RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '100ms'
+AS $function$
+-- Empties children that hold nothing any more but dead rows, however old the snapshots that others hold. Returns their names. A table
+-- that somebody has read in an open transaction is left for the next time.
+DECLARE
+    v_done text[] := '{}';
+    v_child text;
+    v_current bigint;
+    v_empty boolean;
+    v_row record;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
+        RETURN v_done;
+    END IF;
+    SELECT (s.last_value >> 10) & 3 INTO v_current FROM competing_batch_ids s;
+    FOR n IN 0..3 LOOP
+        v_child := 'competing_batches_' || n;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
+            CONTINUE WHEN NOT v_empty;
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
+            IF v_empty THEN
+                EXECUTE format('TRUNCATE %I', v_child);
+                v_done := v_done || v_child;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    SELECT (s.last_value >> 9) & 3 INTO v_current FROM competing_frontier_ids s;
+    FOR n IN 0..3 LOOP
+        v_child := 'competing_frontiers_' || n;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            -- A lane whose latest row lies here takes it along, while nobody hands out its batches.
+            FOR v_row IN EXECUTE format('SELECT DISTINCT processor_id FROM %I', v_child) LOOP
+                PERFORM 1 FROM competing_processors p WHERE p.processor_id = v_row.processor_id FOR UPDATE;
+                EXECUTE format($sql$
+                    INSERT INTO competing_frontiers
+                        (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position,
+                         cut_at)
+                    SELECT nextval('competing_frontier_ids'), l.* FROM (
+                    SELECT DISTINCT ON (f.lane) f.processor_id, f.lane, f.lower_snapshot, f.upper_snapshot,
+                           f.after_transaction_id, f.after_position, f.cut_at
+                    FROM %I AS f
+                    WHERE f.processor_id = $1 AND NOT EXISTS (
+                        SELECT 1 FROM competing_frontiers g
+                        WHERE g.processor_id = $1 AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s)
+                    ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
+            END LOOP;
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format('TRUNCATE %I', v_child);
+            v_done := v_done || v_child;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    RETURN v_done;
+END
+$function$;

@@ -1,0 +1,430 @@
+"""Mode Competing in the database: whose a batch is, what a window holds, what is emptied; on every version."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.competing import Action, NothingTaken, Verdict
+from outbox_core.errors import ConfigurationError, HandlerError, TransientError
+from outbox_core.report import ResourceRef
+from outbox_core.spec import Competing, StartFrom
+from outbox_worker.postgres import checkpoints, competing, ownership
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.window import Stretch
+from tests.support.postgres import build_source
+
+KEY = ProcessorKey("outbox", "orders")
+HOUR = timedelta(hours=1)
+OVER = timedelta(0)
+SETTINGS = Competing()
+SOURCE = build_source()
+
+
+@pytest.fixture
+def connection(each_database):
+    connection = each_database.connect()
+    assert ownership.claim(connection, KEY, ResourceRef(cluster="c", namespace="n", name="a", uid="u1")).granted
+    return connection
+
+
+def taker(owner="one", lease=HOUR, limit=10, uid="u1", source=SOURCE, settings=SETTINGS):
+    consumer = competing.Consumer(owner, f"pod-{owner}", uid, lease)
+    return competing.BatchTaker(KEY, consumer, source, settings, limit)
+
+
+def join(connection, settings=SETTINGS, start_from=None, uid="u1"):
+    consumer = competing.Consumer("one", "pod-one", uid, HOUR)
+    return competing.join(connection, KEY, consumer, SOURCE, settings, start_from or StartFrom())
+
+
+def produce(connection, count, message_type="t"):
+    rows = connection.execute(
+        "INSERT INTO outbox.messages (message_type, data) SELECT %s, jsonb_build_object('n', n) "
+        "FROM generate_series(1, %s) AS n RETURNING position",
+        (message_type, count),
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def cut(connection, by):
+    work = by.cut(connection)
+    while isinstance(work, NothingTaken) and work.moved:
+        work = by.cut(connection)
+    return None if isinstance(work, NothingTaken) else work
+
+
+def positions(connection, by, work):
+    return [m.checkpoint.position for m in by.reader.fetch(connection, Stretch.of(work))]
+
+
+def drain(connection, by):
+    """Take and complete until nothing is left; return the positions in the order they were taken."""
+    found = []
+    while (work := by.take_left(connection) or cut(connection, by)) is not None:
+        found += positions(connection, by, work)
+        assert by.complete(connection, work, work.upto, work.count)
+    return found
+
+
+def count(connection, table):
+    return connection.execute(f"SELECT count(*) FROM outbox.{table}").fetchone()[0]
+
+
+def test_batches_are_cut_in_order_and_do_not_overlap(connection):
+    join(connection)
+    expected = produce(connection, 25)
+    one, two = taker("one"), taker("two")
+    works = [(by, cut(connection, by)) for by in (one, two, one)]
+    assert [positions(connection, by, work) for by, work in works] == [expected[:10], expected[10:20], expected[20:]]
+    assert cut(connection, two) is None
+    assert [work.count for _, work in works] == [10, 10, 5]
+
+
+def test_who_commits_late_comes_in_a_later_window_and_nobody_waits_for_it(connection, each_database):
+    join(connection)
+    late = each_database.connect(autocommit=False)
+    (early,) = produce(late, 1)
+    by = taker()
+    now = produce(connection, 3)
+    assert drain(connection, by) == now
+    more = produce(connection, 2)
+    assert drain(connection, by) == more
+    late.commit()
+    assert drain(connection, by) == [early]
+    assert drain(connection, by) == []
+
+
+def test_what_was_rolled_back_never_comes(connection, each_database):
+    join(connection)
+    other = each_database.connect(autocommit=False)
+    produce(other, 2)
+    expected = produce(connection, 1)
+    other.rollback()
+    assert drain(connection, taker()) == expected
+
+
+def test_only_one_cuts_at_a_time_and_the_other_does_not_wait(connection, each_database):
+    join(connection)
+    produce(connection, 3)
+    holder = each_database.connect(autocommit=False)
+    holder.execute("SELECT outbox.lock_frontier('orders', 'u1')")
+    assert taker().cut(connection) == NothingTaken(contended=True)
+    holder.rollback()
+    assert cut(connection, taker()).count == 3
+
+
+@pytest.mark.parametrize("what", ["owner", "attempt"])
+def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, what):
+    join(connection)
+    (position, *_) = produce(connection, 3)
+    first, second = taker("one", lease=OVER), taker("two" if what == "owner" else "one")
+    old = cut(connection, first)
+    new = second.take_left(connection)
+    assert (new.id, new.attempt) == (old.id, 2)
+
+    error = HandlerError("no")
+    message = first.reader.fetch(connection, Stretch.of(old, limit=1))[0]
+    assert message.checkpoint.position == position
+    assert not first.complete(connection, old, old.upto, 3)
+    assert not first.defer(connection, old, message, Verdict(Action.SKIP, 1), error, OVER)
+    assert first.renew(connection, old) == 0
+    assert second.renew(connection, new) == 1
+    assert second.complete(connection, new, new.upto, 3)
+    assert not second.complete(connection, new, new.upto, 3)
+
+
+def test_a_lapsed_batch_goes_to_any_other_and_a_live_one_to_nobody(connection):
+    join(connection)
+    produce(connection, 3)
+    live = cut(connection, taker("one"))
+    assert taker("two").take_left(connection) is None
+    assert taker("one", lease=OVER).renew(connection) == 1
+    assert taker("two").take_left(connection).id == live.id
+
+
+def test_handed_back_it_is_anybodys_at_once_and_counts_no_death(connection):
+    join(connection)
+    produce(connection, 3)
+    one = taker("one")
+    work = cut(connection, one)
+    assert one.hand_back(connection) == 1
+    again = taker("two").take_left(connection)
+    assert (again.id, again.attempt, again.piece, again.deaths) == (work.id, 2, None, 0)
+
+
+def test_whoever_dies_over_a_batch_leaves_it_in_smaller_pieces_down_to_one_which_counts(connection):
+    join(connection)
+    produce(connection, 8)
+    by = taker(lease=OVER)
+    cut(connection, by)
+    seen = [(work.piece, work.deaths) for work in (by.take_left(connection) for _ in range(5))]
+    assert seen == [(4, 0), (2, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_the_beginning_of_a_batch_can_be_done_alone(connection):
+    join(connection)
+    expected = produce(connection, 10)
+    one = taker("one", lease=OVER)
+    work = cut(connection, one)
+    third = one.reader.fetch(connection, Stretch.of(work, limit=3))[-1]
+    assert one.complete(connection, work, third.checkpoint, 3)
+    rest = taker("two").take_left(connection)
+    assert rest.count == 7
+    assert positions(connection, one, rest) == expected[3:]
+
+
+def test_a_message_that_failed_waits_while_the_rest_goes_on(connection):
+    join(connection)
+    expected = produce(connection, 5)
+    by = taker()
+    work = cut(connection, by)
+    first = by.reader.fetch(connection, Stretch.of(work, limit=1))[0]
+    assert by.defer(connection, work, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
+    assert by.take_left(connection) is None
+    connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
+    again = by.take_left(connection)
+    assert again.listed == ((first.checkpoint, 1),)
+    assert positions(connection, by, again) == expected[:1]
+    assert positions(connection, by, by.reader and work) == expected
+
+
+def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(connection):
+    join(connection)
+    produce(connection, 10)
+    produce(connection, 10)
+    one, two = taker("one"), taker("two")
+    first, second = cut(connection, one), cut(connection, two)
+    pairs = []
+
+    def advance():
+        competing.maintain(connection, KEY, SETTINGS)
+        stored = checkpoints.load(connection, KEY)
+        assert stored is not None
+        pairs.append(stored.pair)
+
+    assert two.complete(connection, second, second.upto, 10)
+    advance()
+    assert pairs[-1] < Checkpoint(first.upto.transaction_id, 0)
+    message = one.reader.fetch(connection, Stretch.of(first, limit=1))[0]
+    one.defer(connection, first, message, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
+    advance()
+    assert one.complete(connection, first, first.upto, 9)
+    advance()
+    assert pairs[-1] < message.checkpoint, "it waits for its next attempt"
+    connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
+    drain(connection, one)
+    produce(connection, 1)
+    drain(connection, one)
+    advance()
+    assert pairs[-1] >= second.upto
+    assert pairs == sorted(pairs)
+
+
+def test_without_the_claim_nothing_is_taken(connection):
+    join(connection)
+    produce(connection, 3)
+    assert join(connection, uid="u2") is None
+    stranger = taker("two", uid="u2")
+    assert stranger.cut(connection) == NothingTaken(contended=True)
+    assert stranger.take_left(connection) is None
+
+
+def test_a_start_at_the_end_has_what_was_in_flight(connection, each_database):
+    produce(connection, 3)
+    flying = each_database.connect(autocommit=False)
+    (position,) = produce(flying, 1)
+    assert join(connection, start_from=StartFrom(type="End"))
+    flying.commit()
+    new = produce(connection, 2)
+    assert sorted(drain(connection, taker())) == sorted([position, *new])
+
+
+def test_types_that_do_not_match_are_passed_over_without_batches(connection):
+    join(connection)
+    produce(connection, 30, "other")
+    wanted = produce(connection, 2, "mine")
+    by = taker(source=build_source(messageTypes=["mine"]))
+    assert drain(connection, by) == wanted
+
+
+def test_in_a_serializable_or_repeatable_read_transaction_a_lost_batch_is_refused_or_fails(connection, each_database):
+    join(connection)
+    produce(connection, 3)
+    one = taker("one", lease=OVER)
+    work = cut(connection, one)
+    frozen = each_database.connect(autocommit=False)
+    frozen.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    frozen.execute("SELECT count(*) FROM outbox.competing_batches")
+    assert taker("two").take_left(connection).attempt == 2
+    with pytest.raises(TransientError, match="40001"):
+        one.complete(frozen, work, work.upto, 3)
+
+
+def pages(connection, table):
+    """Pages of a partitioned table's children, without indexes."""
+    row = connection.execute(
+        "SELECT sum(pg_relation_size(i.inhrelid)) / 8192 FROM pg_inherits i WHERE i.inhparent = %s::regclass",
+        (f"outbox.{table}",),
+    ).fetchone()
+    return int(row[0])
+
+
+def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(database):
+    """Pages, not seconds. Without rotation 2,600 batches leave 140 pages and more, and as many frontiers 35."""
+    connection = database.connect()
+    assert ownership.claim(connection, KEY, ResourceRef(cluster="c", namespace="n", name="a", uid="u1")).granted
+    join(connection)
+    with database.direct(autocommit=False) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1")
+        by = taker(limit=1)
+        largest = [0, 0]
+        for _ in range(13):
+            produce(connection, 200)
+            assert len(drain(connection, by)) == 200
+            competing.maintain(connection, KEY, SETTINGS)
+            found = [pages(connection, table) for table in ("competing_batches", "competing_frontiers")]
+            largest = [max(pair) for pair in zip(largest, found, strict=True)]
+        assert largest[0] < 90
+        assert largest[1] < 24
+    assert count(connection, "competing_batches") == 0
+    assert drain(connection, by) == []
+
+
+JOBS = Competing(queue="jobs")
+
+
+@pytest.fixture
+def queue(database):
+    connection = database.connect()
+    assert ownership.claim(connection, KEY, ResourceRef(cluster="c", namespace="n", name="a", uid="u1")).granted
+    competing.ensure_queue(connection, "outbox", "jobs", create=True)
+    join(connection, JOBS)
+    return connection
+
+
+def put(connection, count, **columns):
+    names = "".join(f", {name}" for name in columns)
+    values = "".join(f", %({name})s" for name in columns)
+    rows = connection.execute(
+        f"INSERT INTO outbox.queue_jobs (message_type, data{names}) SELECT 't', jsonb_build_object('n', n){values} "
+        "FROM generate_series(1, %(count)s) AS n RETURNING position",
+        columns | {"count": count},
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def test_a_unique_key_is_unique_while_it_is_pending_and_free_once_taken(queue):
+    by = taker(settings=JOBS)
+    assert len(put(queue, 3, unique_key="k")) == 1
+    assert put(queue, 1, unique_key="k") == []
+    work = cut(queue, by)
+    assert len(put(queue, 1, unique_key="k")) == 1, "the one that is being handled may have read what was before"
+    assert by.complete(queue, work, work.upto, 1)
+    assert len(drain(queue, by)) == 1
+    assert count(queue, "queue_jobs_keys") == 0
+
+
+def test_a_unique_key_waits_for_the_transaction_that_stores_the_same(queue, database):
+    with database.direct(autocommit=False) as first, database.direct() as second:
+        assert len(put(first, 1, unique_key="k")) == 1
+        second.execute("SET lock_timeout = '200ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            put(second, 1, unique_key="k")
+        first.rollback()
+        assert len(put(second, 1, unique_key="k")) == 1
+
+
+def test_a_delayed_message_keeps_its_unique_key_and_comes_when_its_time_has_come(queue):
+    by = taker(settings=JOBS)
+    queue.execute(
+        "INSERT INTO outbox.queue_jobs (message_id, message_type, data, unique_key, deliver_after) "
+        "VALUES ('later', 't', '{}', 'k', clock_timestamp() + interval '1 hour')"
+    )
+    assert put(queue, 1, unique_key="k") == []
+    assert drain(queue, by) == []
+    queue.execute("UPDATE outbox.queue_jobs SET deliver_after = clock_timestamp()")
+    assert len(drain(queue, by)) == 1
+
+
+def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, database):
+    by = taker(settings=JOBS)
+    first = put(queue, 5)
+    work = cut(queue, by)
+    delayed = put(queue, 1, deliver_after="2999-01-01")
+    rotate = "SELECT outbox.rotate_queue('orders', %s, %s)"
+    queue.execute(rotate, ("0", 0))  # larger than nothing: producers go on in the next one
+    second = put(queue, 5)
+    assert {position >> 40 for position in first + delayed} == {0}
+    assert {position >> 40 for position in second} == {1}
+    assert queue.execute(rotate, ("0", 2**40)).fetchone() == ([],)
+    assert positions(queue, by, work) == first, "a batch that is not done is still there"
+    assert by.complete(queue, work, work.upto, 5)
+    later = cut(queue, by)
+    assert queue.execute(rotate, ("1 hour", 2**40)).fetchone() == ([],), "kept for a time"
+    with database.direct(autocommit=False) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1")
+        assert queue.execute(rotate, ("0", 2**40)).fetchone() == (["queue_jobs_0"],)
+    assert positions(queue, by, later) == second
+    assert count(queue, "queue_jobs_delayed") == 1
+
+
+def test_a_transaction_that_stores_into_an_old_segment_keeps_it(queue, database):
+    put(queue, 1)
+    drain(queue, taker(settings=JOBS))
+    with database.direct(autocommit=False) as slow:
+        (position,) = put(slow, 1)
+        queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)")
+        assert queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)").fetchone() == ([],)
+        slow.commit()
+    queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)")
+    assert drain(queue, taker(settings=JOBS)) == [position]
+
+
+def test_priorities_go_first_and_age(queue):
+    by = taker(settings=JOBS, limit=2)
+    late = put(queue, 2, priority=9, scheduled="2020-01-01")
+    low, high = put(queue, 2, priority=7), put(queue, 2, priority=1)
+    assert drain(queue, by) == [*late, *high, *low]
+
+
+def test_a_failed_message_of_a_queue_waits_in_it_with_its_attempts(queue):
+    by = taker(settings=JOBS)
+    put(queue, 2)
+    work = cut(queue, by)
+    stretch = Stretch.of(work, limit=1)
+    message = by.reader.fetch(queue, stretch)[0]
+    assert by.reader.fetch_attempts(queue, stretch) == 0
+    assert by.defer(queue, work, message, Verdict(Action.RETRY, 3), HandlerError("no"), OVER)
+    assert by.complete(queue, work, work.upto, 1)
+    by.take_left(queue)
+    again = cut(queue, by)
+    assert by.reader.fetch(queue, Stretch.of(again))[0].message_id == message.message_id
+    assert by.reader.fetch_attempts(queue, Stretch.of(again, limit=1)) == 3
+
+
+def test_a_queue_asked_for_by_another_role_of_things_is_refused(queue):
+    with pytest.raises(ConfigurationError, match="works over queue 'jobs'"):
+        join(queue, SETTINGS)
+    with pytest.raises(ConfigurationError, match="create_queue"):
+        competing.ensure_queue(queue, "outbox", "none", create=False)
+
+
+def test_a_queue_has_one_processor(queue):
+    other = ProcessorKey("outbox", "other")
+    resource = ResourceRef(cluster="c", namespace="n", name="b", uid="u2")
+    assert ownership.claim(queue, other, resource).granted
+    consumer = competing.Consumer("two", "pod-two", "u2", HOUR)
+    with pytest.raises(ConfigurationError, match="another processor's"):
+        competing.join(queue, other, consumer, SOURCE, JOBS, StartFrom())
+
+
+def test_a_processor_with_checkpoints_of_another_mode_is_refused(connection):
+    connection.execute("INSERT INTO outbox.processor_checkpoints VALUES ('orders', 0, '5', 5)")
+    with pytest.raises(ConfigurationError, match="another mode"):
+        join(connection)

@@ -1,0 +1,178 @@
+"""What a consumer does next, which priority goes first, and what becomes of a message that failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_core import happening as h
+from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.competing import (
+    Action,
+    Completed,
+    ConsumerState,
+    Deferred,
+    Joined,
+    Lost,
+    NothingTaken,
+    Piece,
+    Taken,
+    Verdict,
+    Window,
+    Work,
+    choose_lane,
+    decide_consumer,
+    judge,
+)
+from outbox_core.errors import HandlerError, TransientError
+from outbox_core.report import Reason, WorkerState
+from outbox_core.snapshot import Snapshot
+from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
+from outbox_core.state import Policy, Step
+
+NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+POLICY = Policy(Delivery(mode=Mode.COMPETING, competing=Competing()), Guarantee.TRANSACTIONAL)
+END = Checkpoint(10, 100)
+WORK = Work(1, 0, 1, Window(Snapshot(5, 5), Snapshot(11, 11)), (), BEGINNING, END, 8)
+
+
+def piece_of(work, count, examined=END):
+    return Piece(work.after, examined, (), count, full=True, matched_count=count, work=work)
+
+
+def decide(state, happened, chance=0.0):
+    return decide_consumer(state, happened, 0.0, POLICY, chance)
+
+
+def handling(count=8, examined=END, work=WORK):
+    return decide(ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(work, count, examined)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "chosen"),
+    [
+        pytest.param({5: NOON}, 5, id="the only one"),
+        pytest.param({0: NOON, 9: NOON}, 0, id="the more urgent one"),
+        pytest.param(
+            {0: NOON, 9: NOON - 9 * MINUTE}, 0, id="just as old as its levels are worth: still the urgent one"
+        ),
+        pytest.param({0: NOON, 9: NOON - 9.1 * MINUTE}, 9, id="it has waited for longer than that"),
+        pytest.param({4: NOON, 5: NOON - 2 * MINUTE, 6: NOON - 2.5 * MINUTE}, 5, id="the best of several"),
+    ],
+)
+def test_priority_ages(heads, chosen):
+    assert choose_lane(heads, MINUTE) == chosen
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9))
+def test_nothing_waits_for_ever_behind_what_is_more_urgent(arrivals, lane):
+    """One message a minute is handled; more urgent ones arrive all the time; the old one's turn comes all the same."""
+    heads = {lane: NOON}
+    urgent = [NOON + MINUTE * minute for minute, count in enumerate(arrivals * 20) for _ in range(count)]
+    handled_before = 0
+    while urgent:
+        if choose_lane(heads | {0: urgent[0]}, MINUTE) == lane:
+            break
+        urgent.pop(0)
+        handled_before += 1
+    stored_in_time = sum(1 for minute, count in enumerate(arrivals * 20) for _ in range(count) if minute <= lane)
+    assert handled_before <= stored_in_time
+
+
+@pytest.mark.parametrize(
+    ("when", "action", "attempts"),
+    [
+        (WhenExhausted.STOP, Action.STOP, 3),
+        (WhenExhausted.DEAD_LETTER, Action.DEAD_LETTER, 3),
+        (WhenExhausted.SKIP, Action.SKIP, 3),
+        (WhenExhausted.REQUEUE, Action.RETRY, 0),
+    ],
+)
+def test_what_becomes_of_a_message_whose_attempts_ran_out(when, action, attempts):
+    retry = Retry(max_attempts=3)
+    assert judge(2, retry, when, 0.0) == Verdict(Action.RETRY, 2, 2.0)
+    verdict = judge(3, retry, when, 0.0)
+    assert (verdict.action, verdict.attempts) == (action, attempts)
+    assert verdict.wait == (60.0 if action is Action.RETRY else 0.0)
+
+
+def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
+    state = handling(8)
+    state = decide(state, h.Failed(HandlerError("no")))
+    assert (state.step, state.limit, state.state) == (Step.FETCH, 4, WorkerState.RETRYING)
+    state = decide(state, Taken(piece_of(WORK, 1, Checkpoint(10, 93))))
+    state = decide(state, h.Failed(HandlerError("no")))
+    assert state.step is Step.DEFER
+    state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0)))
+    assert (state.step, state.work.after, state.work.count) == (Step.FETCH, Checkpoint(10, 93), 7)
+
+
+def test_what_was_done_grows_again_after_a_failure():
+    state = replace(handling(2, Checkpoint(10, 94)), limit=2)
+    state = decide(state, Completed(2))
+    assert (state.limit, state.work.count) == (4, 6)
+    state = decide(replace(state, piece=piece_of(state.work, 6), step=Step.HANDLE), Completed(6))
+    assert (state.work, state.limit, state.step) == (None, None, Step.FETCH)
+
+
+def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
+    state = decide(handling(1), h.Failed(HandlerError("no")))
+    state = decide(state, Deferred(Verdict(Action.STOP, 10)))
+    assert (state.step, state.state, state.reason) == (Step.HOLD, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED)
+    assert "10 attempts: no" in state.message
+    state = decide(state, h.TargetChanged())
+    assert (state.step, state.work) == (Step.FETCH, WORK)
+
+
+def test_a_lost_batch_is_forgotten_and_the_next_one_taken():
+    state = decide(handling(), Lost())
+    assert (state.step, state.work, state.reason) == (Step.FETCH, None, Reason.LEASE_LOST)
+
+
+def test_a_fault_of_the_database_hands_back_what_was_in_hand_unless_it_is_delivered():
+    down = h.Failed(TransientError("down", reason=Reason.DATABASE_UNAVAILABLE))
+    state = decide(handling(), down)
+    assert (state.step, state.work, state.state) == (Step.PREPARE, None, WorkerState.UNAVAILABLE)
+    state = decide(decide(handling(), h.Delivered(8)), down)
+    assert state.work == WORK
+    assert decide(state, h.Prepared()).step is Step.STORE
+
+
+def test_a_message_over_which_processes_died_is_not_handled_again():
+    dying = replace(WORK, piece=1, deaths=10)
+    state = handling(1, work=dying)
+    assert state.step is Step.DEFER
+    assert "10 processes in a row died" in str(state.failure)
+    assert handling(1, work=replace(dying, deaths=9)).step is Step.HANDLE
+
+
+def test_asked_to_stop_only_what_was_delivered_is_still_completed():
+    assert decide(handling(), h.StopRequested()).step is Step.END
+    state = decide(decide(handling(), h.Delivered(8)), h.StopRequested())
+    assert (state.step, state.is_last_work) == (Step.STORE, True)
+    assert decide(state, Completed(8)).step is Step.END
+
+
+def test_waits_grow_while_nothing_is_there_and_are_short_while_another_cuts():
+    state = decide(ConsumerState(Step.LOAD, 0.0), Joined(start_from_used=True))
+    waits = []
+    for _ in range(8):
+        state = decide(state, NothingTaken())
+        waits.append(state.due)
+    assert waits == sorted(waits)
+    assert waits[-1] == 0.5
+    assert decide(replace(state, idle=0), NothingTaken(contended=True)).due < 0.01
+    assert decide(state, NothingTaken(moved=True)).due == 0.0
+
+
+@given(st.integers(3, 9), st.integers(0, 9), st.sets(st.integers(3, 18)), st.integers(1, 30))
+def test_a_snapshot_reads_what_it_writes_and_sees_what_postgres_says(xmin, more, among, transaction_id):
+    xmax = xmin + more
+    snapshot = Snapshot(xmin, xmax, tuple(sorted(each for each in among if xmin <= each < xmax)))
+    assert Snapshot.parse(str(snapshot)) == snapshot
+    assert snapshot.sees(transaction_id) == (transaction_id < xmax and transaction_id not in snapshot.in_progress)

@@ -1,0 +1,63 @@
+"""What waits for a processor, whatever its mode: shared by `status` and `lag`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.checkpoint import BEGINNING
+from outbox_core.spec import Competing
+from outbox_worker.change import part_reader
+from outbox_worker.postgres import competing
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.window import WindowReader
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.console import Record
+    from outbox_cli.place import Subject
+    from outbox_core.report import Lag
+    from outbox_worker.postgres.overview import ProcessorView
+
+
+class LagReader:
+    """Measures what waits, by each processor's mode."""
+
+    def __init__(self, connection: psycopg.Connection[Any], subject: Subject) -> None:
+        """See which processors are in mode Competing."""
+        self._connection = connection
+        self._subject = subject
+        self._queues = competing.list_competing(connection, subject.schema)
+
+    def lag(self, view: ProcessorView, cap: int) -> Lag:
+        """Count what is not handled, at most about `cap`."""
+        if view.processor_id not in self._queues:
+            return _reader(self._subject, view).lag(self._connection, view.pair or BEGINNING, cap)
+        reader = WindowReader(self._subject.source, Competing(queue=self._queues[view.processor_id]))
+        return competing.measure_lag(self._connection, self._key(view), reader, cap)
+
+    def unfinished(self, view: ProcessorView) -> Record:
+        """Say what is handed out to consumers and not done; nothing of other modes."""
+        if view.processor_id not in self._queues:
+            return {}
+        found = competing.count_unfinished(self._connection, self._key(view))
+        return {"queue": self._queues[view.processor_id], "unfinished": found.model_dump(by_alias=True)}
+
+    def with_consumers(self, view: ProcessorView) -> ProcessorView:
+        """In mode Competing nobody holds a lease: whoever lives is at work."""
+        if view.processor_id not in self._queues:
+            return view
+        count = competing.count_unfinished(self._connection, self._key(view)).consumers
+        return replace(view, live=count > 0, pod=f"{count} consumers")
+
+    def _key(self, view: ProcessorView) -> ProcessorKey:
+        return ProcessorKey(self._subject.schema, view.processor_id)
+
+
+def _reader(subject: Subject, view: ProcessorView) -> MessageReader:
+    """Return a reader of the partition's own messages."""
+    if view.division is None:
+        return MessageReader(subject.source)
+    return part_reader(subject.source, replace(view.division, line=None), view.partition)

@@ -1,0 +1,380 @@
+"""Mode Competing in the database: join, take a batch, complete it, give it back. The rules are in `sql/functions/`.
+
+Each call is a fixed number of statements, however many messages a batch has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.competing import NothingTaken, Window, Work, choose_lane
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Lag, Reason, Unfinished
+from outbox_core.snapshot import Snapshot
+from outbox_worker.postgres.checkpoints import pair_parameters, start_pair
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.messages import LAG_CAP, WINDOW
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.window import LIVE, Stretch, WindowReader, start_of, stragglers_of
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from outbox_core.competing import Verdict
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Message
+    from outbox_core.spec import Competing, Source, StartFrom
+    from outbox_worker.postgres.key import ProcessorKey
+
+SEGMENT_BYTES: Final = 32 * 1024 * 1024
+"""A queue's segment that is larger is left for the next one, to be emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One process that takes batches: `owner` is pod UID and nonce, `pod` is for people."""
+
+    owner: str
+    pod: str
+    claim_uid: str
+    lease: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """How far a lane was handed out: what `lower` sees, and of `upper`'s window everything up to `after`."""
+
+    lane: int
+    id: int
+    window: Window
+    after: Checkpoint
+
+
+def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *, create: bool) -> None:
+    """See to it that the queue's table is there.
+
+    Raises:
+        ConfigurationError: it is not, and may not be made.
+
+    """
+    with translated():
+        found = connection.execute(in_schema("fetch_queue", schema), {"queue": queue}).fetchone()
+        if found is None and create:
+            connection.execute(in_schema("create_queue", schema), {"queue": queue})
+    if found is None and not create:
+        raise ConfigurationError(
+            f"there is no queue {queue!r}: run SELECT {schema}.create_queue('{queue}') as the schema's owner, or set "
+            "source.schema: Manage",
+            reason=Reason.SCHEMA_MISSING,
+        )
+
+
+def join(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    consumer: Consumer,
+    source: Source,
+    competing: Competing,
+    start_from: StartFrom,
+) -> bool | None:
+    """Join the processor; true: this call wrote down where it starts; None: the claim is not this resource's.
+
+    Raises:
+        ConfigurationError: it is over something else, or has checkpoints of another mode.
+
+    """
+    with translated():
+        known = connection.execute(
+            in_schema("fetch_competing", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    # A queue is handled from its beginning: what is in it is there to be handled.
+    start = BEGINNING if known or competing.queue else start_pair(connection, source, start_from)
+    horizon = max(1, start.transaction_id)
+    parameters = {
+        "processor_id": key.processor_id,
+        "claim_uid": consumer.claim_uid,
+        "queue": competing.queue,
+        "lower": str(Snapshot(horizon, horizon)),
+        **pair_parameters("after", start),
+    }
+    try:
+        row = connection.execute(in_schema("begin_competing", key.schema), parameters).fetchone()
+    except psycopg.errors.ObjectNotInPrerequisiteState as err:
+        raise ConfigurationError(
+            f"processor {key.processor_id!r} has checkpoints of another mode here: use another processorId",
+            reason=Reason.PARTITIONS_DIFFER,
+        ) from err
+    if row is None or not row[0]:
+        return None
+    if row[1] != competing.queue:
+        if row[1] is None and not known:
+            raise ConfigurationError(
+                f"queue {competing.queue!r} is another processor's: use its processorId, or another queue",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        there = "the outbox" if row[1] is None else f"queue {row[1]!r}"
+        raise ConfigurationError(
+            f"processor {key.processor_id!r} works over {there} here: use another processorId",
+            reason=Reason.PARTITIONS_DIFFER,
+        )
+    return bool(row[2])
+
+
+class BatchTaker:
+    """Takes batches of one processor for one consumer."""
+
+    def __init__(
+        self, key: ProcessorKey, consumer: Consumer, source: Source, competing: Competing, batch_size: int
+    ) -> None:
+        """Keep the settings."""
+        self.reader = WindowReader(source, competing)
+        self._key = key
+        self._consumer = consumer
+        self._competing = competing
+        self._limit = batch_size
+        self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
+                       "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
+
+    def take_left(self, connection: psycopg.Connection[Any]) -> Work | None:
+        """Take what is there already: a batch handed back or lapsed, or messages to be tried again."""
+        with translated():
+            if self._competing.queue is not None:
+                connection.execute(
+                    in_schema("promote_delayed", self._key.schema),
+                    {"queue": self._competing.queue, "limit": self._limit},
+                )
+            row = connection.execute(
+                in_schema("take_batch", self._key.schema), self._names | {"limit": self._limit}
+            ).fetchone()
+        return None if row is None else _work(row)
+
+    def cut(self, connection: psycopg.Connection[Any]) -> Work | NothingTaken:
+        """Take the next batch from the frontier, under its lock."""
+        try:
+            with translated():
+                frontiers, now = self._lock(connection)
+                if not frontiers:
+                    return NothingTaken(contended=True)
+                frontier = self._choose(connection, frontiers, now)
+                return NothingTaken() if frontier is None else self._cut(connection, frontier, now)
+        finally:
+            _end(connection)
+
+    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[Frontier], Snapshot]:
+        cursor = connection.execute(
+            load("lock_frontier").format(
+                schema=sql.Identifier(self._key.schema),
+                processor_id=sql.Literal(self._key.processor_id),
+                claim_uid=sql.Literal(self._consumer.claim_uid),
+            )
+        )
+        while cursor.nextset():
+            pass
+        rows = cursor.fetchall()
+        return frontiers_of(rows)
+
+    def _choose(self, connection: psycopg.Connection[Any], frontiers: list[Frontier], now: Snapshot) -> Frontier | None:
+        if not self.reader.is_queue:
+            return frontiers[0]
+        heads = fetch_heads(connection, self.reader, frontiers)
+        # A window of which nothing is left must be closed before what came later is seen.
+        over = [each for each in frontiers if each.lane not in heads and each.window.upper != now]
+        if over:
+            return over[0]
+        if not heads:
+            return None
+        lane = choose_lane(heads, self._competing.ageing)
+        return next(each for each in frontiers if each.lane == lane)
+
+    def _cut(self, connection: psycopg.Connection[Any], frontier: Frontier, now: Snapshot) -> Work | NothingTaken:
+        window = max(self._limit, WINDOW) if self.reader.filters else self._limit
+        stretch = Stretch(frontier.lane, frontier.window, frontier.after, limit=window)
+        examined = self.reader.examine(connection, stretch, self._limit)
+        if examined is None and frontier.window.upper == now:
+            return NothingTaken()
+        whole = examined is None or (examined.rows < window and examined.matched < self._limit)
+        cursor = connection.execute(
+            load("cut_batch").format(
+                schema=sql.Identifier(self._key.schema),
+                processor_id=sql.Literal(self._key.processor_id),
+                lane=sql.Literal(frontier.lane),
+                frontier=sql.Literal(frontier.id),
+                lower=sql.Literal(str(frontier.window.lower)),
+                upper=sql.Literal(str(frontier.window.upper)),
+                **_pair("after", frontier.after),
+                **_pair("upto", examined.upto if examined else frontier.after),
+                whole=sql.Literal(whole),
+                messages=sql.Literal(examined.matched if examined else 0),
+                keys=sql.Literal(examined.keys if examined else None),
+                owner=sql.Literal(self._consumer.owner),
+                pod=sql.Literal(self._consumer.pod),
+                lease=sql.Literal(self._consumer.lease),
+            )
+        )
+        row = cursor.fetchone()
+        return NothingTaken(moved=True) if row is None else _work(row)
+
+    def complete(self, connection: psycopg.Connection[Any], work: Work, upto: Checkpoint, messages: int) -> bool:
+        """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
+        parameters = self._names | {"batch": work.id, "attempt": work.attempt, "messages": messages}
+        with translated():
+            row = connection.execute(
+                in_schema("complete_batch", self._key.schema), parameters | pair_parameters("upto", upto)
+            ).fetchone()
+        return row is not None and bool(row[0])
+
+    def defer(
+        self,
+        connection: psycopg.Connection[Any],
+        work: Work,
+        message: Message,
+        verdict: Verdict,
+        error: OutboxError,
+        wait: timedelta,
+    ) -> bool:
+        """Let the message that failed leave the batch; false: the batch is lost."""
+        parameters = self._names | {
+            "batch": work.id, "attempt": work.attempt, "action": verdict.action.value, "wait": wait,
+            "attempts": verdict.attempts, "transaction_id": str(message.checkpoint.transaction_id),
+            "position": message.checkpoint.position, "message_id": message.message_id,
+            "message_type": message.message_type, "publication_id": message.publication_id,
+            "partition_key": message.partition_key, "data": message.data, "metadata": message.metadata,
+            "scheduled": message.scheduled, "error_class": error.reason.value, "error": str(error)[:4000],
+        }  # fmt: skip
+        with translated():
+            row = connection.execute(in_schema("defer_message", self._key.schema), parameters).fetchone()
+        return row is not None and bool(row[0])
+
+    def renew(self, connection: psycopg.Connection[Any], work: Work | None = None) -> int:
+        """Heartbeat: how many batches are still this consumer's; with a batch, whether that attempt of it is."""
+        parameters = self._names | {
+            "batch": None if work is None else work.id,
+            "attempt": None if work is None else work.attempt,
+        }
+        with translated():
+            row = connection.execute(in_schema("renew_batches", self._key.schema), parameters).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def hand_back(self, connection: psycopg.Connection[Any]) -> int:
+        """Give everything back that is in this consumer's name."""
+        with translated():
+            row = connection.execute(in_schema("hand_back_batches", self._key.schema), self._names).fetchone()
+        return 0 if row is None else int(row[0])
+
+
+def fetch_heads(connection: psycopg.Connection[Any], reader: WindowReader, frontiers: list[Frontier]) -> dict[int, Any]:
+    """Return when the first message that was not handed out was stored, of each lane that has one."""
+    starts = [start_of(each.window, each.after) for each in frontiers]
+    late = [
+        "" if each.after.transaction_id >= each.window.lower.xmax else ",".join(map(str, stragglers_of(each.window)))
+        for each in frontiers
+    ]
+    statement = load("fetch_heads").format(
+        table=reader.table.identifier,
+        live=LIVE,
+        lanes=sql.Literal([each.lane for each in frontiers]),
+        starts=sql.Literal([str(each.transaction_id) for each in starts]),
+        positions=sql.Literal([each.position for each in starts]),
+        ends=sql.Literal([str(each.window.upper.xmax) for each in frontiers]),
+        uppers=sql.Literal([str(each.window.upper) for each in frontiers]),
+        stragglers=sql.Literal(late),
+    )
+    return dict(connection.execute(statement).fetchall())
+
+
+def frontiers_of(rows: list[tuple[Any, ...]]) -> tuple[list[Frontier], Snapshot]:
+    """Read frontiers; where no window is open the next one reaches to the snapshot of now."""
+    if not rows:
+        return [], Snapshot(1, 1)
+    now = Snapshot.parse(rows[0][6])
+    return [
+        Frontier(lane, number, Window(Snapshot.parse(lower), Snapshot.parse(upper) if upper else now),
+                 Checkpoint(int(t), p))
+        for lane, number, lower, upper, t, p, _ in rows
+    ], now  # fmt: skip
+
+
+def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:
+    """Store how far everything is done, and empty tables that hold only dead rows; return their names."""
+    names = {"processor_id": key.processor_id}
+    with translated():
+        connection.execute(in_schema("advance_competing_checkpoint", key.schema), names)
+        row = connection.execute(
+            in_schema("rotate_competing", key.schema),
+            names | {"keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES},
+        ).fetchone()
+    return [] if row is None else list(row[0])
+
+
+def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unfinished:
+    """Count what is handed out and not done."""
+    with translated():
+        row = connection.execute(
+            in_schema("count_unfinished", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    names = ("messages", "batches", "free", "retries", "consumers", "oldest_seconds")
+    return Unfinished(**dict(zip(names, row or (0,) * len(names), strict=True)))
+
+
+def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str, str | None]:
+    """Return the queue of each processor in mode Competing, None: the outbox; nothing where the schema is older."""
+    try:
+        with translated():
+            return dict(connection.execute(in_schema("list_competing", schema)).fetchall())
+    except ConfigurationError as err:
+        if err.reason is not Reason.SCHEMA_MISSING:
+            raise
+        return {}
+
+
+def measure_lag(
+    connection: psycopg.Connection[Any], key: ProcessorKey, reader: WindowReader, cap: int = LAG_CAP
+) -> Lag:
+    """Count what is not done: waiting, handed out, or to be tried again. At most `cap` waiting rows are looked at."""
+    with translated():
+        rows = connection.execute(
+            in_schema("fetch_frontiers", key.schema), {"processor_id": key.processor_id}
+        ).fetchall()
+    frontiers, now = frontiers_of(rows)
+    unfinished = count_unfinished(connection, key)
+    messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
+    for each in frontiers:
+        parts = [Stretch(each.lane, each.window, each.after, limit=cap + 1)]
+        if each.window.upper != now:
+            parts.append(Stretch(each.lane, Window(each.window.upper, now), limit=cap + 1))
+        for part in parts:
+            if looked_at <= cap:
+                matched, seen, age = reader.count(connection, part)
+                messages, looked_at, seconds = messages + matched, looked_at + seen, max(seconds, age)
+    return Lag(messages=messages, at_least=looked_at > cap, seconds=max(0.0, seconds))
+
+
+def _work(row: tuple[Any, ...]) -> Work:
+    (number, lane, attempt, lower, upper, after_t, after_p, upto_t, upto_p, count, piece, deaths, ids, positions,
+     attempts) = row  # fmt: skip
+    listed = zip(ids or (), positions or (), attempts or (), strict=True)
+    return Work(
+        number, lane, attempt,
+        Window(Snapshot.parse(lower), Snapshot.parse(upper)) if lower else None,
+        tuple((Checkpoint(int(t), p), tries) for t, p, tries in listed),
+        Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, piece, deaths,
+    )  # fmt: skip
+
+
+def _pair(name: str, pair: Checkpoint) -> dict[str, sql.Literal]:
+    return {key: sql.Literal(value) for key, value in pair_parameters(name, pair).items()}
+
+
+def _end(connection: psycopg.Connection[Any]) -> None:
+    """Leave no transaction open: after COMMIT this does nothing."""
+    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()

@@ -1,0 +1,211 @@
+"""Reads the messages of a window: those that one snapshot sees and an earlier one did not, in order of their pairs.
+
+A window needs no bound below the oldest open transaction, so nobody's open transaction holds it up: what commits late
+is in a later window. What it holds is fixed by the two snapshots, however late and by whomever it is read. Two index
+ranges are merged: the transactions that were in progress for the earlier snapshot and are done for the later one, and
+those that the earlier one did not know yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.errors import ConfigurationError
+from outbox_core.message import Message
+from outbox_core.spec import Columns
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.table import OutboxTable
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import psycopg
+
+    from outbox_core.competing import Window, Work
+    from outbox_core.spec import Competing, Source
+
+LIVE: Final = sql.SQL("(CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')")
+"""In the words of the queue table's partitions, so that those of delayed messages are not looked into."""
+_QUEUE_COLUMNS: Final = Columns(
+    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Which messages of a lane: of a window or listed, after a pair, up to one, at most so many."""
+
+    lane: int
+    window: Window | None
+    after: Checkpoint = BEGINNING
+    upto: Checkpoint | None = None
+    limit: int | None = None
+    listed: tuple[Checkpoint, ...] = ()
+
+    @classmethod
+    def of(cls, work: Work, upto: Checkpoint | None = None, limit: int | None = None) -> Stretch:
+        """What is left of a batch, or the beginning of that."""
+        listed = tuple(pair for pair, _ in work.listed)
+        return cls(work.lane, work.window, work.after, upto or work.upto, limit, listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The last pair looked at, how many rows, how many of them match, and the unique keys among them."""
+
+    upto: Checkpoint
+    rows: int
+    matched: int
+    keys: list[str] | None
+
+
+def table_of(source: Source, competing: Competing) -> OutboxTable:
+    """Return the queue's table, or the outbox."""
+    if competing.queue is None:
+        return OutboxTable.of(source)
+    return OutboxTable(source.schema_name, f"queue_{competing.queue}", _QUEUE_COLUMNS)
+
+
+def stragglers_of(window: Window) -> list[int]:
+    """Return the transactions that were in progress for the lower snapshot and are done for the upper one."""
+    return [each for each in window.lower.in_progress if window.upper.sees(each)]
+
+
+def start_of(window: Window, after: Checkpoint) -> Checkpoint:
+    """Return the pair after which the messages lie that the lower snapshot did not know."""
+    return max(after, Checkpoint(window.lower.xmax - 1, MAX_POSITION))
+
+
+class WindowReader:
+    """Statements over one outbox or queue; holds no connection and no state."""
+
+    def __init__(self, source: Source, competing: Competing) -> None:
+        """Prepare.
+
+        Raises:
+            ConfigurationError: publications are asked of a table that has no column for them.
+
+        """
+        self.table = table_of(source, competing)
+        self.is_queue = competing.queue is not None
+        self._publications = list(dict.fromkeys(source.publications))
+        self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
+        if self._publications and self.table.columns.publication_id is None:
+            raise ConfigurationError(
+                "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
+            )
+
+    @property
+    def filters(self) -> bool:
+        """Some rows are examined and passed over."""
+        return self._types is not None or bool(self._publications)
+
+    def examine(self, connection: psycopg.Connection[Any], stretch: Stretch, limit: int) -> Examined | None:
+        """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
+        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS unique_key").format(
+            sql.Identifier(self.table.columns.transaction_id),
+            sql.Identifier(self.table.columns.position),
+            self._matches(),
+            sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
+        )
+        rows = self._rows(columns, stretch)
+        with translated():
+            row = connection.execute(load("examine_window").format(rows=rows, limit=sql.Literal(limit))).fetchone()
+        if row is None:
+            return None
+        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4])
+
+    def fetch(self, connection: psycopg.Connection[Any], stretch: Stretch) -> tuple[Message, ...]:
+        """Return the matching messages, payloads as text."""
+        rows = self._rows(self.table.selection(payload="text"), stretch, only_matching=True)
+        with translated():
+            found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
+        return tuple(
+            Message(Checkpoint(int(t), p), message_id, message_type, publication, key, data, metadata, scheduled)
+            for t, p, message_id, message_type, publication, key, data, metadata, scheduled in found
+        )
+
+    def fetch_attempts(self, connection: psycopg.Connection[Any], stretch: Stretch) -> int:
+        """Return how often the first message of a queue's stretch has failed before."""
+        columns = sql.SQL("o.transaction_id, o.position, o.attempts")
+        with translated():
+            row = connection.execute(self._rows(columns, stretch, only_matching=True)).fetchone()
+        return 0 if row is None else int(row[2])
+
+    def relation(self, stretch: Stretch) -> sql.Composed:
+        """Return the SELECT that is the relation `batch` of a user's statement."""
+        return self._rows(self.table.selection(payload="jsonb"), stretch, only_matching=True)
+
+    def count(self, connection: psycopg.Connection[Any], stretch: Stretch) -> tuple[int, int, float]:
+        """Count what is in a stretch: matching, all, and the age of the oldest matching one in seconds."""
+        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
+            sql.Identifier(self.table.columns.transaction_id),
+            sql.Identifier(self.table.columns.position),
+            self._matches(),
+            sql.SQL("NULL::timestamptz") if self.table.columns.scheduled is None else self.table.moment,
+        )
+        with translated():
+            row = connection.execute(load("count_lag").format(rows=self._rows(columns, stretch))).fetchone()
+        return row if row is not None else (0, 0, 0.0)
+
+    def _matches(self) -> sql.Composable:
+        matches = self.table.matches(self._types)
+        if not self._publications:
+            return matches
+        column = sql.Identifier("o", self.table.columns.publication_id or "")
+        return sql.SQL("({} AND {} = ANY ({}::text[]))").format(matches, column, sql.Literal(self._publications))
+
+    def _rows(self, columns: sql.Composable, stretch: Stretch, *, only_matching: bool = False) -> sql.Composed:
+        common: list[sql.Composable] = []
+        if self.is_queue:
+            common += [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(stretch.lane))]
+        if stretch.upto is not None:
+            common.append(sql.SQL("({}) <= ({})").format(self.table.pair, _literal(stretch.upto)))
+        if only_matching and self.filters:
+            common.append(self._matches())
+        arms = [self._arm(columns, [*each, *common], stretch) for each in self._ranges(stretch)]
+        if len(arms) == 1:
+            return arms[0]
+        limit = sql.SQL("") if stretch.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(stretch.limit))
+        joined = sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
+        return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(joined, limit)
+
+    def _arm(self, columns: sql.Composable, conditions: list[sql.Composable], stretch: Stretch) -> sql.Composed:
+        limit = sql.SQL("") if stretch.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(stretch.limit))
+        return sql.SQL("SELECT {} FROM {} AS o WHERE {} ORDER BY {} {}").format(
+            columns, self.table.identifier, sql.SQL(" AND ").join(conditions), self.table.pair, limit
+        )
+
+    def _ranges(self, stretch: Stretch) -> list[list[sql.Composable]]:
+        transaction_id = sql.Identifier("o", self.table.columns.transaction_id)
+        after = sql.SQL("({}) > ({})").format(self.table.pair, _literal(stretch.after))
+        window = stretch.window
+        if window is None:
+            ids = sql.Literal([str(pair.transaction_id) for pair in stretch.listed])
+            positions = sql.Literal([pair.position for pair in stretch.listed])
+            listed = sql.SQL("({}) IN (SELECT t::xid8, p FROM unnest({}::text[], {}::bigint[]) AS w (t, p))")
+            return [[after, listed.format(self.table.pair, ids, positions)]]
+        new: list[sql.Composable] = [
+            sql.SQL("({}) > ({})").format(self.table.pair, _literal(start_of(window, stretch.after))),
+            sql.SQL("{} < {}::xid8").format(transaction_id, sql.Literal(str(window.upper.xmax))),
+        ]
+        if window.upper.in_progress:
+            new.append(
+                sql.SQL("pg_visible_in_snapshot({}, {}::pg_snapshot)").format(
+                    transaction_id, sql.Literal(str(window.upper))
+                )
+            )
+        late = stragglers_of(window)
+        if not late or stretch.after.transaction_id >= window.lower.xmax:
+            return [new]
+        among = sql.SQL("{} = ANY ({}::xid8[])").format(transaction_id, sql.Literal([str(each) for each in late]))
+        return [[among, after], new]
+
+
+def _literal(pair: Checkpoint) -> sql.Composed:
+    return sql.SQL("{}::xid8, {}::bigint").format(sql.Literal(str(pair.transaction_id)), sql.Literal(pair.position))
