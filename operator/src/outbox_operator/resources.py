@@ -219,6 +219,11 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "engine Spark reads in parallel by itself: leave delivery.mode out and set spark.partitions",
     ),
     rule(
+        "self.engine != 'Spark' || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",
+        "source.cursor Snapshot needs engine Worker: a Spark offset is one pair; leave source.cursor out, or set "
+        "engine: Worker",
+    ),
+    rule(
         "!has(self.delivery.partitions) || self.worker.replicas <= self.delivery.partitions.count",
         "worker.replicas must not be above delivery.partitions.count: a replica beyond it would own nothing",
     ),

@@ -110,7 +110,7 @@ class PartitionSteps(Steps):
         count, by = self._divided.count, describe_key(self._divided.key)
         stored = checkpoints.load(connection, key)
         # Computed once for all partitions: one that is first owned later must not start later.
-        start = checkpoints.start_pair(connection, config.source, config.start_from) if stored is None else None
+        start = checkpoints.compute_start(connection, config.source, config.start_from) if stored is None else None
         answer = partitions.begin(
             connection, key, count=count, by=by, start=start, epoch=lease.epoch, token=lease.token
         )
@@ -136,6 +136,7 @@ class PartitionSteps(Steps):
                 "deleted it. Put it back with `outbox rewind`, or by hand, then the partition goes on",
                 reason=Reason.CHECKPOINT_OLDER,
             )
+        checkpoints.check_kind(key, config.source, stored.pair)
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
 
     @override

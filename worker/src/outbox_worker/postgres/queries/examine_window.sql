@@ -1,0 +1,13 @@
+-- How far a batch of at most so many matching messages reaches inside a window, looking at a bounded page; nothing is
+-- shipped but the last position and the counts. Rows behind the last match that do not match are examined too.
+WITH {found},
+numbered AS (
+    SELECT e.position,
+           row_number() OVER in_order AS n,
+           count(*) FILTER (WHERE e.matches) OVER in_order AS matched
+    FROM ({rows}) AS e
+    WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
+)
+SELECT s.looked_at, c.position, c.n, c.matched, s.rows
+FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
+LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
