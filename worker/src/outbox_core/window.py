@@ -1,7 +1,7 @@
 """PURE: the checkpoint of the cursor Snapshot: what was committed when, instead of a place in an order.
 
 A *snapshot* says of every transaction whether it was over when the snapshot was taken: PostgreSQL's `pg_snapshot`,
-written `xmin:xmax:ids in progress`. A *window* is what an upper snapshot sees and a lower one did not, read in the order
+written `xmin:xmax:ids in progress`. A *window* is what an upper snapshot sees and a lower did not, read in the order
 of positions. Nothing that commits later can get into a window, so its pages are the same for every reader and after
 every restart; whatever it does not hold is in a later one.
 """
