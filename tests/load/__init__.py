@@ -1,0 +1,1 @@
+"""Load tests: programs that print a ledger, and are run small by the tests."""
