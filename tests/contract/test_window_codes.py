@@ -1,4 +1,4 @@
-"""The checkpoint contract for the cursor Snapshot: the counter in place of the pair, and the window compared with it."""
+"""The checkpoint contract for the cursor Snapshot: a counter in place of the pair, and the window compared with it."""
 
 from __future__ import annotations
 

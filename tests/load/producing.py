@@ -17,7 +17,8 @@ CREATE TABLE handled (n bigserial PRIMARY KEY, processor text NOT NULL, message_
 LOCK = "UPDATE keys SET number = number + %s WHERE key = %s RETURNING number"
 STORE = """
 INSERT INTO outbox.messages (message_type, partition_key, data)
-SELECT 'Counted', %(key)s, jsonb_build_object('number', n) FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
+SELECT 'Counted', %(key)s, jsonb_build_object('number', n)
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 
 

@@ -37,7 +37,8 @@ WITH mine AS (SELECT h.*, lag(h.number) OVER (PARTITION BY h.key ORDER BY h.n) A
 SELECT (SELECT count(*) FROM outbox.messages),
        count(*),
        (SELECT count(*) FROM outbox.messages AS m
-        WHERE NOT EXISTS (SELECT 1 FROM handled AS h WHERE h.processor = %(processor)s AND h.message_id = m.message_id)),
+        WHERE NOT EXISTS (SELECT 1 FROM handled AS h
+                          WHERE h.processor = %(processor)s AND h.message_id = m.message_id)),
        count(*) - count(DISTINCT m.message_id),
        count(*) FILTER (WHERE m.number <> coalesce(m.before, 0) + 1)
 FROM mine AS m

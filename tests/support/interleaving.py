@@ -1,8 +1,8 @@
 """Producers and a reader on a real server, one statement after the other in any order that a test thinks of.
 
-Producers are transactions on connections of their own: they lock a key (`SKIP LOCKED`, so that one thread can play all of
-them), insert, set savepoints, roll back to them, commit, roll back, prepare. The truth is kept here: what was committed,
-and for each key in which order. The reader reads pages, stores its checkpoint through the contract, and crashes.
+Producers are transactions on connections of their own: they lock a key (`SKIP LOCKED`, so that one thread can play all
+of them), insert, set savepoints, roll back to them, commit, roll back, prepare. The truth is kept here: what was
+committed, and for each key in which order. The reader reads pages, stores its checkpoint through the contract, crashes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
-from outbox_worker.postgres import checkpoints
 from outbox_core.window import Window
+from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.windows import fetch_snapshot
 
@@ -231,11 +231,11 @@ class Processor:
                 return
         raise AssertionError("it never comes to an end")
 
-    def check(self, world: World, *, whole: bool) -> None:
+    def check(self, committed: dict[str, list[str]], *, whole: bool) -> None:
         """Nothing twice, nothing out of commit order for its key; and if it is `whole`, nothing missing."""
         assert len(self.handled) == len(set(self.handled)), f"handled twice: {sorted(self.handled)}"
-        for key in set(world.committed) | set(self.by_key):
-            expected = [name for name in world.committed[key] if self.wants(name)]
+        for key in set(committed) | set(self.by_key):
+            expected = [name for name in committed.get(key, []) if self.wants(name)]
             got = self.by_key[key]
             assert got == expected[: len(got)], f"key {key}: {got} against commit order {expected}"
             if whole:
