@@ -28,13 +28,13 @@ CREATE OR REPLACE FUNCTION :"schema".store_processor_window(
     p_expected_counter bigint, p_expected_lower pg_snapshot, p_expected_upper pg_snapshot, p_expected_position bigint,
     p_epoch bigint, p_owner_token uuid
 ) RETURNS int
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off
 AS $function$
 -- The checkpoint contract for the cursor Snapshot, with the counter in place of the pair: 1 stored, 0 ignored (already
 -- there), 2 further ahead, 3 older, 4 not the owner. The same counter with another window is 2. Everything but 1: roll
--- back. The row is locked before it is compared.
+-- back. The row is locked before it is compared; it is found by its latest generation, as in store_processor_checkpoint.
 DECLARE
-    v_stored processor_checkpoints;
+    v_stored record;
     v_window text;
     v_new text := concat_ws('/', p_new_lower::text, p_new_upper::text, p_new_position);
     v_expected text := concat_ws('/', p_expected_lower::text, p_expected_upper::text, p_expected_position);
@@ -64,8 +64,9 @@ BEGIN
         RETURN 4;
     END IF;
     LOOP
-        SELECT c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition
+        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
+        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
+        ORDER BY c.generation DESC LIMIT 1
         FOR UPDATE;
         EXIT WHEN FOUND;
         IF p_expected_counter IS NOT NULL
@@ -99,8 +100,9 @@ BEGIN
             lower_snapshot = p_new_lower,
             upper_snapshot = p_new_upper,
             window_position = p_new_position,
+            generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
-        WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+        WHERE c.ctid = v_stored.place;
         RETURN 1;  -- step 6
     ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
         RETURN 2;  -- step 7

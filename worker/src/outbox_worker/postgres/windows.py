@@ -173,7 +173,7 @@ class WindowReader:
         self, connection: psycopg.Connection[Any], span: Span, size: int, plan: Plan, look: Any
     ) -> tuple[_Page, Plan, int | None]:
         """Choose how to find the page; the position returned was looked at, and the window may go on behind it."""
-        if plan is Plan.BY_TRANSACTION:
+        if plan is Plan.BY_TRANSACTION and span.lower is not None:
             page = look(plan)
             if page.looked_at <= self._limits.small:
                 return page, plan, None
