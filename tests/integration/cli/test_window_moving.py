@@ -11,6 +11,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.windows import fetch_snapshot
 from tests.support.postgres import build_source
+from tests.support.stored import stored_pair
 
 WHY = ("--yes", "--reason", "invoices were wrong")
 KEY = ProcessorKey("outbox", "orders")
@@ -35,7 +36,7 @@ def places(database, shop):
 def waiting(database):
     """What would be handled next, by position."""
     connection, reader, found = database.connect(), MessageReader(build_source()), []
-    after = checkpoints.load(connection, KEY).pair
+    after = stored_pair(connection, KEY)
     while (batch := reader.fetch(connection, after, 2)).matched:
         found += [message.checkpoint.position for message in batch.messages]
         after = batch.examined
