@@ -4,7 +4,9 @@ CREATE OR REPLACE FUNCTION :"schema".rewind_processor_checkpoint(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- Put the checkpoint where a person says, back or forward, and record it. 1 done; 4 refused: an owner is live.
+-- Cursor Snapshot: the pair 0:POSITION means that every message from that position on is handled again, and none is lost.
 DECLARE
+    v_back pg_snapshot;
     v_stored processor_checkpoints;
     v_expires timestamptz;
 BEGIN
@@ -22,6 +24,22 @@ BEGIN
     SELECT c.* INTO v_stored FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition
     FOR UPDATE;
+    IF v_stored.cursor_kind = 'Snapshot' OR v_stored.processor_id IS NULL AND EXISTS (
+           SELECT 1 FROM processor_conflicts f WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+           AND f.needs_person AND f.resolved_at IS NULL AND f.expected_transaction_id = '0' AND f.expected_position > 0) THEN
+        IF p_transaction_id <> '0' THEN
+            RAISE EXCEPTION 'the cursor of % is Snapshot: name 0:POSITION, the first position to handle again, not %:%',
+                p_processor_id, p_transaction_id, p_position USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        -- As outbox_core.window.Window.rewound: what is examined shrinks to what is below the position. Where the row is gone,
+        -- what is committed by now is all there is to go by.
+        v_back := CASE WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
+                       WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
+                       ELSE v_stored.lower_snapshot END;
+        RETURN rewind_processor_window(p_processor_id, p_partition, NULL, v_back,
+                                       CASE WHEN v_back IS NOT NULL THEN greatest(p_position, -9223372036854775807) - 1 END,
+                                       p_reason, p_decided_by);
+    END IF;
     INSERT INTO processor_checkpoints
         (processor_id, partition, last_processed_transaction_id, last_processed_position)
     VALUES (p_processor_id, p_partition, p_transaction_id, p_position)

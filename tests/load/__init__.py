@@ -1,1 +1,1 @@
-"""Programs that measure, run by hand; nothing here is a test."""
+"""Load and measurements: programs that print what they found; the tests run some of them, small."""

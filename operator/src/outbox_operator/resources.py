@@ -241,6 +241,15 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "out",
     ),
     rule(
+        "self.delivery.mode != 'Competing' || !has(self.source.cursor)",
+        "mode Competing hands out batches and has no cursor: leave source.cursor out",
+    ),
+    rule(
+        "self.engine != 'Spark' || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",
+        "source.cursor Snapshot needs engine Worker: a Spark offset is one pair; leave source.cursor out, or set "
+        "engine: Worker",
+    ),
+    rule(
         "!has(self.delivery.partitions) || self.worker.replicas <= self.delivery.partitions.count",
         "worker.replicas must not be above delivery.partitions.count: a replica beyond it would own nothing",
     ),

@@ -14,15 +14,17 @@ from outbox_cli.command import against_database, whoami
 from outbox_cli.console import format_counts
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_cli.looking import find_partitions
+from outbox_cli.window_moving import plan_move
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.spec import StartFrom, StartType
+from outbox_core.window import LOWEST_POSITION
 from outbox_worker.postgres import conflicts
 from outbox_worker.postgres.checkpoints import start_pair
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.overview import list_acts
-from outbox_worker.postgres.preview import count_between
+from outbox_worker.postgres.preview import Count, count_between
 from outbox_worker.postgres.writers import list_writers
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_cli.place import Subject
+    from outbox_core.window import Window
     from outbox_worker.postgres.overview import ProcessorView
-    from outbox_worker.postgres.preview import Count
 
 
 class Direction(Enum):
@@ -51,13 +53,15 @@ class Move:
     after: Checkpoint
     direction: Direction
     count: Count
+    place: str = ""
+    """Cursor Snapshot: where `after` is, in words; the pair only counts."""
 
     def sentence(self) -> str:
         """Say it to a person."""
         total = f"{self.count.total}{' or more' if self.count.at_least else ''}"
         kinds = f" ({format_counts(self.count.by_type)})" if self.count.by_type else ""
         moved = f"{self.view.processor_id} partition {self.view.partition}: {self.before or 'no checkpoint'}"
-        return f"{moved} -> {self.after}: {total} messages would be {self.direction.value}{kinds}"
+        return f"{moved} -> {self.place or self.after}: {total} messages would be {self.direction.value}{kinds}"
 
     def record(self, *, done: bool) -> Record:
         """Write it for a program."""
@@ -84,12 +88,22 @@ def preview(
 ) -> Move:
     """Count what lies between the two pairs."""
     start = BEGINNING if before is None else before
-    direction = Direction.FORWARD if after > start else Direction.BACK
+    if after.window is not None:
+        # Counters count the messages examined.
+        apart = abs(after.position - start.position)
+        return Move(
+            view, before, after, _way(start, after), Count({"any type": apart} if apart else {}, at_least=False)
+        )
+    direction = _way(start, after)
     low, high = (start, after) if direction is Direction.FORWARD else (after, start)
     reader = MessageReader(context.subject.source)
     with context.console.progress("messages counted") as progress:
         count = count_between(connection, reader, low, high, cap=context.options.count_at_most, watch=progress.reach)
     return Move(view, before, after, direction, count)
+
+
+def _way(start: Checkpoint, after: Checkpoint) -> Direction:
+    return Direction.FORWARD if after > start else Direction.BACK
 
 
 def find_partition(connection: psycopg.Connection[Any], subject: Subject, partition: int) -> ProcessorView:
@@ -133,12 +147,17 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     if options.reason is None and not options.dry_run:
         raise UsageError("--reason is missing: it is kept with the act")
     view = find_partition(connection, subject, options.partition)
-    after = _wanted(connection, context)
-    _check(connection, view, after, direction)
+    windowed = view.pair is not None and view.pair.window is not None
+    if not windowed:
+        after = _wanted(connection, context)
+        _check(connection, view, after, direction)
     if not options.dry_run:
         refuse_live(view)
         _heed_conflict(context, view)
-    move = preview(connection, context, view, view.pair, after)
+    if windowed:
+        move = _plan_window(connection, context, view, direction)
+    else:
+        move = preview(connection, context, view, view.pair, after)
     if options.dry_run:
         console.document(move.record(done=False))
         console.say(move.sentence())
@@ -149,8 +168,19 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     console.confirm("Move the checkpoint?")
     _carry_out(connection, context, move)
     console.document(move.record(done=True))
-    console.say(f"moved to {after}; recorded as an act of {whoami()}")
+    console.say(f"moved to {move.place or move.after}; recorded as an act of {whoami()}")
     return Exit.DONE
+
+
+def _plan_window(
+    connection: psycopg.Connection[Any], context: Context, view: ProcessorView, direction: Direction
+) -> Move:
+    if direction is Direction.FORWARD and view.open_conflict is not None:
+        raise RefusedError(f"conflict {view.open_conflict} is open: accept it or rewind first, then skip")
+    after, count, position = plan_move(connection, context, view, back=direction is Direction.BACK)
+    ends = "the beginning" if direction is Direction.BACK else "the end"
+    place = ends if position is None else f"position {position}"
+    return Move(view, view.pair, after, direction, count, place)
 
 
 def _wanted(connection: psycopg.Connection[Any], context: Context) -> Checkpoint:
@@ -212,7 +242,7 @@ def _carry_out(connection: psycopg.Connection[Any], context: Context, move: Move
             decision = Resolution(
                 conflict_id=view.open_conflict,
                 action=ResolutionAction.REWIND,
-                pair=str(move.after),
+                pair=str(move.after if move.after.window is None else _first_position(move.after.window)),
                 decided_by=f"{whoami()}: {reason}",
             )
             heed_answer(conflicts.resolve(connection, schema, decision), view.open_conflict)
@@ -227,6 +257,11 @@ def _carry_out(connection: psycopg.Connection[Any], context: Context, move: Move
                 f"the stored pair was {act.before} when it came to it, not {move.before}: somebody worked meanwhile; "
                 "nothing was changed, look again"
             )
+
+
+def _first_position(window: Window) -> Checkpoint:
+    """Say a window to go back to as the database takes it from a person: 0:POSITION."""
+    return Checkpoint(0, (LOWEST_POSITION if window.position is None else window.position) + 1)
 
 
 def heed_answer(answer: conflicts.ResolveAnswer, conflict: int | None) -> None:

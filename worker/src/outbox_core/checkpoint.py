@@ -6,11 +6,14 @@ project compares a position alone. The order is the order of PostgreSQL's row co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from outbox_core.window import Window
 
 MAX_TRANSACTION_ID: Final = 2**64 - 1
 MAX_POSITION: Final = 2**63 - 1
@@ -23,11 +26,14 @@ class Checkpoint:
     Attributes:
         transaction_id: the 64-bit id (xid8) of the transaction that wrote the message, 0 to 2**64 - 1.
         position: the message's number from its sequence, a bigint, -2**63 to 2**63 - 1.
+        window: cursor Snapshot: what is examined. The pair is then (0, counter), where the counter grows with every
+            checkpoint by the messages examined. Not part of the comparison: the database compares it too.
 
     """
 
     transaction_id: int
     position: int
+    window: Window | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse values that no row can have.

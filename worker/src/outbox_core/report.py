@@ -87,6 +87,7 @@ class Reason(StrEnum):
     DATABASE_COPIED = "DatabaseCopied"
     DATABASE_BEHIND = "DatabaseBehind"
     PARTITIONS_DIFFER = "PartitionsDiffer"
+    CURSOR_DIFFERS = "CursorDiffers"
     HANDLER_INVALID = "HandlerInvalid"
     HANDLER_FAILED = "HandlerFailed"
     HANDLER_ENDED_TRANSACTION = "HandlerEndedTransaction"

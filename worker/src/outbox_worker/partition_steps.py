@@ -82,13 +82,13 @@ class PartitionSteps(Steps):
     def _ask(self, connection: psycopg.Connection[Any]) -> None:
         """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
         config, key, membership = self._parts.config, self._parts.key, self._membership
-        if config.source.cursor.value != "TransactionOrder":
-            # The line is a pair: it means nothing to another cursor.
+        if any(each.pair.window is not None for each in partitions.load_checkpoints(connection, key).values()):
+            # The line is a pair: it means nothing to a window.
             there = partitions.fetch_count(connection, key)
             if there is not None and there != membership.asked:
                 raise ConfigurationError(
                     f"processor {key.processor_id!r} has {there} partitions and {membership.asked} are asked for: the "
-                    f"number cannot be changed with cursor {config.source.cursor}. Ask for {there}",
+                    f"number cannot be changed with cursor Snapshot. Ask for {there}, or use another processorId",
                     reason=Reason.PARTITIONS_DIFFER,
                 )
         there = stop_line.ask(
@@ -110,7 +110,7 @@ class PartitionSteps(Steps):
         count, by = self._divided.count, describe_key(self._divided.key)
         stored = checkpoints.load(connection, key)
         # Computed once for all partitions: one that is first owned later must not start later.
-        start = checkpoints.start_pair(connection, config.source, config.start_from) if stored is None else None
+        start = checkpoints.compute_start(connection, config.source, config.start_from) if stored is None else None
         answer = partitions.begin(
             connection, key, count=count, by=by, start=start, epoch=lease.epoch, token=lease.token
         )
@@ -136,6 +136,7 @@ class PartitionSteps(Steps):
                 "deleted it. Put it back with `outbox rewind`, or by hand, then the partition goes on",
                 reason=Reason.CHECKPOINT_OLDER,
             )
+        checkpoints.check_kind(key, config.source, stored.pair)
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
 
     @override

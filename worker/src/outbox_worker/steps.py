@@ -304,7 +304,7 @@ class Steps(HeldSteps):
             settled = checkpoints.settle(connection, self._parts.key, epoch=lease.epoch, token=lease.token)
             if not settled.owned:
                 return h.Refused(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
-            if settled.pair == doubt.new:
+            if settled.pair == doubt.new and settled.pair.window == doubt.new.window:
                 return h.Stored(doubt.new, state.batch.matched_count if state.batch else 0)
         answer = self._runner.ask(connection, StoreRequest(lease, doubt.expected, doubt.new))
         if answer is StoreAnswer.STORED:

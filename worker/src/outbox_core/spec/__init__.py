@@ -31,11 +31,21 @@ from outbox_core.spec.delivery import (
     Retry,
     WhenExhausted,
 )
-from outbox_core.spec.source import Columns, Cursor, SchemaManagement, Source, StartFrom, StartType, Table
+from outbox_core.spec.source import (
+    DEFAULT_CURSOR,
+    Columns,
+    Cursor,
+    SchemaManagement,
+    Source,
+    StartFrom,
+    StartType,
+    Table,
+)
 from outbox_core.spec.spark import Application, SparkPlan, Trigger
 from outbox_core.spec.target import TARGETS, LogTarget, ParquetTarget, PythonTarget, RabbitmqTarget, SqlTarget, Target
 
 __all__ = [
+    "DEFAULT_CURSOR",
     "TARGETS",
     "Application",
     "Blocks",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
@@ -22,6 +22,11 @@ class Cursor(StrEnum):
     """In which order, and up to which bound, messages are read."""
 
     TRANSACTION_ORDER = "TransactionOrder"
+    SNAPSHOT = "Snapshot"
+
+
+DEFAULT_CURSOR: Final = Cursor.TRANSACTION_ORDER
+"""Of a processor whose resource names none and that has no checkpoint yet; a stored checkpoint keeps its kind."""
 
 
 class StartType(StrEnum):
@@ -63,6 +68,16 @@ class Table(SpecModel):
 class Source(SpecModel):
     """Where the messages are."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.cursor) || !has(oldSelf.cursor) || self.cursor == oldSelf.cursor",
+                "cursor cannot be changed: a checkpoint of one kind means nothing to the other; use another "
+                "processorId",
+            ),
+        )
+    )
+
     connection: Connection = Field(description="The PostgreSQL database that holds outbox and checkpoints.")
     schema_: SchemaManagement = Field(
         SchemaManagement.MANAGE,
@@ -90,9 +105,14 @@ class Source(SpecModel):
         description="Handle only messages of these types; others are examined and passed over. Empty: all.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
-    cursor: Cursor = Field(
-        Cursor.TRANSACTION_ORDER,
-        description="TransactionOrder: by (transaction_id, position) below the oldest open transaction.",
+    cursor: Cursor | None = Field(
+        None,
+        description=(
+            "TransactionOrder: by (transaction_id, position) below the oldest open transaction. Snapshot (engine "
+            "Worker): what was committed since the last look, by position; no stranger's transaction holds it back, "
+            "and messages of one key come in commit order if producers lock the key before they insert. "
+            "Absent: what the stored checkpoint has; where none is stored, TransactionOrder."
+        ),
     )
 
 

@@ -16,7 +16,10 @@ from psycopg import sql
 
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
 from outbox_core.errors import ConfigurationError
-from outbox_core.spec import StartType
+from outbox_core.report import Reason
+from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
+from outbox_core.window import Window
+from outbox_worker.postgres import windows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
@@ -70,8 +73,8 @@ def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckp
         ).fetchone()
     if row is None:
         return None
-    transaction_id, position, stored_at = row
-    return StoredCheckpoint(Checkpoint(int(transaction_id), position), stored_at)
+    transaction_id, position, stored_at, *window = row
+    return StoredCheckpoint(Checkpoint(int(transaction_id), position, build_window(*window)), stored_at)
 
 
 def store(
@@ -90,16 +93,18 @@ def store(
         TransientError: not in READ COMMITTED, and somebody else was there since the snapshot.
 
     """
+    pairs = pair_parameters if new.window is None else window_parameters
     parameters = {
         "processor_id": key.processor_id,
         "partition": key.partition,
-        **pair_parameters("new", new),
-        **pair_parameters("expected", expected),
+        **pairs("new", new),
+        **pairs("expected", expected),
         "epoch": epoch,
         "token": token,
     }
+    query = "store_checkpoint" if new.window is None else "store_window"
     with translated():
-        row = connection.execute(in_schema("store_checkpoint", key.schema), parameters).fetchone()
+        row = connection.execute(in_schema(query, key.schema), parameters).fetchone()
     return StoreAnswer(row[0] if row is not None else StoreAnswer.NOT_OWNER)
 
 
@@ -117,7 +122,9 @@ def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int
         row = connection.execute(in_schema("settle_checkpoint", key.schema), parameters).fetchone()
     if row is None or not row[0]:
         return Settled(owned=False, pair=None)
-    return Settled(owned=True, pair=None if row[1] is None else Checkpoint(int(row[1]), row[2]))
+    # Nobody but the owner, who is asking, stores another one between the two.
+    stored = None if row[1] is None else load(connection, key)
+    return Settled(owned=True, pair=None if stored is None else stored.pair)
 
 
 def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
@@ -147,6 +154,35 @@ def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: 
             return _before_first(connection, table, "fetch_first_scheduled", {"timestamp": start_from.timestamp})
 
 
+def compute_start(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
+    """Compute the first checkpoint of a new processor, of the kind that the source asks for.
+
+    Raises:
+        ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
+
+    """
+    if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
+        return Checkpoint(0, 1, windows.find_start(connection, source, start_from))
+    return start_pair(connection, source, start_from)
+
+
+def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
+    """Refuse a checkpoint of another kind than the resource names; one that names none goes on with what is stored.
+
+    Raises:
+        ConfigurationError: `CursorDiffers`.
+
+    """
+    kind = Cursor.TRANSACTION_ORDER if stored.window is None else Cursor.SNAPSHOT
+    if source.cursor not in (None, kind):
+        raise ConfigurationError(
+            f"the checkpoint of processor {key.processor_id!r} is of cursor {kind}, and source.cursor is "
+            f"{source.cursor}: a checkpoint of one kind means nothing to the other. Set source.cursor to {kind} or "
+            "leave it out, or use another processorId",
+            reason=Reason.CURSOR_DIFFERS,
+        )
+
+
 def ensure_start(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
@@ -162,8 +198,9 @@ def ensure_start(
     """
     stored = load(connection, key)
     if stored is not None:
+        check_kind(key, source, stored.pair)
         return Start(stored.pair, start_from_used=False)
-    pair = start_pair(connection, source, start_from)
+    pair = compute_start(connection, source, start_from)
     answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
     if answer is StoreAnswer.STORED:
         return Start(pair, start_from_used=True)
@@ -194,6 +231,22 @@ def _before_first(
     if row is None:
         return bound
     return min(bound, Checkpoint(int(row[0]), row[1] - 1))
+
+
+def build_window(cursor_kind: str | None, lower: str | None, upper: str | None, position: int | None) -> Window | None:
+    """Return the window of a row, None where its checkpoint is a pair."""
+    return Window(lower, upper, position) if cursor_kind == Cursor.SNAPSHOT else None
+
+
+def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Spread a checkpoint of cursor Snapshot over `NAME_counter`, `_lower`, `_upper` and `_position`."""
+    window = Window() if checkpoint is None or checkpoint.window is None else checkpoint.window
+    return {
+        f"{name}_counter": None if checkpoint is None else checkpoint.position,
+        f"{name}_lower": window.lower,
+        f"{name}_upper": window.upper,
+        f"{name}_position": window.position,
+    }
 
 
 def pair_parameters(name: str, pair: Checkpoint | None) -> dict[str, Any]:

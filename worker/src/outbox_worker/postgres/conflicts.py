@@ -12,7 +12,7 @@ from outbox_core.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.config import ResolutionAction
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Conflict, ConflictSummary, ResourceRef
-from outbox_worker.postgres.checkpoints import pair_parameters
+from outbox_worker.postgres.checkpoints import pair_parameters, window_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -146,8 +146,11 @@ def rewind(
         "reason": reason,
         "decided_by": decided_by,
     }
+    query = "rewind_checkpoint"
+    if pair.window is not None:
+        query, parameters = "rewind_window", parameters | window_parameters("to", pair)
     with translated():
-        row = connection.execute(in_schema("rewind_checkpoint", key.schema), parameters).fetchone()
+        row = connection.execute(in_schema(query, key.schema), parameters).fetchone()
     return row is not None and row[0] == StoreAnswer.STORED
 
 

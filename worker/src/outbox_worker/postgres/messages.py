@@ -9,6 +9,8 @@ and merged; so are the hash slots of a partition, each from its own part of `(ha
 A filter on message types looks at a bounded window on the server and ships only what matches, so that a processor
 whose types match one row in ten million moves on by the window. Reading writes nothing: no transaction id is ever
 taken.
+
+A checkpoint of the cursor Snapshot has no place in this order: `windows.py` reads what comes after it.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.partition import slots_of
 from outbox_core.report import Lag
+from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.window_scan import WindowScan
+from outbox_worker.postgres.windows import WindowReader
 
 if TYPE_CHECKING:
     import psycopg
@@ -60,7 +65,7 @@ class Slice:
 
 
 class MessageReader:
-    """Reads one source, or one partition of it. Holds no connection and no state: statements only."""
+    """Reads one source, or one partition of it. Holds no connection."""
 
     def __init__(self, source: Source, part: Slice | None = None) -> None:
         """Prepare the statements.
@@ -80,9 +85,14 @@ class MessageReader:
             raise ConfigurationError(
                 "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
             )
+        scan = WindowScan(self._table, self._types, self._publications, self._slot, tuple(self._slots))
+        self._windows = WindowReader(scan, self._partition)
+        self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
+        if after.window is not None:
+            return self._windows.fetch(connection, after, limit)
         if self._types is not None:
             reach = self.bound_of(connection, after, limit)
             if not reach.matched_count:
@@ -101,6 +111,8 @@ class MessageReader:
 
     def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
+        if after.window is not None:
+            return self._windows.bound_of(connection, after, limit)
         window = limit if self._types is None else max(limit, WINDOW)
         columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
             sql.Identifier(self._table.columns.transaction_id),
@@ -140,6 +152,8 @@ class MessageReader:
 
         `examined` must come from a read (below the bound): then every run of it sees the same rows.
         """
+        if examined.window is not None:
+            return self._windows.batch_relation(after, examined)
         columns = self._table.selection(payload="jsonb")
         return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
 
@@ -148,6 +162,9 @@ class MessageReader:
 
         Seconds are the age of the oldest such message by the column `scheduled`; 0 where the table has none.
         """
+        self._knows_no_bound = after.window is not None
+        if after.window is not None:
+            return self._windows.lag(connection, after, cap)
         columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
             sql.Identifier(self._table.columns.transaction_id),
             sql.Identifier(self._table.columns.position),
@@ -167,8 +184,10 @@ class MessageReader:
     def waiting_seconds(self, connection: psycopg.Connection[Any]) -> float | None:
         """Return since when the first message at or above the reading bound is stored; None where none waits there.
 
-        0 where the table has no column that says when a message was stored.
+        0 where the table has no column that says when a message was stored. With the cursor Snapshot none waits.
         """
+        if self._knows_no_bound:
+            return None
         statement = load("fetch_waiting").format(
             table=self._table.identifier,
             transaction_id=sql.Identifier(self._table.columns.transaction_id),

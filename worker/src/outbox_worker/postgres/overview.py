@@ -5,7 +5,7 @@ Reads only, with nothing but SELECT on the schema's tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_core.stop_line import Partitioning
+from outbox_worker.postgres.checkpoints import build_window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -162,10 +163,14 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
         line = _pair(row, "line_transaction_id", "line_position")
         division = Partitioning(row["partition_count"], row["key"], row["next_count"], line)
     same = ("processor_id", "partition", "claimed_at", "vacated_at", "epoch", "pod", "expires_at", "live", "stored_at")
+    pair = _pair(row, "transaction_id", "position")
+    if pair is not None:
+        window = build_window(row["cursor_kind"], row["lower"], row["upper"], row["window_position"])
+        pair = replace(pair, window=window)
     return ProcessorView(
         holder=holder,
         division=division,
-        pair=_pair(row, "transaction_id", "position"),
+        pair=pair,
         conflicts=row["conflicts"],
         open_conflict=row["open_conflict"],
         **{name: row[name] for name in same},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.partition import Division
-from outbox_worker.postgres.checkpoints import StoredCheckpoint, pair_parameters
+from outbox_worker.postgres.checkpoints import StoredCheckpoint, build_window, pair_parameters, window_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -74,6 +74,10 @@ def begin(
     parameters |= {"partition": key.partition} | pair_parameters("start", start)
     with translated():
         row = connection.execute(in_schema("begin_partitions", key.schema), parameters).fetchone()
+    if row is not None and row[3] and start is not None and start.window is not None:
+        parameters = _names(key) | {"partition": key.partition, "epoch": epoch, "token": token}
+        with translated():
+            connection.execute(in_schema("begin_windows", key.schema), parameters | window_parameters("start", start))
     return Begun(*row) if row is not None else Begun(owned=False, count=None, by=None, begun=False)
 
 
@@ -124,7 +128,10 @@ def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> 
     """Read the stored pairs by partition."""
     with translated():
         rows = connection.execute(in_schema("fetch_checkpoints", key.schema), _names(key)).fetchall()
-    return {partition: StoredCheckpoint(Checkpoint(int(t), position), at) for partition, t, position, at in rows}
+    return {
+        partition: StoredCheckpoint(Checkpoint(int(t), position, build_window(*window)), at)
+        for partition, t, position, at, *window in rows
+    }
 
 
 def _names(key: ProcessorKey) -> dict[str, Any]:

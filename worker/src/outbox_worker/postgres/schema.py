@@ -9,7 +9,7 @@ import psycopg
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
-from outbox_core.spec import SchemaManagement
+from outbox_core.spec import Cursor, SchemaManagement
 from outbox_sql import runner
 from outbox_worker.postgres.errors import translate, translated
 from outbox_worker.postgres.queries import load
@@ -97,6 +97,8 @@ def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
     faults = find_faults(table, columns)
     if not faults:
         faults = _missing_indexes(connection, table, with_publications=bool(source.publications))
+        if source.cursor is Cursor.SNAPSHOT:
+            faults += _missing_index(connection, table, [table.columns.position])
     if faults:
         raise ConfigurationError(
             f"{table.schema}.{table.name} cannot be read as an outbox: " + "; ".join(faults),
@@ -160,12 +162,16 @@ def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *,
     pair = [table.columns.transaction_id, table.columns.position]
     if with_publications and table.columns.publication_id is not None:
         pair.insert(0, table.columns.publication_id)
+    return _missing_index(connection, table, pair)
+
+
+def _missing_index(connection: psycopg.Connection[Any], table: OutboxTable, columns: list[str]) -> list[str]:
     with translated():
         row = connection.execute(
-            load("fetch_index"), {"schema": table.schema, "table": table.name, "columns": pair}
+            load("fetch_index"), {"schema": table.schema, "table": table.name, "columns": columns}
         ).fetchone()
     if row is not None and row[0]:
         return []
-    listed = ", ".join(pair)
+    listed = ", ".join(columns)
     fault = f"it has no index on ({listed}), so that each read would scan the table"
     return [f"{fault}: CREATE INDEX CONCURRENTLY ON {table.schema}.{table.name} ({listed})"]

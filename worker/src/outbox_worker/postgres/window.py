@@ -115,7 +115,7 @@ class WindowReader:
         )
         rows = self._rows(columns, stretch)
         with translated():
-            row = connection.execute(load("examine_window").format(rows=rows, limit=sql.Literal(limit))).fetchone()
+            row = connection.execute(load("examine_cut").format(rows=rows, limit=sql.Literal(limit))).fetchone()
         if row is None:
             return None
         return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4])

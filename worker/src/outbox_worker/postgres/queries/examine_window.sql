@@ -1,17 +1,13 @@
--- How far a batch of at most so many matching messages reaches in a window, how many it has, and the unique keys that it frees. Rows
--- behind the last match that do not match are examined too.
-WITH examined AS MATERIALIZED ({rows}),
+-- How far a batch of at most so many matching messages reaches inside a window, looking at a bounded page; nothing is
+-- shipped but the last position and the counts. Rows behind the last match that do not match are examined too.
+WITH {found},
 numbered AS (
-    SELECT e.transaction_id, e.position,
+    SELECT e.position,
            row_number() OVER in_order AS n,
            count(*) FILTER (WHERE e.matches) OVER in_order AS matched
-    FROM examined AS e
-    WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
+    FROM ({rows}) AS e
+    WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
 )
-SELECT c.transaction_id::text AS t, c.position, c.n, c.matched,
-       (SELECT array_agg(k.unique_key) FROM examined AS k
-        WHERE k.unique_key IS NOT NULL AND (k.transaction_id, k.position) <= (c.transaction_id, c.position))
-FROM numbered AS c
-WHERE c.matched <= {limit}
-ORDER BY c.n DESC
-LIMIT 1
+SELECT s.looked_at, c.position, c.n, c.matched, s.rows
+FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
+LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true

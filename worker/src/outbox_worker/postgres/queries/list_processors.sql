@@ -15,6 +15,7 @@ SELECT k.processor_id, k.partition,
        d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS line_transaction_id, d.line_position,
        l.epoch, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
        c.last_processed_transaction_id::text AS transaction_id, c.last_processed_position AS "position", c.stored_at,
+       c.cursor_kind, c.lower_snapshot::text AS lower, c.upper_snapshot::text AS upper, c.window_position,
        (SELECT count(*) FROM {schema}.processor_conflicts AS f
         WHERE f.processor_id = k.processor_id AND f.partition = k.partition) AS conflicts,
        (SELECT max(f.id) FROM {schema}.processor_conflicts AS f

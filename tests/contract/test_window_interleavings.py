@@ -1,0 +1,210 @@
+"""The cursor Snapshot under any interleaving of real transactions: nothing lost or twice, no stall, keys in order.
+
+Each example plays producers, strangers and a reader statement by statement. `OUTBOX_INTERLEAVINGS` says how many are
+tried; a failing one is shrunk and printed, and `--hypothesis-seed` repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+from typing_extensions import override
+
+from outbox_core.checkpoint import MAX_POSITION, Checkpoint
+from outbox_core.partition import slots_of
+from outbox_core.spec import PartitionKey
+from outbox_core.window import Window
+from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.slots import ensure_slot_index
+from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.window_scan import Limits, WindowScan
+from outbox_worker.postgres.windows import WindowReader, fetch_snapshot
+from tests.support.interleaving import Processor, World
+from tests.support.postgres import build_source
+
+EXAMPLES = int(os.environ.get("OUTBOX_INTERLEAVINGS", "100"))
+PARTS = 32
+TABLE = OutboxTable.of(build_source())
+
+who = st.integers(0, 3)
+inserting = st.tuples(st.just("insert"), who, st.integers(0, 2), st.integers(1, 4))
+committing = st.tuples(st.just("commit"), who)
+paging = st.tuples(st.just("page"), st.integers(1, 3))
+anything = st.one_of(
+    st.tuples(st.sampled_from(["touch", "savepoint", "rollback to", "rollback"]), who),
+    st.tuples(st.sampled_from(["prepare", "commit prepared", "rollback prepared", "stranger"]), who),
+    st.tuples(st.sampled_from(["read", "drain"]), st.integers(1, 4)),
+    st.tuples(st.just("crash"), who),
+)
+histories = st.lists(st.one_of(inserting, committing, paging, anything), min_size=20, max_size=80)
+limits = st.sampled_from([Limits(), Limits(small=2, ahead=4), Limits(small=1, ahead=1), Limits(small=1, ahead=100)])
+
+
+def play(world, processors, history):
+    """Do what the history says; check after each step that nothing is handled twice or out of order."""
+    acts = {
+        "insert": world.insert,
+        "touch": world.touch,
+        "savepoint": world.savepoint,
+        "rollback to": world.roll_back_to_savepoint,
+        "commit": lambda number: world.end(number, commit=True),
+        "rollback": lambda number: world.end(number, commit=False),
+        "prepare": world.prepare,
+        "commit prepared": lambda _: world.end_first_prepared(commit=True),
+        "rollback prepared": lambda _: world.end_first_prepared(commit=False),
+        "stranger": lambda _: world.toggle_stranger(),
+    }
+    for name, *arguments in history:
+        if name in acts:
+            acts[name](*arguments)
+            continue
+        for processor in processors:
+            if name == "read":
+                processor.read(arguments[0])
+            elif name == "page":
+                processor.read(arguments[0])
+                processor.store()
+            elif name == "crash":
+                processor.restart()
+            else:
+                processor.drain(arguments[0])
+            processor.check(world.committed, whole=name == "drain")
+    for processor in processors:
+        processor.drain(3)
+        processor.check(world.committed, whole=True)
+
+
+@pytest.fixture(scope="module")
+def world(servers):
+    """One world for all examples: each starts where the one before left the outbox."""
+    with servers.database() as database:
+        ensure_slot_index(database.direct(), build_source(), PartitionKey())
+        playing = World(database)
+        yield playing
+        playing.close()
+
+
+def run(world, history, build):
+    """Play a history, with every reader that `build` makes for a start."""
+    play(world, build(world.reset()), history)
+
+
+EXPLORING = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None
+)
+
+
+@EXPLORING
+@given(history=histories, limits=limits)
+def test_nothing_is_lost_repeated_or_out_of_order(world, history, limits):
+    scan = WindowScan(TABLE)
+    run(world, history, lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, limits), start)])
+
+
+@settings(EXPLORING, max_examples=max(1, EXAMPLES // 3))
+@given(history=histories, limits=limits)
+def test_partitions_share_the_messages_and_keep_each_keys_order(world, history, limits):
+
+    slots = dict(world.reader.execute("SELECT key, outbox.hash_slot(key) FROM keys").fetchall())
+
+    def build(start):
+        return [
+            PartOf(world.reader, number, limits, start, {key for key, slot in slots.items() if slot % PARTS == number})
+            for number in sorted({slot % PARTS for slot in slots.values()})
+        ]
+
+    run(world, history, build)
+
+
+class PartOf(Processor):
+    """One partition of many: it is to handle the messages of its keys only."""
+
+    def __init__(self, connection, number, limits, start, keys):
+        scan = WindowScan(TABLE, slot=TABLE.slot(PartitionKey(), "outbox"), slots=tuple(slots_of(number, PARTS)))
+        super().__init__(connection, lambda: WindowReader(scan, number, limits), start)
+        self.keys = keys
+
+    @override
+    def check(self, committed, *, whole):
+        assert set(self.by_key) <= self.keys
+        super().check({key: names for key, names in committed.items() if key in self.keys}, whole=whole)
+
+
+@settings(EXPLORING, max_examples=max(1, EXAMPLES // 3))
+@given(history=histories, limits=limits, typed=st.integers(1, 5))
+def test_filters_let_through_what_they_shall(world, history, limits, typed):
+    source = build_source(cursor="Snapshot", publications=["eu"], messageTypes=["t0", "t2"])
+    types = sql.Literal(source.message_types)
+    scan = WindowScan(TABLE, types, ("eu",))
+    bounds = Limits(limits.small, limits.ahead, typed)
+
+    def wants(name):
+        number = int(name.removeprefix("m"))
+        return number % 2 == 0 and number % 3 in (0, 2)
+
+    run(
+        world,
+        history,
+        lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, bounds), start, wants=wants)],
+    )
+
+
+class Forgetful(WindowReader):
+    """The fault that the stored upper snapshot prevents: each page is read up to now."""
+
+    @override
+    def fetch(self, connection, after, limit):
+        window = after.window
+        if window.is_open:
+            now = Window(window.lower, fetch_snapshot(connection), window.position)
+            after = Checkpoint(0, after.position, now)
+        return super().fetch(connection, after, limit)
+
+
+LATE_COMMIT = [
+    ("insert", 0, 0, 1),  # position 1, stays open
+    ("insert", 1, 1, 3),
+    ("commit", 1),
+    ("page", 2),
+    ("commit", 0),  # behind the page
+    ("drain", 2),
+]
+
+
+def test_a_page_read_up_to_now_would_lose_what_commits_behind_it(world):
+    scan = WindowScan(TABLE)
+    run(world, LATE_COMMIT, lambda start: [Processor(world.reader, lambda: WindowReader(scan), start)])
+
+    with pytest.raises(AssertionError, match="lost or stalled"):
+        run(world, LATE_COMMIT, lambda start: [Processor(world.reader, lambda: Forgetful(scan), start)])
+
+
+OVERTAKEN = [
+    ("touch", 0),  # takes its id early
+    ("insert", 1, 0, 1),
+    ("commit", 1),
+    ("insert", 0, 0, 1),  # the same key, later
+    ("commit", 0),
+    ("drain", 3),
+]
+HELD = [("stranger", 0), ("insert", 0, 0, 1), ("commit", 0), ("drain", 3)]
+
+
+@pytest.mark.parametrize(("history", "fault"), [(OVERTAKEN, "commit order"), (HELD, "lost or stalled")])
+def test_where_the_pair_cursor_inverts_a_key_or_stalls_the_snapshot_does_not(world, history, fault):
+    def build(cursor):
+        def start(here):
+            bound = world.reader.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+            pair = Checkpoint(int(bound[0]) - 1, MAX_POSITION)
+            first = here if cursor == "Snapshot" else pair
+            return [Processor(world.reader, lambda: MessageReader(build_source(cursor=cursor)), first)]
+
+        return start
+
+    run(world, history, build("Snapshot"))
+    with pytest.raises(AssertionError, match=fault):
+        run(world, history, build("TransactionOrder"))

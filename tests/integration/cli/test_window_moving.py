@@ -1,0 +1,93 @@
+"""Rewind and skip-to where the cursor is Snapshot: by position, by time, to the beginning and the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.window import Window
+from outbox_worker.postgres import checkpoints
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.windows import fetch_snapshot
+from tests.support.postgres import build_source
+from tests.support.stored import stored_pair
+
+WHY = ("--yes", "--reason", "invoices were wrong")
+KEY = ProcessorKey("outbox", "orders")
+
+
+@pytest.fixture
+def places(database, shop):
+    """Three orders and two payments; the first four are handled, and one more is in flight below the last."""
+    connection = database.direct()
+    shop.produce(3)
+    flight = database.direct(autocommit=False)
+    flight.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('Late', '{}')")
+    shop.produce(1, "OrderPaid")
+    handled = Window(fetch_snapshot(connection))
+    answer = checkpoints.store(connection, KEY, new=Checkpoint(0, 5, handled), expected=None, epoch=None, token=None)
+    assert answer.name == "STORED"
+    flight.commit()
+    shop.produce(1, "OrderPaid")
+    return [row[0] for row in connection.execute("SELECT position FROM outbox.messages ORDER BY position").fetchall()]
+
+
+def waiting(database):
+    """What would be handled next, by position."""
+    connection, reader, found = database.connect(), MessageReader(build_source()), []
+    after = stored_pair(connection, KEY)
+    while (batch := reader.fetch(connection, after, 2)).matched:
+        found += [message.checkpoint.position for message in batch.messages]
+        after = batch.examined
+    return found
+
+
+def test_back_to_a_position(cli, database, places):
+    found = cli.json("rewind", "orders", "--to-position", str(places[1]), "--dry-run")
+    assert (found["messages"], found["byType"]) == (3, {"OrderPlaced": 2, "OrderPaid": 1})
+    assert waiting(database) == [places[3], places[5]]
+
+    done = cli.json("rewind", "orders", "--to-position", str(places[1]), *WHY)
+
+    assert (done["done"], done["from"], done["to"]) == (True, "0:5", "0:6")
+    assert waiting(database) == [places[1], places[2], places[4], places[3], places[5]]
+    (act,) = cli.json("acts", "orders")
+    assert act["reason"].startswith("rewind: invoices were wrong (window nothing .. ")
+
+
+def test_back_to_the_beginning(cli, database, places):
+    assert cli.json("rewind", "orders", "--to-beginning", *WHY)["messages"] == 4
+
+    assert waiting(database) == places
+
+
+def test_forward_to_a_position_passes_over_what_lies_below(cli, database, places):
+    found = cli.json("skip-to", "orders", "--to-position", str(places[5]), *WHY)
+
+    assert (found["messages"], found["byType"]) == (1, {"Late": 1})
+    assert waiting(database) == [places[5]]
+
+
+def test_forward_to_the_end_keeps_what_is_in_flight(cli, database, places):
+    flight = database.direct(autocommit=False)
+    flight.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('Late', '{}')")
+
+    assert cli.json("skip-to", "orders", "--to-end", *WHY)["messages"] == 2
+
+    assert waiting(database) == []
+    flight.commit()
+    assert waiting(database) == [places[5] + 1]
+
+
+def test_a_pair_means_nothing_here(cli, places):
+    done = cli.run("rewind", "orders", "--to", f"7:{places[0]}", *WHY)
+
+    assert done.returncode != 0
+    assert "cursor is Snapshot" in done.stderr
+
+
+def test_lag_and_status_count_windows(cli, places):
+    (lag,) = cli.json("lag", "orders")
+    assert (lag["checkpoint"], lag["messages"]) == ("0:5", 2)
+    assert len(places) == 6

@@ -1,0 +1,252 @@
+"""The statements that find a window's messages: which index is walked, and how far. `windows.py` says when which.
+
+A planner without statistics, or with old ones, must not be tempted into scanning the table. So what is to be walked
+in an index's order is asked for in that order with a limit, and what must not be walked along another index is hidden
+from it in an expression (`position + 0`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions, parse_snapshot
+
+if TYPE_CHECKING:
+    from outbox_worker.postgres.table import OutboxTable
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is looked at.
+
+    Attributes:
+        small: keys of a window up to which all of them are looked at for each page.
+        ahead: messages that are looked at along the positions for one page.
+        typed: messages on a page when a filter on types lets only some through.
+
+    """
+
+    small: int = 10_000
+    ahead: int = 50_000
+    typed: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Of the window between two snapshots, what lies behind one position and not behind another."""
+
+    lower: str | None
+    upper: str
+    after: int
+    up_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowScan:
+    """One source, or one partition of it: the table and what of it is wanted."""
+
+    table: OutboxTable
+    types: sql.Composable | None = None
+    publications: tuple[str, ...] = ()
+    slot: sql.Composable | None = None
+    slots: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> sql.Composed:
+        """Position of `o`, and whether its type is wanted."""
+        return sql.SQL("{} AS position, {} AS matches").format(self._position, self.table.matches(self.types))
+
+    def page(
+        self, columns: sql.Composable, span: Span, plan: Plan, *, size: int, limits: Limits
+    ) -> tuple[sql.Composed, sql.Composed]:
+        """Return the CTE `found` and the SELECT of a page's rows in order; `found` is only full for BY_TRANSACTION."""
+        if plan is Plan.BY_POSITION:
+            nothing = sql.SQL("found AS (SELECT 1 WHERE false)").format()
+            return nothing, sql.SQL("{} LIMIT {}").format(
+                self._along(columns, span, ahead=limits.ahead), sql.Literal(size)
+            )
+        keys = sql.SQL("o.{t} AS transaction_id, {p} AS position").format(
+            t=self._name("transaction_id"), p=self._position
+        )
+        if plan is Plan.BY_TRANSACTION:
+            arms = self._arms(keys, span, limit=limits.small + 1, bounded=False)
+            found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(
+                arms, sql.Literal(limits.small + 1)
+            )
+            source: sql.Composable = sql.SQL("found")
+        else:
+            found = sql.SQL("found AS (SELECT 1 WHERE false)").format()
+            source = sql.SQL("({})").format(self._arms(keys, span, limit=None, bounded=True))
+        rows = sql.SQL(
+            "SELECT {columns} FROM (SELECT f.transaction_id, f.position FROM {source} AS f WHERE f.position > {after} "
+            "ORDER BY f.position + 0 LIMIT {size}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o "
+            "WHERE o.{t} = k.transaction_id AND {p} = k.position OFFSET 0) AS o ORDER BY {p}"
+        ).format(
+            columns=columns, source=source, after=sql.Literal(span.after), size=sql.Literal(size),
+            table=self.table.identifier, t=self._name("transaction_id"), p=self._position,
+        )  # fmt: skip
+        return found, rows
+
+    def matching(self, columns: sql.Composable, span: Span, plan: Plan) -> sql.Composed:
+        """Return the SELECT of the span's messages that pass the filter on types, in order."""
+        if plan is Plan.BY_POSITION:
+            return self._along(columns, span, ahead=None, only_matching=True)
+        inside = self._arms(sql.SQL("o.*"), span, limit=None, bounded=True)
+        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
+            columns, inside, self.table.matches(self.types), self._position
+        )
+
+    def nothing(self, columns: sql.Composable) -> sql.Composed:
+        """Return a SELECT of no row."""
+        return sql.SQL("SELECT {} FROM {} AS o WHERE false").format(columns, self.table.identifier)
+
+    def ahead(self, after: int, count: int) -> sql.Composed:
+        """Return the SELECT of the position of the row so many behind another; none where there are not so many."""
+        return sql.SQL("SELECT {p} FROM {table} AS o WHERE {p} > {after} ORDER BY {p} OFFSET {skip} LIMIT 1").format(
+            p=self._position, table=self.table.identifier, after=sql.Literal(after), skip=sql.Literal(count - 1)
+        )
+
+    def unexamined(self, window: Window, limit: int) -> sql.Composed:
+        """Return the SELECT of what is committed and not examined yet, with `matches` and `scheduled`; bounded."""
+        scheduled = sql.SQL("NULL::timestamptz") if self.table.columns.scheduled is None else self.table.moment
+        columns = sql.SQL("{} AS matches, {} AS scheduled").format(self.table.matches(self.types), scheduled)
+        if window.upper is None or window.position is None:
+            later = self._arms(columns, Span(window.lower, "", 0), limit=limit, bounded=False)
+            return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, sql.Literal(limit))
+        # Behind the position whatever the lower snapshot did not see; before it what the upper one does not.
+        inside = self._along(columns, Span(window.lower, "", window.position), ahead=limit)
+        later = self._arms(columns, Span(window.upper, "", 0, window.position), limit=limit, bounded=True)
+        return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, sql.Literal(limit))
+
+    def _along(
+        self, columns: sql.Composable, span: Span, *, ahead: int | None, only_matching: bool = False
+    ) -> sql.Composed:
+        """Walk the index of positions; only functions, which no index knows, say what belongs to the window."""
+        places = [sql.SQL("{} > {}").format(self._position, sql.Literal(span.after))]
+        if span.up_to is not None:
+            places.append(sql.SQL("{} <= {}").format(self._position, sql.Literal(span.up_to)))
+        walked = sql.SQL("SELECT o.* FROM {table} AS o WHERE {places} ORDER BY {p} {limit}").format(
+            table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position, limit=_limit(ahead)
+        )
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        conditions: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(transaction_id)]
+        if span.upper:
+            conditions.append(_sees(span.upper, transaction_id))
+        if span.lower is not None:
+            conditions.append(sql.SQL("NOT {}").format(_sees(span.lower, transaction_id)))
+        if self.slot is not None:
+            conditions.append(sql.SQL("{} + 0 = ANY ({}::int[])").format(self.slot, sql.Literal(list(self.slots))))
+        if self.publications:
+            listed = sql.Literal(list(self.publications))
+            conditions.append(
+                sql.SQL("o.{}::text || '' = ANY ({}::text[])").format(self._name("publication_id"), listed)
+            )
+        if only_matching:
+            conditions.append(self.table.matches(self.types))
+        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
+            columns, walked, sql.SQL(" AND ").join(conditions), self._position
+        )
+
+    def _arms(self, columns: sql.Composable, span: Span, *, limit: int | None, bounded: bool) -> sql.Composed:
+        """Unite the intervals of transaction ids that the window can hold, each an index range in the index's order."""
+        places: list[sql.Composable] = []
+        if bounded and span.after > LOWEST_POSITION:
+            places.append(sql.SQL("{} + 0 > {}").format(self._position, sql.Literal(span.after)))
+        if bounded and span.up_to is not None:
+            places.append(sql.SQL("{} + 0 <= {}").format(self._position, sql.Literal(span.up_to)))
+        late, fresh = find_transactions(span.lower, span.upper or None)
+        arms = [self._late(columns, late, places, limit)] if late else []
+        if fresh is not None:
+            if span.upper and parse_snapshot(span.upper).in_progress:
+                places.append(_sees(span.upper, sql.SQL("o.{}").format(self._name("transaction_id"))))
+            arms += self._range(columns, *fresh, places, limit)
+        if not arms:
+            return self.nothing(columns)
+        return sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
+
+    def _late(
+        self, columns: sql.Composable, late: list[int], places: list[sql.Composable], limit: int | None
+    ) -> sql.Composed:
+        """Look up single transactions: those that were in progress."""
+        transaction_id = self._name("transaction_id")
+        lists = [sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(sql.Literal([str(each) for each in late]))]
+        conditions = [*places, sql.SQL("o.{} = late.id").format(transaction_id)]
+        if self.slot is not None:
+            lists.append(sql.SQL("unnest({}::int[]) AS wanted (slot)").format(sql.Literal(list(self.slots))))
+            conditions.append(sql.SQL("{} = wanted.slot").format(self.slot))
+        if self.publications:
+            conditions.append(self._published())
+        return sql.SQL(
+            "SELECT {columns} FROM {lists} CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} "
+            "ORDER BY {p} {limit}) AS o"
+        ).format(
+            columns=columns, lists=sql.SQL(" CROSS JOIN ").join(lists), table=self.table.identifier,
+            conditions=sql.SQL(" AND ").join(conditions), p=self._position,
+            limit=_limit(limit) if limit else sql.SQL("OFFSET 0"),
+        )  # fmt: skip
+
+    def _range(
+        self, columns: sql.Composable, low: int, high: int | None, places: list[sql.Composable], limit: int | None
+    ) -> list[sql.Composed]:
+        """Walk the ids from `low` to before `high`: once, or once for each publication or slot."""
+        order = sql.SQL("ORDER BY {} {}").format(self.table.pair, _limit(limit)) if limit else sql.SQL("")
+        arm = sql.SQL("SELECT {} FROM {} AS o WHERE {} {}")
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        if self.slot is None:
+            heads: list[list[sql.Composable]] = [[]]
+            if self.publications:
+                column = sql.SQL("o.{}").format(self._name("publication_id"))
+                heads = [[sql.SQL("{} = {}").format(column, sql.Literal(each))] for each in self.publications]
+            ends = [sql.SQL("{} >= {}::xid8").format(transaction_id, sql.Literal(str(low)))]
+            if high is not None:
+                ends.append(sql.SQL("{} < {}::xid8").format(transaction_id, sql.Literal(str(high))))
+            wanted = [[*head, *ends, *places] for head in heads]
+        else:
+            wanted = [self._slot_range(number, transaction_id, low, high, places) for number in self.slots]
+        return [
+            arm.format(columns, self.table.identifier, sql.SQL(" AND ").join(conditions), order)
+            for conditions in wanted
+        ]
+
+    def _slot_range(
+        self,
+        number: int,
+        transaction_id: sql.Composable,
+        low: int,
+        high: int | None,
+        places: list[sql.Composable],
+    ) -> list[sql.Composable]:
+        """The slot is part of the row that is compared, so that no other index can look cheaper."""
+        slot = sql.SQL("{}").format(self.slot)
+        row = sql.SQL("({}, {}) {} ({}, {}::xid8)")
+        ends: list[sql.Composable] = [
+            sql.SQL("{} = {}").format(slot, sql.Literal(number)),
+            row.format(slot, transaction_id, sql.SQL(">="), sql.Literal(number), sql.Literal(str(low))),
+        ]
+        if high is not None:
+            ends.append(row.format(slot, transaction_id, sql.SQL("<"), sql.Literal(number), sql.Literal(str(high))))
+        if self.publications:
+            ends.append(self._published())
+        return [*ends, *places]
+
+    def _published(self) -> sql.Composed:
+        column = sql.SQL("o.{}").format(self._name("publication_id"))
+        return sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self.publications)))
+
+    @property
+    def _position(self) -> sql.Composed:
+        return sql.SQL("o.{}").format(self._name("position"))
+
+    def _name(self, role: str) -> sql.Identifier:
+        return sql.Identifier(getattr(self.table.columns, role))
+
+
+def _sees(snapshot: str, transaction_id: sql.Composable) -> sql.Composed:
+    return sql.SQL("pg_visible_in_snapshot({}, {}::pg_snapshot)").format(transaction_id, sql.Literal(snapshot))
+
+
+def _limit(count: int | None) -> sql.Composable:
+    return sql.SQL("") if count is None else sql.SQL("LIMIT {}").format(sql.Literal(count))

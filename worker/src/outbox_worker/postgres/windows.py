@@ -1,0 +1,279 @@
+"""Reads windows: what an upper snapshot sees and a lower one did not, in the order of positions.
+
+The upper snapshot is taken once, before the window's first page, and is part of the checkpoint from then on. Whatever
+it sees is committed or rolled back, so no message can appear behind a page: paging by position skips and repeats
+nothing, in this process or in any other. What it does not see is in its list of transactions in progress or begins
+after it, and so belongs to a later window. Nobody waits for anybody.
+
+A window's transaction ids are a few and a range (`outbox_core.window.find_transactions`): a small window costs its own
+keys, on the index (transaction_id, position), sorted by position. A window too large for that, a backlog, is read along
+the index of positions, where its messages lie close together, and only where they do not by sorting all of its keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.errors import ConfigurationError
+from outbox_core.message import Batch, Message
+from outbox_core.report import Lag, Reason
+from outbox_core.spec import StartType
+from outbox_core.window import LOWEST_POSITION, Plan, Window
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.window_scan import Limits, Span, WindowScan
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_core.spec import Source, StartFrom
+
+SPARSE: Final = 10
+"""A page by position that holds less than one in so many of what was asked for is sought by sorting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What one statement found: rows on the page, and of those the examined ones, which reach up to `position`."""
+
+    looked_at: int
+    rows: int
+    examined: int
+    position: int
+    matched: int
+    messages: tuple[Message, ...] = ()
+
+
+class WindowReader:
+    """Reads windows of one source, or of one partition of it."""
+
+    def __init__(self, scan: WindowScan, partition: int = 0, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
+        """Keep the statements."""
+        self._limits = limits
+        self._scan = scan
+        self._partition = partition
+        self._opened: tuple[Checkpoint, str | None, str] | None = None
+
+    def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
+        if self._scan.types is None:
+            return self._read(connection, after, limit, with_messages=True)
+        reach = self.bound_of(connection, after, limit)
+        if not reach.matched_count:
+            return reach
+        relation = self._relation(self._scan.table.selection(payload="text"), reach.after, reach.examined)
+        with translated():
+            found = connection.execute(load("fetch_window_matching").format(rows=relation)).fetchall()
+        messages = tuple(build_message(row) for row in found)
+        return replace(reach, messages=messages, matched_count=len(messages))
+
+    def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return how far such a batch reaches and how many messages it has, without the messages."""
+        return self._read(connection, after, limit, with_messages=False)
+
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of the matching messages between two checkpoints: the same rows on every run.
+
+        `examined` must come from a read after `after`, so that at most one window lies between them.
+        """
+        return self._relation(self._scan.table.selection(payload="jsonb"), after, examined)
+
+    def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
+        """Count what is committed and not examined; at most `cap` rows are looked at, in an open window twice."""
+        rows = self._scan.unexamined(_window(after), cap + 1)
+        with translated():
+            row = connection.execute(load("count_lag").format(rows=rows)).fetchone()
+        matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
+        return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
+
+    def _relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        old, new = _window(after), _window(examined)
+        upper = new.end
+        if upper is None:
+            return self._scan.nothing(columns)
+        same = old.is_open and old.upper == upper
+        position = old.position if same and old.position is not None else LOWEST_POSITION
+        span = Span(old.lower if same else old.end, upper, position, new.position)
+        return self._scan.matching(columns, span, new.plan)
+
+    def _read(
+        self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int, *, with_messages: bool
+    ) -> Batch:
+        """Read the next page: of the open window, or where that is read, of a new one up to now."""
+        window = _window(after)
+        if window.upper is not None and window.position is not None:
+            span = Span(window.lower, window.upper, window.position)
+            batch = self._page(connection, after, span, limit, plan=window.plan, with_messages=with_messages)
+            if batch.examined_count:
+                return batch
+        upper = self._open(connection, after)
+        if upper == window.end:
+            return self._empty(after, upper)
+        span = Span(window.end, upper, LOWEST_POSITION)
+        batch = self._page(connection, after, span, limit, plan=Plan.BY_TRANSACTION, with_messages=with_messages)
+        # A batch that fails is read again: the same window, so that looking for the message that fails gets nearer.
+        self._opened = (after, window.end, upper) if batch.examined_count else None
+        return batch
+
+    def _open(self, connection: psycopg.Connection[Any], after: Checkpoint) -> str:
+        if self._opened is not None:
+            opened_after, lower, upper = self._opened
+            if (opened_after, lower) == (after, _window(after).end):
+                return upper
+        return fetch_snapshot(connection)
+
+    def _empty(self, after: Checkpoint, upper: str) -> Batch:
+        """Nothing up to `upper`: go on from there, and say so if a window was closed by it."""
+        closed = Checkpoint(0, after.position + _window(after).is_open, Window(upper))
+        return Batch(after, closed, (), 0, full=False, matched_count=0, partition=self._partition)
+
+    def _page(
+        self,
+        connection: psycopg.Connection[Any],
+        after: Checkpoint,
+        span: Span,
+        limit: int,
+        *,
+        plan: Plan,
+        with_messages: bool,
+    ) -> Batch:
+        size = limit if self._scan.types is None else max(limit, self._limits.typed)
+
+        def look(by: Plan) -> _Page:
+            if with_messages:
+                return self._fetch(connection, span, by, size)
+            return self._examine(connection, span, by, size, limit)
+
+        page, by, reached = self._find(connection, span, size, plan, look)
+        if not page.rows and reached is None:
+            return self._empty(after, span.upper)
+        whole = reached is None and page.rows < size and page.examined == page.rows
+        if whole:
+            window = Window(span.upper, plan=by)
+        else:
+            ends = page.examined == page.rows and reached is not None
+            window = Window(span.lower, span.upper, reached if ends else page.position, by)
+        examined = Checkpoint(0, after.position + max(1, page.examined), window)
+        return Batch(
+            after,
+            examined,
+            page.messages,
+            max(1, page.examined),
+            full=not whole,
+            matched_count=page.matched,
+            partition=self._partition,
+        )
+
+    def _find(
+        self, connection: psycopg.Connection[Any], span: Span, size: int, plan: Plan, look: Any
+    ) -> tuple[_Page, Plan, int | None]:
+        """Choose how to find the page; the position returned was looked at, and the window may go on behind it."""
+        if plan is Plan.BY_TRANSACTION and span.lower is not None:
+            page = look(plan)
+            if page.looked_at <= self._limits.small:
+                return page, plan, None
+        if span.lower is None or span.after > LOWEST_POSITION:
+            page = look(Plan.BY_POSITION)
+            if page.rows >= size:
+                return page, Plan.BY_POSITION, None
+            reached = self._position_ahead(connection, span.after)
+            if reached is None or page.rows * SPARSE >= size:
+                return page, Plan.BY_POSITION, reached
+        return look(Plan.BY_SORTING), Plan.BY_SORTING, None
+
+    def _position_ahead(self, connection: psycopg.Connection[Any], after: int) -> int | None:
+        with translated():
+            row = connection.execute(self._scan.ahead(after, self._limits.ahead)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _fetch(self, connection: psycopg.Connection[Any], span: Span, plan: Plan, size: int) -> _Page:
+        columns = self._scan.table.selection(payload="text")
+        found, rows = self._scan.page(columns, span, plan, size=size, limits=self._limits)
+        with translated():
+            result = connection.execute(load("fetch_window_rows").format(found=found, rows=rows)).fetchall()
+        messages = tuple(build_message(row[1:]) for row in result if row[1] is not None)
+        position = messages[-1].checkpoint.position if messages else span.after
+        count = len(messages)
+        return _Page(result[0][0], count, count, position, count, messages)
+
+    def _examine(self, connection: psycopg.Connection[Any], span: Span, plan: Plan, size: int, limit: int) -> _Page:
+        found, rows = self._scan.page(self._scan.keys, span, plan, size=size, limits=self._limits)
+        statement = load("examine_window").format(found=found, rows=rows)
+        with translated():
+            row = connection.execute(statement, {"limit": limit}).fetchone()
+        looked_at, position, examined, matched, count = row if row is not None else (0, None, None, None, 0)
+        return _Page(looked_at, count, examined or 0, span.after if position is None else position, matched or 0)
+
+
+def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
+    """Take a snapshot.
+
+    Raises:
+        ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
+
+    """
+    with translated():
+        row = connection.execute(load("fetch_snapshot")).fetchone()
+    if row is None or row[1]:
+        raise ConfigurationError(
+            "cursor Snapshot cannot read from a hot standby: its snapshots do not say which transactions are in "
+            "progress, so messages would be lost. Let source.connection name the primary",
+            reason=Reason.DATABASE_UNAVAILABLE,
+        )
+    return str(row[0])
+
+
+def find_start(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Window:
+    """Find where a new processor starts. Whatever is in flight now comes in any case: nothing is lost.
+
+    A position means what has at least that position, a timestamp what has at least the lowest position of what was
+    stored at or after it: earlier messages may come, none is missed.
+
+    Raises:
+        ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
+
+    """
+    now = fetch_snapshot(connection)  # first: what commits while the lowest position is looked for is not in it
+    match start_from.type:
+        case StartType.BEGINNING:
+            return Window()
+        case StartType.END:
+            return Window(now)
+        case StartType.POSITION:
+            position = start_from.position
+        case StartType.TIMESTAMP:
+            position = _lowest_since(connection, OutboxTable.of(source), start_from)
+    return Window(now) if position is None else Window(None, now, max(position - 1, LOWEST_POSITION))
+
+
+def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start_from: StartFrom) -> int | None:
+    if table.columns.scheduled is None:
+        raise ConfigurationError(
+            "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message was "
+            "stored; name it, or start from a position"
+        )
+    statement = load("fetch_lowest_scheduled").format(
+        table=table.identifier,
+        transaction_id=sql.Identifier(table.columns.transaction_id),
+        position=sql.Identifier(table.columns.position),
+        scheduled=sql.Identifier(table.columns.scheduled),
+    )
+    with translated():
+        row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def build_message(row: tuple[Any, ...]) -> Message:
+    """Build a message of a row of `OutboxTable.selection`."""
+    transaction_id, position, message_id, message_type, publication, key, data, metadata, scheduled = row
+    pair = Checkpoint(int(transaction_id), position)
+    return Message(pair, message_id, message_type, publication, key, data, metadata, scheduled)
+
+
+def _window(checkpoint: Checkpoint) -> Window:
+    return Window() if checkpoint.window is None else checkpoint.window
