@@ -7,12 +7,13 @@
 #   spark     a Java, for Spark sessions outside the cluster, and Spark with its classes ready to be mapped
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
 #   model     TLC, which checks the protocol's model (docs/model)
+#   chaos     what make chaos needs beside them: toxiproxy, and a shim that steps a worker's clock
 #   images    what images.sh builds with, and the Debian base images
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq spark model cluster images)
+ALL=(python postgres rabbitmq spark model cluster images chaos)
 for part in "${ALL[@]}"; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"

@@ -8,6 +8,8 @@ KUBERNETES_VERSION=1.34.4
 ETCD_VERSION=3.6.16
 COREDNS_VERSION=1.15.0
 HELM_VERSION=3.22.0
+# The proxy of `make chaos`.
+TOXIPROXY_VERSION=2.12.0
 # uv's own file names it with the hashes of its wheels; lock.sh keeps those.
 UV_LOCK=$CLUSTER_DIR/uv-requirements.lock
 UV_VERSION=$(sed -nE 's/^uv==([^ ]+).*/\1/p' "$UV_LOCK")
