@@ -104,10 +104,10 @@ class Book:
         )
 
 
-def plan_transaction(random: Random) -> Transaction:
-    """Draw the next transaction."""
+def plan_transaction(random: Random, most: int = MOST_IN_ONE_INSERT) -> Transaction:
+    """Draw the next transaction; `most` messages in one insert."""
     kind = random.choices(tuple(_WEIGHTS), tuple(_WEIGHTS.values()))[0]
-    inserts = (random.randint(1, MOST_IN_ONE_INSERT), random.randint(1, MOST_IN_ONE_INSERT))
+    inserts = (random.randint(1, most), random.randint(1, most))
     match kind:
         case Kind.OPEN:
             pause = random.uniform(1.5, 4.0)

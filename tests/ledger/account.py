@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 SAMPLES = 5
 """How many messages are named for each finding; counting goes on."""
+
+
+class Order(StrEnum):
+    """In which order a target's first traces must stand."""
+
+    TOTAL = "the pair's"
+    KEY = "the pair's within each key"
+    NONE = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +81,21 @@ class Account:
         return not (self.lost or self.out_of_order or self.foreign or self.renamed)
 
 
-def compare(name: str, produced: Sequence[Committed], handled: Iterable[Handled], *, ordered: bool = True) -> Account:
-    """Count every trace in a target against the commit log (which is in pair order)."""
+def compare(
+    name: str,
+    produced: Sequence[Committed],
+    handled: Iterable[Handled],
+    *,
+    ordered: bool = True,
+    order: Order | None = None,
+) -> Account:
+    """Count every trace in a target against the commit log (in pair order). `order` says more than `ordered`."""
+    order = order or (Order.TOTAL if ordered else Order.NONE)
     place = {(m.key, m.sequence): number for number, m in enumerate(produced)}
     traces: Counter[int] = Counter()
     findings: list[str] = []
     duplicated = out_of_order = foreign = renamed = total = 0
-    furthest = -1
+    furthest: dict[str, int] = {}
     for trace in handled:
         total += 1
         number = place.get((trace.key, trace.sequence))
@@ -93,10 +110,12 @@ def compare(name: str, produced: Sequence[Committed], handled: Iterable[Handled]
         if traces[number] > 1:
             duplicated += 1
             _note(findings, duplicated, f"{trace.key}#{trace.sequence} stands {traces[number]} times")
-        elif number < furthest:
+        line = trace.key if order is Order.KEY else ""
+        before = furthest.get(line, -1)
+        if traces[number] == 1 and number < before:
             out_of_order += 1
-            _note(findings, out_of_order, f"{trace.key}#{trace.sequence} came after {produced[furthest].pair}")
-        furthest = max(furthest, number)
+            _note(findings, out_of_order, f"{trace.key}#{trace.sequence} came after {produced[before].pair}")
+        furthest[line] = max(before, number)
     missing = [m for number, m in enumerate(produced) if number not in traces]
     findings += [f"{m.key}#{m.sequence} ({m.message_id}) at {m.pair} is lost" for m in missing[:SAMPLES]]
     return Account(
@@ -105,7 +124,7 @@ def compare(name: str, produced: Sequence[Committed], handled: Iterable[Handled]
         handled=total,
         lost=len(missing),
         duplicated=duplicated,
-        out_of_order=out_of_order if ordered else None,
+        out_of_order=None if order is Order.NONE else out_of_order,
         foreign=foreign,
         renamed=renamed,
         findings=tuple(findings),

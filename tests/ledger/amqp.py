@@ -103,6 +103,17 @@ class Broker:
         deliveries = self._deliveries()
         return [next(deliveries) for _ in range(waiting)]
 
+    def consume(self, queue: str) -> Iterator[Delivery]:
+        """Take whatever comes, for ever; what is on its way when the connection ends is gone.
+
+        Raises:
+            BrokerError: the broker closed the connection.
+            OSError: nothing came for the socket's timeout, or the connection broke.
+
+        """
+        self._call(commands.Basic.Consume(queue=queue, no_ack=True), commands.Basic.ConsumeOk)
+        return self._deliveries()
+
     def publish(self, queue: str, message_id: str, payload: bytes, headers: dict[str, Any] | None = None) -> None:
         """Put one message straight into a queue (for the tests of this client)."""
         properties = commands.Basic.Properties(message_id=message_id, message_type="test", headers=headers or {})

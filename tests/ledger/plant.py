@@ -7,16 +7,20 @@ anything: a ledger that finds nothing is worth something only if it would have f
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tests.ledger.account import Account, compare, compare_sums
+from tests.ledger.account import Account, Order, compare, compare_sums
+from tests.ledger.history import find_double_owners, find_moves_back, find_stale_effects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from tests.ledger.account import Handled
     from tests.ledger.commitlog import Committed
+    from tests.ledger.history import Effect, Held, Stored
 
 
 def plant_loss(handled: Sequence[Handled], random: Random) -> list[Handled]:
@@ -30,7 +34,7 @@ def plant_duplicate(handled: Sequence[Handled], random: Random) -> list[Handled]
     return [*handled, random.choice(handled)]
 
 
-def plant_swap(handled: Sequence[Handled], random: Random) -> list[Handled]:
+def plant_swap(handled: Sequence[Handled], random: Random, *, within_key: bool = False) -> list[Handled]:
     """Exchange two neighbours, both of them first traces that follow each other in the promised order."""
     spoiled = list(handled)
     seen: set[tuple[str, int]] = set()
@@ -39,8 +43,13 @@ def plant_swap(handled: Sequence[Handled], random: Random) -> list[Handled]:
         if (trace.key, trace.sequence) not in seen:
             firsts.append(number)
             seen.add((trace.key, trace.sequence))
-    at = random.randrange(len(firsts) - 1)
-    one, other = firsts[at], firsts[at + 1]
+    neighbours = list(pairwise(firsts))
+    if within_key:
+        lines: dict[str, list[int]] = {}
+        for number in firsts:
+            lines.setdefault(spoiled[number].key, []).append(number)
+        neighbours = [both for line in lines.values() for both in pairwise(line)]
+    one, other = random.choice(neighbours)
     spoiled[one], spoiled[other] = spoiled[other], spoiled[one]
     return spoiled
 
@@ -51,20 +60,26 @@ def plant_foreign(handled: Sequence[Handled], random: Random) -> list[Handled]:
 
 
 def check_list(
-    produced: Sequence[Committed], handled: Sequence[Handled], random: Random, *, ordered: bool = True
+    produced: Sequence[Committed],
+    handled: Sequence[Handled],
+    random: Random,
+    *,
+    ordered: bool = True,
+    order: Order | None = None,
 ) -> list[str]:
     """Plant each fault into a copy of one target's traces; return what the ledger failed to find (empty: all found)."""
-    clean = compare("clean", produced, handled, ordered=ordered)
-    cases = {
+    order = order or (Order.TOTAL if ordered else Order.NONE)
+    clean = compare("clean", produced, handled, order=order)
+    cases: dict[str, tuple[Callable[..., list[Handled]], dict[str, int]]] = {
         "loss": (plant_loss, {"lost": 1}),
         "duplicate": (plant_duplicate, {"duplicated": 1}),
         "message never committed": (plant_foreign, {"foreign": 1}),
     }
-    if ordered:
-        cases["swap"] = (plant_swap, {"out_of_order": 1})
+    if order is not Order.NONE:
+        cases["swap"] = (partial(plant_swap, within_key=order is Order.KEY), {"out_of_order": 1})
     failures = []
     for name, (spoil, more) in cases.items():
-        found = compare(name, produced, spoil(handled, random), ordered=ordered)
+        found = compare(name, produced, spoil(handled, random), order=order)
         failures += _unexpected(name, clean, found, more, may_lower={"duplicated"} if name == "loss" else set())
     return failures
 
@@ -96,4 +111,47 @@ def _unexpected(
         wanted = before + more.get(count, 0)
         if after != wanted and not (count in may_lower and after < wanted):
             failures.append(f"planted one {name}: {count} should be {wanted}, the ledger says {after}")
+    return failures
+
+
+def plant_moved_back(samples: Sequence[Stored], random: Random) -> list[Stored]:
+    """Let one checkpoint fall below one that was seen before it: half of a pair higher does not make it higher."""
+    at = random.randrange(len(samples))
+    first, *rest = samples[at].place
+    lower = replace(samples[at], place=(first - 1, *(number + 1 for number in rest)))
+    return [*samples[: at + 1], lower, *samples[at + 1 :]]
+
+
+def plant_second_owner(samples: Sequence[Held], random: Random) -> list[Held]:
+    """Let one epoch be somebody else's too."""
+    at = random.randrange(len(samples))
+    return [*samples[: at + 1], replace(samples[at], owner="an intruder"), *samples[at + 1 :]]
+
+
+def plant_stale_effect(effects: Sequence[Effect], random: Random) -> list[Effect]:
+    """Let a former owner commit once more, after everybody else."""
+    one = random.choice(effects)
+    last = max(effect.at for effect in effects)
+    newer = replace(one, at=last + 1, epoch=(one.epoch or 0) + 1_000_000)
+    return [*effects, newer, replace(one, at=last + 2)]
+
+
+def plant_thief(effects: Sequence[Effect], random: Random) -> list[Effect]:
+    """Let somebody handle what another holds."""
+    at = random.randrange(len(effects))
+    return [*effects[:at], replace(effects[at], handler="a thief"), *effects[at + 1 :]]
+
+
+def check_history(
+    stored: Sequence[Stored], held: Sequence[Held], effects: Sequence[Effect], random: Random
+) -> list[str]:
+    """Plant each fault into a copy of one processor's history; return what was not found. What is empty is left out."""
+    failures = []
+    if stored and len(find_moves_back(plant_moved_back(stored, random))) <= len(find_moves_back(stored)):
+        failures.append("planted a checkpoint that moved back: not found")
+    if held and len(find_double_owners(plant_second_owner(held, random))) <= len(find_double_owners(held)):
+        failures.append("planted an epoch with two owners: not found")
+    for name, spoil in (("an effect of a former owner", plant_stale_effect), ("a thief's effect", plant_thief)):
+        if effects and len(find_stale_effects(spoil(effects, random))) <= len(find_stale_effects(effects)):
+            failures.append(f"planted {name}: not found")
     return failures

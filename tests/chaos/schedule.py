@@ -1,0 +1,153 @@
+"""PURE: which fault strikes when, drawn from a seed.
+
+Each case has a lane of its own, and so has what all cases share (the servers). In a lane one fault follows another; two
+lanes overlap as they will. A lane's kinds are dealt like cards, so that none comes a third time before each came once
+in a run that is long enough. A lane depends on the seed and its name alone: to run one case again, its faults stay.
+
+The schedule names no process: a victim is `choice`, a share of those that live when it strikes, the owner more often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.chaos.cases import LEASE_SECONDS, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.chaos.cases import Case
+
+FIRST: Final = 4.0
+"""Seconds until the first fault."""
+LAST: Final = 10.0
+"""No fault in the last so many seconds, so that each recovery can be seen."""
+
+
+class Kind(StrEnum):
+    """What is done."""
+
+    KILL = "kill a worker"
+    FREEZE = "freeze a worker"
+    FREEZE_IN_BATCH = "freeze in mid-batch"
+    SLOW = "slow handler"
+    TERMINATE = "terminate backends"
+    CUT = "cut connections"
+    SILENCE = "silent network"
+    DELAY = "slow network"
+    TEAR = "tear connections"
+    CLOCK = "step a clock"
+    SCALE = "scale"
+    POSTGRES = "crash PostgreSQL"
+    DISK = "fill the disk"
+    BROKER = "crash the broker"
+
+
+AT_ONCE: Final = frozenset({Kind.KILL, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.TERMINATE, Kind.CLOCK, Kind.SCALE})
+"""Recovery counts from the blow itself, because others can go on at once; for all others from the fault's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One line of the schedule.
+
+    Attributes:
+        at: seconds after the producers' start.
+        case: whom it strikes; empty: all, by a server that they share.
+        seconds: how long it lasts.
+        choice: which victim, 0 to 1.
+        amount: how much, in the kind's own unit: replicas, seconds of a clock's step, milliseconds, bytes, seconds
+            until the restart.
+        broker: the connection to the broker instead of the database's.
+
+    """
+
+    at: float
+    kind: Kind
+    case: str
+    seconds: float
+    choice: float
+    amount: float
+    broker: bool = False
+
+    @property
+    def ends(self) -> float:
+        """When it is over, by the schedule."""
+        return self.at + self.seconds
+
+
+_OF_A_CASE: Final = (
+    Kind.KILL, Kind.KILL, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.FREEZE_IN_BATCH, Kind.SLOW, Kind.TERMINATE, Kind.CUT,
+    Kind.SILENCE, Kind.DELAY, Kind.TEAR, Kind.CLOCK, Kind.SCALE, Kind.SCALE,
+)  # fmt: skip
+
+
+def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fault]:
+    """Draw the faults of a run, in order of time."""
+    servers = [Kind.POSTGRES, Kind.DISK]
+    if any(case.target is Target.RABBITMQ for case in cases):
+        servers.append(Kind.BROKER)
+    lanes = [_build_lane(Random(f"{seed}/servers/{len(servers)}"), seconds, servers, (9.0, 16.0), None)]
+    lanes += [_build_lane(Random(f"{seed}/{case.name}"), seconds, _OF_A_CASE, (3.5, 9.0), case) for case in cases]
+    return sorted((fault for lane in lanes for fault in lane), key=lambda fault: (fault.at, fault.case))
+
+
+def _build_lane(
+    random: Random, seconds: float, kinds: Sequence[Kind], pause: tuple[float, float], case: Case | None
+) -> list[Fault]:
+    lane: list[Fault] = []
+    deck: list[Kind] = []
+    at = FIRST + random.uniform(0, pause[1])
+    while True:
+        if not deck:
+            deck = random.sample(kinds, len(kinds))
+        fault = _draw(random, round(at, 3), deck.pop(), case)
+        if fault.ends > seconds - LAST:
+            return lane
+        lane.append(fault)
+        at = fault.ends + random.uniform(*pause)
+
+
+def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
+    # Drawn for every kind alike, so that a change to one leaves the others of a seed as they are.
+    choice, share, size, broker = (random.random() for _ in range(4))
+    frozen = LEASE_SECONDS * (1.2 + share)
+    seconds, amount = {
+        Kind.KILL: (0.0, 0.5 + 2.5 * size),
+        Kind.FREEZE: (frozen, 0.0),
+        Kind.FREEZE_IN_BATCH: (frozen, 0.0),
+        Kind.SLOW: (LEASE_SECONDS * (0.8 + 1.2 * share), 0.0),
+        Kind.TERMINATE: (0.0, 0.0),
+        Kind.CUT: (0.2 + 1.8 * LEASE_SECONDS * share, 0.0),
+        Kind.SILENCE: (0.5 + 1.8 * LEASE_SECONDS * share, 0.0),
+        Kind.DELAY: (3.0 + 3.0 * share, 20 + 380 * size),
+        Kind.TEAR: (2.0 + 2.0 * share, 500 + 20_000 * size * size),
+        Kind.CLOCK: (0.0, (1 if size < 0.5 else -1) * 10 ** (1 + 5 * share)),
+        Kind.SCALE: (0.0, 1 + int(4 * size)),
+        Kind.POSTGRES: (0.5 + 3.5 * share, 0.0),
+        Kind.DISK: (2.0 + 4.0 * share, 200_000 * size),
+        Kind.BROKER: (0.5 + 2.5 * share, 0.0),
+    }[kind]
+    by_broker = kind in (Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR) and broker < 0.5
+    return Fault(
+        at=at,
+        kind=kind,
+        case="" if case is None else case.name,
+        seconds=round(seconds, 3),
+        choice=round(choice, 6),
+        amount=round(amount, 3),
+        broker=by_broker and case is not None and case.target is Target.RABBITMQ,
+    )
+
+
+def as_json(seed: int, seconds: float, cases: Sequence[Case], schedule: Sequence[Fault]) -> dict[str, Any]:
+    """Return the schedule as it is written into its file."""
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "cases": [case.name for case in cases],
+        "faults": [asdict(fault) for fault in schedule],
+    }

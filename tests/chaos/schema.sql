@@ -1,0 +1,23 @@
+-- Chaos' own schema: where effects go, and a gate that holds a batch in its middle.
+
+CREATE SCHEMA chaos;
+
+-- As docs/partitioned.md states it, written here a second time: a mistake in the product's own cannot hide in both.
+CREATE FUNCTION chaos.partition_of(p_key text, p_count integer) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT get_byte(sha256(convert_to(p_key, 'UTF8')), 0) % 64 % p_count
+$$;
+
+CREATE TABLE chaos.gates (name text PRIMARY KEY, until timestamptz NOT NULL);
+
+-- Before any row is written, so whoever waits here has no transaction id and holds up nobody's reading bound.
+CREATE FUNCTION chaos.pass_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    v_left double precision;
+BEGIN
+    SELECT extract(epoch FROM g.until - clock_timestamp()) INTO v_left FROM chaos.gates g WHERE g.name = TG_ARGV[0];
+    IF v_left > 0 THEN
+        PERFORM pg_sleep(v_left);
+    END IF;
+    RETURN NULL;
+END
+$$;

@@ -1,0 +1,155 @@
+"""PostgreSQL as chaos needs it: durable, on a small volume of its own, stopped without warning and started again.
+
+The volume is a tmpfs in the private mount namespace of `tests.chaos.__main__`: it goes with the process, and a full one
+fills nothing of the machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import sql
+
+from outbox_sql import runner
+from tests.chaos.cases import Target
+from tests.support.postgres import DEFAULT_VERSION, SCHEMA, binaries, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.chaos.cases import Case
+
+PORT: Final = 5432
+"""In a network namespace of our own."""
+_SETTINGS: Final = {
+    "listen_addresses": "'127.0.0.1'",
+    "unix_socket_directories": "''",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "track_commit_timestamp": "on",  # when an effect came, whatever the worker's clock says
+    "min_wal_size": "32MB",
+    "max_wal_size": "96MB",
+    "autovacuum_naptime": "5s",
+    "lc_messages": "'C'",
+    "timezone": "'UTC'",
+}
+_SCHEMA_FILE: Final = Path(__file__).with_name("schema.sql")
+_TABLE: Final = """
+CREATE TABLE chaos.{table} (handled_id bigserial PRIMARY KEY, message_id text, order_key text, order_sequence integer,
+    cents integer, partition integer, epoch bigint, holder text,
+    handler text DEFAULT split_part(current_setting('application_name'), ' ', 3));
+CREATE TRIGGER pass_gate BEFORE INSERT ON chaos.{table} FOR EACH STATEMENT EXECUTE FUNCTION chaos.pass_gate({name})
+"""
+
+
+class Postgres:
+    """One server; fsync and synchronous_commit are on, as users have them."""
+
+    def __init__(self, directory: Path, *, megabytes: int) -> None:
+        """Mount the volume, make the server and start it."""
+        self._programs = binaries(os.environ.get("OUTBOX_CHAOS_POSTGRES", DEFAULT_VERSION))
+        self._volume = directory / "volume"
+        self._data = self._volume / "data"
+        self._log = directory / "postgres.log"
+        self._ballast = self._volume / "ballast"
+        self._lock = threading.RLock()
+        self._volume.mkdir()
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", str(self._volume)], check=True
+        )
+        self._log.touch()
+        for path in (self._volume, self._log):
+            shutil.chown(path, "postgres", "postgres")
+        self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
+        with (self._data / "postgresql.conf").open("a") as configuration:
+            configuration.writelines(f"{name} = {value}\n" for name, value in (*_SETTINGS.items(), ("port", str(PORT))))
+        self.start()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        subprocess.run(
+            [*user, str(self._programs / program), *arguments], check=True, cwd=self._volume,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def uri(self, database: str) -> str:
+        """Past every proxy."""
+        return f"postgresql://postgres@127.0.0.1:{PORT}/{database}"
+
+    def connect(self, database: str = "outbox") -> psycopg.Connection[Any]:
+        """Connect past every proxy."""
+        return psycopg.connect(
+            self.uri(database), autocommit=True, connect_timeout=5, application_name="chaos", prepare_threshold=None
+        )
+
+    def start(self) -> None:
+        """Start it, if it is not running, and wait until it answers."""
+        with self._lock:
+            if not self.is_running():
+                self._run("pg_ctl", "-D", str(self._data), "-l", str(self._log), "-W", "start")
+            wait_until(self._answers, "PostgreSQL answers", 60)
+
+    def crash(self) -> None:
+        """Let every process of it end at once, as when the power is cut but for the disk."""
+        with self._lock, contextlib.suppress(subprocess.CalledProcessError):
+            self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
+
+    def is_running(self) -> bool:
+        """Whether its main process is there."""
+        try:
+            self._run("pg_ctl", "-D", str(self._data), "status")
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    def fill(self, *, leave: int) -> None:
+        """Leave only so many bytes on its volume."""
+        with self._ballast.open("wb") as ballast:
+            free = os.statvfs(self._volume)
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(ballast.fileno(), 0, max(4096, free.f_bavail * free.f_frsize - leave))
+
+    def free(self) -> None:
+        """Give the space back; a server that ended for want of it is started, as a person would."""
+        self._ballast.unlink(missing_ok=True)
+        deadline = time.monotonic() + 3
+        while not self._answers():
+            if time.monotonic() > deadline or not self.is_running():
+                self.start()
+                return
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End it, and take the volume away."""
+        self.crash()
+        subprocess.run(["umount", "--lazy", str(self._volume)], check=True)
+
+    def _answers(self) -> bool:
+        try:
+            with psycopg.connect(self.uri("postgres"), connect_timeout=2):
+                return True
+        except psycopg.Error:
+            return False
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Make the databases, with the product's schema and ours, and a table of effects for each case that has one."""
+        for name in {"outbox", *(case.database for case in cases)}:
+            with self.connect("postgres") as admin:
+                admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            with self.connect(name) as connection:
+                runner.migrate(connection, SCHEMA)
+                connection.execute(_SCHEMA_FILE.read_text())
+        for case in cases:
+            if case.target is not Target.RABBITMQ:
+                with self.connect(case.database) as connection:
+                    connection.execute(
+                        sql.SQL(_TABLE).format(table=sql.Identifier(case.table), name=sql.Literal(case.name))
+                    )

@@ -1,0 +1,97 @@
+"""PURE: what is wrong with one case, by what producers committed, what its target holds and what the observer saw."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.chaos.cases import SLOTS
+from tests.ledger.account import Account, compare
+from tests.ledger.history import find_double_owners, find_moves_back, find_stale_effects
+from tests.ledger.plant import check_history, check_list
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from tests.chaos.cases import Case
+    from tests.ledger.account import Handled
+    from tests.ledger.commitlog import Committed
+    from tests.ledger.history import Effect, Held, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that is known of one case.
+
+    Attributes:
+        handled: traces in its target, in the target's order.
+        stored: checkpoints that the observer saw, in order of time.
+        held: leases that the observer saw, in order of time.
+        effects: when each trace came and, where the target says so, in which epoch.
+        final: the checkpoint of each partition at the end.
+        complaints: what was wrong with the processes themselves, or needs a person.
+
+    """
+
+    handled: Sequence[Handled]
+    stored: Sequence[Stored] = ()
+    held: Sequence[Held] = ()
+    effects: Sequence[Effect] = ()
+    final: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    complaints: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The account, and everything that speaks against the case (empty: it kept its promises)."""
+
+    case: Case
+    account: Account
+    violations: tuple[str, ...]
+
+
+def judge(case: Case, produced: Sequence[Committed], evidence: Evidence) -> Verdict:
+    """Hold the evidence against what the case promises."""
+    account = compare(case.name, produced, evidence.handled, order=case.order)
+    kept = account.is_exact() if case.transactional else account.is_at_least_once()
+    violations = [] if kept else list(account.findings) or ["the account is wrong"]
+    violations += find_moves_back(evidence.stored)
+    if case.fenced:
+        violations += find_double_owners(evidence.held)
+        if case.transactional:
+            violations += find_stale_effects(evidence.effects)
+    if case.ends_at_last:
+        violations += find_not_at_end(case, produced, evidence.final)
+    return Verdict(case, account, (*violations, *evidence.complaints))
+
+
+def check_judge(case: Case, produced: Sequence[Committed], evidence: Evidence, random: Random) -> list[str]:
+    """Plant every fault into copies of the evidence; return those that were overlooked."""
+    effects = evidence.effects if case.fenced and case.transactional else ()
+    overlooked = check_list(produced, evidence.handled, random, order=case.order) if evidence.handled else ["empty"]
+    return overlooked + check_history(evidence.stored, evidence.held if case.fenced else (), effects, random)
+
+
+def find_not_at_end(case: Case, produced: Sequence[Committed], final: dict[int, tuple[int, ...]]) -> list[str]:
+    """Name each partition whose checkpoint is not the pair of its last message."""
+    return [
+        f"partition {partition} ends at {final.get(partition)}, its last message is {pair}"
+        for partition, pair in last_pairs(case, produced).items()
+        if final.get(partition) != pair
+    ]
+
+
+def last_pairs(case: Case, produced: Sequence[Committed]) -> dict[int, tuple[int, int]]:
+    """Return the pair of each partition's last message."""
+    last: dict[int, tuple[int, int]] = {}
+    for message in produced:
+        partition = partition_of(message.key, case.partitions)
+        last[partition] = max(message.pair, last.get(partition, message.pair))
+    return last
+
+
+def partition_of(key: str, count: int) -> int:
+    """Return the partition of a key, as docs/partitioned.md states it; the product's own function is not asked."""
+    return hashlib.sha256(key.encode()).digest()[0] % SLOTS % count
