@@ -33,6 +33,9 @@ model: ## Model-check the checkpoint and epoch protocol (docs/model); larger tha
 	@tests/cluster/setup.sh python model
 	@$(PY) -m tests.model
 
+chaos: ## Faults by a seed, and a ledger at the end (SEED=n SECONDS=1800 CASE=name,name)
+	@tests/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)')
+
 up: ## Start the local cluster
 	@tests/cluster/setup.sh
 	@tests/cluster/up.sh
@@ -49,4 +52,4 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init lint check format crds lock model up images demo down test
+.PHONY: help init lint check format crds lock model chaos up images demo down test

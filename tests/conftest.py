@@ -18,9 +18,10 @@ HEAVY = (
     "tests/integration/test_spark_",
     "tests/chart/test_release",
     "tests/chart/test_server",
+    "tests/chaos/",
     "tests/acceptance/",
 )
-"""Files that load both cores: Spark, the cluster and the model checker. They run last, in one process."""
+"""Files that load both cores: Spark, the cluster, the model checker and chaos. They run last, in one process."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ tests/cluster/up.sh --hold $$ "make test"
 tests/cluster/images.sh
 status=0
 # Fast to slow, so that a broken decision is told before a cluster is asked; unit tests run shuffled in `make check`.
-layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/acceptance)
+layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/chaos tests/acceptance)
 [ $# -gt 0 ] || set -- "${layers[@]}"
 # Three processes: most tests wait. tests/conftest.py says which of them run last, alone.
 .venv/bin/python -m pytest -p no:randomly --numprocesses=3 --dist=loadscope --no-loadscope-reorder --durations=25 "$@" || status=$?

@@ -95,7 +95,7 @@ class Postgres:
         with self._lock:
             if not self.is_running():
                 self._run("pg_ctl", "-D", str(self._data), "-l", str(self._log), "-W", "start")
-            wait_until(self._answers, "PostgreSQL answers", 60)
+            wait_until(self._answers, "PostgreSQL answers", 120)
 
     def crash(self) -> None:
         """Let every process of it end at once, as when the power is cut but for the disk."""

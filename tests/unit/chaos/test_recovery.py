@@ -1,0 +1,57 @@
+"""A recovery counts from the blow or the fault's end, to the last partition that stood still, for one fault alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.faults import Struck
+from tests.chaos.recovery import Recovery, measure, summarize
+from tests.chaos.schedule import Fault, Kind
+
+
+def make_struck(kind=Kind.KILL, case="a", began=100.0, ended=100.0, **fields) -> Struck:
+    fault = Fault(at=began, kind=kind, case=case, seconds=ended - began, choice=0.5, amount=0)
+    return Struck(fault, began, ended, fields.pop("counts_from", ended), **fields)
+
+
+EFFECTS = {"a": {0: [99.0, 101.5, 102.0], 1: [99.5, 103.0]}, "b": {0: [100.5, 101.0, 140.0]}}
+
+
+@pytest.mark.parametrize(
+    ("partitions", "seconds"),
+    [
+        pytest.param((0,), 1.5, id="the victim's partition"),
+        pytest.param((0, 1), 3.0, id="the last of its partitions"),
+        pytest.param((), 3.0, id="all of the case's"),
+        pytest.param((7,), None, id="one that never went on"),
+    ],
+)
+def test_it_is_the_time_to_the_first_effect_of_the_last_partition(partitions, seconds) -> None:
+    (recovery,) = measure([make_struck(partitions=partitions)], EFFECTS)
+    assert recovery == Recovery(Kind.KILL, "a", seconds)
+
+
+def test_a_fault_of_a_server_counts_for_each_case_from_its_end() -> None:
+    crash = make_struck(Kind.POSTGRES, "", began=96.0, ended=100.0)
+    assert measure([crash], EFFECTS) == [Recovery(Kind.POSTGRES, "a", 3.0), Recovery(Kind.POSTGRES, "b", 0.5)]
+
+
+def test_a_fault_before_the_recovery_makes_it_nobodys() -> None:
+    one, other = make_struck(partitions=(1,)), make_struck(Kind.CUT, began=102.0, ended=102.5)
+    first, second = measure([one, other], EFFECTS)
+    assert (first.overlapped, first.seconds) == (True, None)
+    assert second == Recovery(Kind.CUT, "a", None, overlapped=False), "after it partition 0 has no effect any more"
+
+
+def test_a_fault_of_another_case_or_one_that_did_nothing_takes_nothing_away() -> None:
+    others = [make_struck(case="b", began=101.0, ended=101.0), make_struck(began=101.0, ended=101.0, harmless=True)]
+    assert measure([make_struck(partitions=(1,)), *others], EFFECTS)[0].seconds == 3.0
+    assert len(measure(others, EFFECTS)) == 1
+
+
+def test_times_are_a_median_and_the_longest() -> None:
+    recoveries = [Recovery(Kind.KILL, "a", seconds) for seconds in (4.0, 1.0, None, 2.0)]
+    times = summarize(recoveries)
+    assert times is not None
+    assert (times.count, times.p50, times.longest) == (3, 2.0, 4.0)
+    assert summarize([Recovery(Kind.KILL, "a", None, overlapped=True)]) is None
