@@ -58,13 +58,13 @@ class Director:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         """Start the servers and the workers, and wait until each case has an owner."""
         self._plan, self._say = plan, say
-        megabytes = int(400 + 0.4 * plan.seconds)
+        megabytes = int(320 + 0.4 * plan.seconds)
         servers = plan.directory / "servers"
         servers.mkdir()
         servers.chmod(0o755)
         self._postgres = Postgres(servers, megabytes=megabytes)
         self._postgres.prepare(plan.cases)
-        self._broker = RabbitmqServer() if any(case.target is Target.RABBITMQ for case in plan.cases) else None
+        self._broker = _start_broker() if any(case.target is Target.RABBITMQ for case in plan.cases) else None
         self._proxies = Proxies(plan.directory / "toxiproxy.log")
         self._pods = {case.name: self._make_pods(case) for case in plan.cases}
         self._faults = Faults(self._postgres, self._broker, self._proxies, self._pods, plan.directory / "faults.jsonl")
@@ -225,6 +225,14 @@ class Director:
         self._postgres.close()
         if self._broker is not None:
             self._broker.close()
+
+
+def _start_broker() -> RabbitmqServer:
+    broker = RabbitmqServer()
+    # While it is down, nobody's outgoing connection may get one of its ports.
+    reserved = ",".join(str(port) for port in broker.ports)
+    Path("/proc/sys/net/ipv4/ip_reserved_local_ports").write_text(reserved)
+    return broker
 
 
 def _with_complaints(evidence: Evidence, complaints: Sequence[str]) -> Evidence:

@@ -91,6 +91,11 @@ class RabbitmqServer:
                 "server.crt", "-days", "2", "-extfile", "names")  # fmt: skip
 
     @property
+    def ports(self) -> tuple[int, ...]:
+        """Every port of the node and its port mapper."""
+        return self.port, self.tls_port, self._mapper_port, self._distribution_port
+
+    @property
     def uri(self) -> str:
         return f"amqp://tests:s3cret%20word@127.0.0.1:{self.port}/"
 
@@ -118,7 +123,8 @@ class RabbitmqServer:
     def stop(self) -> None:
         """Stop the node as a crash would."""
         if self._node is not None:
-            os.killpg(self._node.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(self._node.pid, signal.SIGKILL)
             self._node.wait()
             self._node = None
 
