@@ -22,6 +22,7 @@ from typing import Final
 from tests.chaos.cases import CASES, select_cases
 from tests.chaos.director import Director, Plan
 from tests.chaos.schedule import as_json, build_schedule
+from tests.chaos.servers import SABOTAGE
 
 INSIDE: Final = "OUTBOX_CHAOS_INSIDE"
 KEPT: Final = ("schedule.json", "faults.jsonl", "ledger.txt")
@@ -46,7 +47,7 @@ def main() -> int:
     directory = arguments.directory or Path(tempfile.mkdtemp(prefix=f"outbox-chaos-{seed}-", dir="/tmp"))
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)
-    plan = Plan(seed, seconds, cases, schedule, directory)
+    plan = Plan(seed, seconds, cases, schedule, directory, arguments.sabotage)
     (directory / "schedule.json").write_text(json.dumps(as_json(seed, seconds, cases, schedule), indent=1) + "\n")
     again = f"make chaos SEED={seed} SECONDS={seconds:g}" + (
         "" if len(cases) == len(CASES) else f" CASE={','.join(case.name for case in cases)}"
@@ -70,6 +71,10 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600, help="how long producers produce (%(default)s)")
     parser.add_argument("--case", action="append", default=[], help="names with commas between, or a prefix and *")
     parser.add_argument("--directory", type=Path, help="where the run's files go")
+    parser.add_argument(
+        "--sabotage", choices=sorted(path.stem for path in SABOTAGE.glob("*.sql")), default="",
+        help="take a safeguard out of the product's database first, to see the run fail",
+    )  # fmt: skip
     parser.add_argument("--schedule", action="store_true", help="print the seed's schedule and do nothing")
     return parser.parse_args()
 

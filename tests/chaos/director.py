@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 PRODUCERS: Final = 3
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
+PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Of our own network namespace."""
 START_SECONDS: Final = 90.0
 DRAIN_SECONDS: Final = 120.0
 SUPERVISE_SECONDS: Final = 0.1
@@ -50,6 +52,7 @@ class Plan:
     cases: Sequence[Case]
     schedule: Sequence[Fault]
     directory: Path
+    sabotage: str = ""
 
 
 class Director:
@@ -63,7 +66,7 @@ class Director:
         servers.mkdir()
         servers.chmod(0o755)
         self._postgres = Postgres(servers, megabytes=megabytes)
-        self._postgres.prepare(plan.cases)
+        self._postgres.prepare(plan.cases, plan.sabotage)
         self._broker = _start_broker() if any(case.target is Target.RABBITMQ for case in plan.cases) else None
         self._proxies = Proxies(plan.directory / "toxiproxy.log")
         self._pods = {case.name: self._make_pods(case) for case in plan.cases}
@@ -228,10 +231,10 @@ class Director:
 
 
 def _start_broker() -> RabbitmqServer:
+    # While it is down, nobody's outgoing connection may get one of its ports: they come from a range of their own.
+    PORT_RANGE.write_text("50000 59999")
     broker = RabbitmqServer()
-    # While it is down, nobody's outgoing connection may get one of its ports.
-    reserved = ",".join(str(port) for port in broker.ports)
-    Path("/proc/sys/net/ipv4/ip_reserved_local_ports").write_text(reserved)
+    PORT_RANGE.write_text("32768 49999")
     return broker
 
 

@@ -109,7 +109,7 @@ class Faults:
         }
 
     def strike(self, fault: Fault) -> Struck:
-        """Carry one out, to its end. One that takes longer than planned, on a busy machine, puts off the lane's next."""
+        """Carry one out, to its end. One that takes longer than planned puts off the lane's next."""
         with self._lanes[fault.case]:
             began = time.time()
             blow = self._acts[fault.kind](fault)

@@ -42,6 +42,7 @@ _SETTINGS: Final = {
     "timezone": "'UTC'",
 }
 _SCHEMA_FILE: Final = Path(__file__).with_name("schema.sql")
+SABOTAGE: Final = Path(__file__).with_name("sabotage")
 _TABLE: Final = """
 CREATE TABLE chaos.{table} (handled_id bigserial PRIMARY KEY, message_id text, order_key text, order_sequence integer,
     cents integer, partition integer, epoch bigint, holder text,
@@ -139,7 +140,7 @@ class Postgres:
         except psycopg.Error:
             return False
 
-    def prepare(self, cases: Sequence[Case]) -> None:
+    def prepare(self, cases: Sequence[Case], sabotage: str = "") -> None:
         """Make the databases, with the product's schema and ours, and a table of effects for each case that has one."""
         for name in {"outbox", *(case.database for case in cases)}:
             with self.connect("postgres") as admin:
@@ -147,6 +148,8 @@ class Postgres:
             with self.connect(name) as connection:
                 runner.migrate(connection, SCHEMA)
                 connection.execute(_SCHEMA_FILE.read_text())
+                if sabotage:
+                    connection.execute((SABOTAGE / f"{sabotage}.sql").read_text())
         for case in cases:
             if case.target is not Target.RABBITMQ:
                 with self.connect(case.database) as connection:

@@ -91,11 +91,6 @@ class RabbitmqServer:
                 "server.crt", "-days", "2", "-extfile", "names")  # fmt: skip
 
     @property
-    def ports(self) -> tuple[int, ...]:
-        """Every port of the node and its port mapper."""
-        return self.port, self.tls_port, self._mapper_port, self._distribution_port
-
-    @property
     def uri(self) -> str:
         return f"amqp://tests:s3cret%20word@127.0.0.1:{self.port}/"
 
