@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Final
@@ -92,8 +93,10 @@ def run(plan: Plan) -> int:
     """Run it; return the exit status."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     director: Director | None = None
+    began = time.monotonic()
     try:
         director = Director(plan, say)
+        say(f"servers and workers are up after {time.monotonic() - began:.1f} s")
         return 0 if director.run() else 1
     except Exception:  # noqa: BLE001  # whatever it is, it is ours
         traceback.print_exc()
