@@ -224,7 +224,9 @@ class Director:
             for what in check_judge(case, produced, evidence[case.name], random)
         ]
         recoveries = measure(
-            self._faults.struck, {name: effect_times(found.effects, began) for name, found in evidence.items()}
+            self._faults.struck,
+            self._plan.cases,
+            {name: effect_times(found.effects, began) for name, found in evidence.items()},
         )
         lines = ["", *format_ledger(verdicts, self._faults.struck, recoveries), ""]
         lines += [*format_recoveries(self._faults.struck, recoveries), ""]

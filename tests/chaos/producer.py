@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, LiteralString
+from uuid import UUID
 
 import psycopg
 
@@ -28,7 +29,12 @@ SELECT 'orders', key, id, type, payload
   FROM unnest(%s::text[], %s::text[], %s::text[], %s::jsonb[]) AS m(key, id, type, payload)
 RETURNING position, transaction_id::text
 """
-STATUS: Final[LiteralString] = "SELECT pg_xact_status(%s::text::xid8)"
+MARK: Final[LiteralString] = "INSERT INTO chaos.transactions (mark, committed) VALUES (%s, true)"
+RULE_OUT: Final[LiteralString] = """
+INSERT INTO chaos.transactions (mark, committed) VALUES (%s, false) ON CONFLICT (mark) DO NOTHING
+"""
+"""Waits for a transaction that is still about to end; afterwards it has committed, or never can."""
+ASK: Final[LiteralString] = "SELECT committed FROM chaos.transactions WHERE mark = %s"
 MOST_IN_ONE_INSERT: Final = 6
 LONGEST_PAUSE: Final = 1.0
 """A transaction holds every processor's bound so long, at most: a recovery is not to be measured against it."""
@@ -87,9 +93,11 @@ class Producer:
         if plan.kind in (Kind.PAUSED, Kind.OPEN, Kind.SAVEPOINT):
             time.sleep(pause)
             stored += self._insert(connection, book.draft(self._random, plan.inserts[1]))
+        mark = str(UUID(int=self._random.getrandbits(128)))
+        connection.execute(MARK, [mark])
         if plan.kind is Kind.ROLLBACK:
             connection.execute("ROLLBACK")
-        elif self._commit(connection, stored[0].pair[0]):
+        elif self._commit(connection, mark):
             self._log.append(stored[0].pair[0], stored)
             self._book = book
 
@@ -105,24 +113,29 @@ class Producer:
             for d, (position, xid) in zip(drafts, connection.execute(INSERT, columns), strict=True)
         ]
 
-    def _commit(self, connection: psycopg.Connection[Any], transaction_id: int) -> bool:
+    def _commit(self, connection: psycopg.Connection[Any], mark: str) -> bool:
         try:
             connection.execute("COMMIT")
         except psycopg.Error:
             self._drop()
-            return self._ask(transaction_id)
+            return self._has_committed(mark)
         return True
 
-    def _ask(self, transaction_id: int) -> bool:
-        """Ask until the database knows; it must, before anybody may count."""
+    def _has_committed(self, mark: str) -> bool:
+        """Ask until the database says what became of the transaction; it must, before anybody may count.
+
+        Never by `pg_xact_status`: a transaction id that was not yet on the disk when the server crashed is given out
+        again, and then somebody else's commit answers.
+        """
         while True:
             try:
-                row = self._connect().execute(STATUS, [str(transaction_id)]).fetchone()
+                self._connect().execute(RULE_OUT, [mark])
+                row = self._connect().execute(ASK, [mark]).fetchone()
             except psycopg.Error:
                 self._drop()
             else:
-                if row is not None and row[0] != "in progress":
-                    return bool(row[0] == "committed")
+                if row is not None:
+                    return bool(row[0])
             time.sleep(0.05)
 
 

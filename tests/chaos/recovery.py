@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tests.chaos.schedule import strikes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.chaos.cases import Case
     from tests.chaos.faults import Struck
     from tests.chaos.schedule import Kind
 
@@ -45,25 +48,26 @@ class Times:
     longest: float
 
 
-def measure(struck: Sequence[Struck], effects: Mapping[str, Mapping[int, Sequence[float]]]) -> list[Recovery]:
-    """Measure each fault for each case that it struck. `effects`: case → partition → times of effects, ascending."""
+def measure(
+    struck: Sequence[Struck], cases: Sequence[Case], effects: Mapping[str, Mapping[int, Sequence[float]]]
+) -> list[Recovery]:
+    """Measure each fault for each case that it struck. `effects`: case, partition, times of effects, ascending."""
     found = []
     for one in struck:
-        if one.harmless:
-            continue
-        for case in [one.fault.case] if one.fault.case else sorted(effects):
-            seconds = _until_effect(one, effects[case])
+        for case in cases:
+            if one.harmless or not strikes(one.fault, case):
+                continue
+            seconds = _until_effect(one, effects[case.name])
             until = one.counts_from + (seconds or 0)
-            others = [other for other in struck if other is not one and _meets(other, case, one.began, until)]
-            if others:
-                found.append(Recovery(one.fault.kind, case, None, overlapped=True))
+            if any(other is not one and _meets(other, case, one.began, until) for other in struck):
+                found.append(Recovery(one.fault.kind, case.name, None, overlapped=True))
             else:
-                found.append(Recovery(one.fault.kind, case, seconds))
+                found.append(Recovery(one.fault.kind, case.name, seconds))
     return found
 
 
-def _meets(other: Struck, case: str, began: float, until: float) -> bool:
-    return not other.harmless and other.fault.case in ("", case) and other.began < until and other.ended > began
+def _meets(other: Struck, case: Case, began: float, until: float) -> bool:
+    return not other.harmless and strikes(other.fault, case) and other.began < until and other.ended > began
 
 
 def _until_effect(one: Struck, effects: Mapping[int, Sequence[float]]) -> float | None:

@@ -85,6 +85,13 @@ _OF_A_CASE: Final = (
 )  # fmt: skip
 
 
+def strikes(fault: Fault, case: Case) -> bool:
+    """Whether a fault is one for this case: its own, or that of a server that it needs."""
+    if fault.case:
+        return fault.case == case.name
+    return fault.kind is not Kind.BROKER or case.target is Target.RABBITMQ
+
+
 def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fault]:
     """Draw the faults of a run, in order of time."""
     servers = [Kind.POSTGRES, Kind.DISK]

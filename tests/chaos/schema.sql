@@ -7,6 +7,9 @@ CREATE FUNCTION chaos.partition_of(p_key text, p_count integer) RETURNS integer 
     SELECT get_byte(sha256(convert_to(p_key, 'UTF8')), 0) % 64 % p_count
 $$;
 
+-- A producer's own mark in each transaction: by it the producer learns what became of a COMMIT without an answer.
+CREATE TABLE chaos.transactions (mark uuid PRIMARY KEY, committed boolean NOT NULL);
+
 CREATE TABLE chaos.gates (name text PRIMARY KEY, until timestamptz NOT NULL);
 
 -- Before any row is written, so whoever waits here has no transaction id and holds up nobody's reading bound.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.chaos.recovery import by_kind, summarize
+from tests.chaos.schedule import strikes
 from tests.ledger.table import format_table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def format_ledger(verdicts: Sequence[Verdict], struck: Sequence[Struck], recover
     ]
     for verdict in verdicts:
         case, account = verdict.case, verdict.account
-        faults = sum(1 for one in struck if one.fault.case in ("", case.name))
+        faults = sum(strikes(one.fault, case) for one in struck)
         times = summarize([recovery for recovery in recoveries if recovery.case == case.name])
         doubled = f"{account.duplicated:,}" + ("" if case.transactional else " (allowed)")
         reordered = "-" if account.out_of_order is None else f"{account.out_of_order:,}"

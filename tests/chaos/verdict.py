@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def judge(case: Case, produced: Sequence[Committed], evidence: Evidence) -> Verd
     """Hold the evidence against what the case promises."""
     account = compare(case.name, produced, evidence.handled, order=case.order)
     kept = account.is_exact() if case.transactional else account.is_at_least_once()
-    violations = [] if kept else list(account.findings) or ["the account is wrong"]
+    violations = [] if kept else _name_findings(case, account)
     violations += find_moves_back(evidence.stored)
     if case.fenced:
         violations += find_double_owners(evidence.held)
@@ -65,6 +66,12 @@ def judge(case: Case, produced: Sequence[Committed], evidence: Evidence) -> Verd
     if case.ends_at_last:
         violations += find_not_at_end(case, produced, evidence.final)
     return Verdict(case, account, (*violations, *evidence.complaints))
+
+
+def _name_findings(case: Case, account: Account) -> list[str]:
+    """Name what is wrong; a duplicate that is allowed is not."""
+    findings = [text for text in account.findings if case.transactional or not re.search(r" stands \d+ times$", text)]
+    return findings or ["the account is wrong"]
 
 
 def check_judge(case: Case, produced: Sequence[Committed], evidence: Evidence, random: Random) -> list[str]:

@@ -38,6 +38,9 @@ SELECT 'orders', key, id, type, payload
   FROM unnest(%(keys)s::text[], %(ids)s::text[], %(types)s::text[], %(payloads)s::jsonb[]) AS m(key, id, type, payload)
 RETURNING position, transaction_id::text
 """
+HAS_COMMITTED: Final[LiteralString] = """
+SELECT pg_xact_status(%s::text::xid8) = 'committed' AND EXISTS (SELECT FROM outbox.messages WHERE message_id = %s)
+"""
 SLOW_PAUSE: Final = 2.5
 """Seconds, on average, between two transactions of a connection once enough is committed."""
 
@@ -117,7 +120,7 @@ class Producer:
         if plan.kind is Kind.ROLLBACK:
             cursor.execute("ROLLBACK")
             stored = []
-        elif self._commit(stored[0].pair[0]):
+        elif self._commit(stored[0]):
             self._log.append(stored[0].pair[0], stored)
             self._book = book
         else:
@@ -155,14 +158,16 @@ class Producer:
             payload["note"] = self._random.randbytes(LARGE_BYTES // 2).hex()
         return json.dumps(payload)
 
-    def _commit(self, transaction_id: int) -> bool:
-        """Commit. When the connection is cut meanwhile, ask the database what became of the transaction."""
+    def _commit(self, first: Committed) -> bool:
+        """Commit. When the connection is cut meanwhile, ask the database what became of the transaction.
+
+        Its id is not enough: one that was not on the disk when the server crashed is given out again.
+        """
         try:
             self._connection.execute("COMMIT")
         except psycopg.OperationalError:
             self._connection = _connect(self._number)
-            query = "SELECT pg_xact_status(%s::text::xid8) = 'committed'"
-            row = self._connection.execute(query, [str(transaction_id)]).fetchone()
+            row = self._connection.execute(HAS_COMMITTED, [str(first.pair[0]), first.message_id]).fetchone()
             return bool(row and row[0])
         return True
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chaos.cases import Case, Target
 from tests.chaos.faults import Struck
 from tests.chaos.recovery import Recovery, measure, summarize
 from tests.chaos.schedule import Fault, Kind
+from tests.ledger.account import Order
+
+
+CASES = [Case(name, "Ordered", target, Order.TOTAL) for name, target in (("a", Target.SQL), ("b", Target.RABBITMQ))]
 
 
 def make_struck(kind=Kind.KILL, case="a", began=100.0, ended=100.0, **fields) -> Struck:
@@ -27,26 +32,33 @@ EFFECTS = {"a": {0: [99.0, 101.5, 102.0], 1: [99.5, 103.0]}, "b": {0: [100.5, 10
     ],
 )
 def test_it_is_the_time_to_the_first_effect_of_the_last_partition(partitions, seconds) -> None:
-    (recovery,) = measure([make_struck(partitions=partitions)], EFFECTS)
+    (recovery,) = measure([make_struck(partitions=partitions)], CASES, EFFECTS)
     assert recovery == Recovery(Kind.KILL, "a", seconds)
 
 
 def test_a_fault_of_a_server_counts_for_each_case_from_its_end() -> None:
     crash = make_struck(Kind.POSTGRES, "", began=96.0, ended=100.0)
-    assert measure([crash], EFFECTS) == [Recovery(Kind.POSTGRES, "a", 3.0), Recovery(Kind.POSTGRES, "b", 0.5)]
+    assert measure([crash], CASES, EFFECTS) == [Recovery(Kind.POSTGRES, "a", 3.0), Recovery(Kind.POSTGRES, "b", 0.5)]
+
+
+def test_the_brokers_crash_is_one_for_those_who_publish_to_it() -> None:
+    crash = make_struck(Kind.BROKER, "", began=96.0, ended=100.0)
+    assert measure([crash], CASES, EFFECTS) == [Recovery(Kind.BROKER, "b", 0.5)]
+    first, _ = measure([make_struck(partitions=(1,)), crash], CASES, EFFECTS)
+    assert first == Recovery(Kind.KILL, "a", 3.0)
 
 
 def test_a_fault_before_the_recovery_makes_it_nobodys() -> None:
     one, other = make_struck(partitions=(1,)), make_struck(Kind.CUT, began=102.0, ended=102.5)
-    first, second = measure([one, other], EFFECTS)
+    first, second = measure([one, other], CASES, EFFECTS)
     assert (first.overlapped, first.seconds) == (True, None)
     assert second == Recovery(Kind.CUT, "a", None, overlapped=False), "after it partition 0 has no effect any more"
 
 
 def test_a_fault_of_another_case_or_one_that_did_nothing_takes_nothing_away() -> None:
     others = [make_struck(case="b", began=101.0, ended=101.0), make_struck(began=101.0, ended=101.0, harmless=True)]
-    assert measure([make_struck(partitions=(1,)), *others], EFFECTS)[0].seconds == 3.0
-    assert len(measure(others, EFFECTS)) == 1
+    assert measure([make_struck(partitions=(1,)), *others], CASES, EFFECTS)[0].seconds == 3.0
+    assert len(measure(others, CASES, EFFECTS)) == 1
 
 
 def test_times_are_a_median_and_the_longest() -> None:

@@ -69,6 +69,11 @@ def test_broken_account_is_a_violation_that_names_the_message(case, handled, sai
     assert any(said in violation for violation in verdict.violations)
 
 
+def test_an_allowed_duplicate_is_not_named_among_violations() -> None:
+    violations = judge(RABBITMQ, PRODUCED, make_evidence(RABBITMQ, [*HANDLED[1:], HANDLED[5]])).violations
+    assert [text.partition(" (")[0] for text in violations] == ["key-0#1"]
+
+
 def test_duplicates_are_counted_and_allowed_where_the_broker_cannot_take_part() -> None:
     verdict = judge(RABBITMQ, PRODUCED, make_evidence(RABBITMQ, [*HANDLED[:30], *HANDLED[10:]]))
     assert verdict.violations == ()
