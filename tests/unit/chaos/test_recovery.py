@@ -10,7 +10,6 @@ from tests.chaos.recovery import Recovery, measure, summarize
 from tests.chaos.schedule import Fault, Kind
 from tests.ledger.account import Order
 
-
 CASES = [Case(name, "Ordered", target, Order.TOTAL) for name, target in (("a", Target.SQL), ("b", Target.RABBITMQ))]
 
 
