@@ -59,9 +59,12 @@ class Failing:
     def mend(self) -> None:
         self.connection.execute("DELETE FROM bad")
 
-    def config(self, target: dict[str, Any], *, partitioned: bool = True, **delivery: Any) -> dict[str, Any]:
+    def config(
+        self, target: dict[str, Any], *, partitioned: bool = True, cursor: str = "TransactionOrder", **delivery: Any
+    ) -> dict[str, Any]:
         mode = {"mode": "Partitioned", "partitions": {"count": 2}} if partitioned else {}
-        return build_config(self.outbox.database, target, delivery={"batchSize": 20} | mode | delivery)
+        delivery = {"batchSize": 20} | mode | delivery
+        return build_config(self.outbox.database, target, delivery=delivery, source={"cursor": cursor})
 
     def handled(self) -> list[int]:
         return [row[0] for row in self.connection.execute("SELECT total FROM handled ORDER BY n").fetchall()]

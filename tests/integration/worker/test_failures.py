@@ -29,18 +29,20 @@ def of_key(key, below):
 
 
 @pytest.mark.parametrize(
-    ("target", "guarantee", "partitioned"),
+    ("target", "guarantee", "partitioned", "cursor"),
     [
-        pytest.param(SQL_TARGET, "Transactional", True, id="sql, partitioned"),
-        pytest.param(PYTHON_TARGET, "AtLeastOnce", True, id="python at least once, partitioned"),
-        pytest.param(PYTHON_TARGET, "Transactional", False, id="python, ordered"),
-        pytest.param(SQL_TARGET, "AtLeastOnce", False, id="sql at least once, ordered"),
+        pytest.param(SQL_TARGET, "Transactional", True, "TransactionOrder", id="sql, partitioned"),
+        pytest.param(PYTHON_TARGET, "AtLeastOnce", True, "TransactionOrder", id="python at least once, partitioned"),
+        pytest.param(PYTHON_TARGET, "Transactional", False, "TransactionOrder", id="python, ordered"),
+        pytest.param(SQL_TARGET, "AtLeastOnce", False, "TransactionOrder", id="sql at least once, ordered"),
+        pytest.param(SQL_TARGET, "Transactional", False, "Snapshot", id="sql, ordered, by snapshots"),
+        pytest.param(PYTHON_TARGET, "Transactional", True, "Snapshot", id="python, partitioned, by snapshots"),
     ],
 )
-def test_a_failing_message_blocks_its_key_only_and_in_order(failing, workers, target, guarantee, partitioned):
+def test_a_failing_message_blocks_its_key_only_and_in_order(failing, workers, target, guarantee, partitioned, cursor):
     failing.break_at(7, 12)
     failing.produce(60)
-    delivery = {"blocks": "Key", "guarantee": guarantee, "partitioned": partitioned}
+    delivery = {"blocks": "Key", "guarantee": guarantee, "partitioned": partitioned, "cursor": cursor}
     worker = start(failing, workers, target, retry=QUICK | {"maxAttempts": 1000}, **delivery)
 
     free = set(range(60)) - (of_key(2, 60) - {2})
@@ -199,13 +201,14 @@ def test_nothing_is_asked_for_while_nothing_is_held(failing, workers):
     assert calls.keys().isdisjoint({"set_aside", "take_due_messages", "settle_held_messages", "begin_suspect"})
 
 
+@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
 @pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
-def test_delayed_messages_are_handled_when_they_are_due(failing, workers, target):
+def test_delayed_messages_are_handled_when_they_are_due(failing, workers, target, cursor):
     failing.connection.execute("ALTER TABLE handled ADD COLUMN at timestamptz DEFAULT clock_timestamp()")
     failing.produce(10, deliver_after="1 hour")
     failing.produce(10, start=10, deliver_after="3 seconds")
     failing.produce(20, start=20)
-    start(failing, workers, target)
+    start(failing, workers, target, cursor=cursor)
     failing.wait_handled(set(range(10, 40)))
     early = failing.connection.execute(
         "SELECT count(*) FROM handled JOIN outbox.messages USING (message_id) WHERE at < deliver_after"
@@ -214,12 +217,13 @@ def test_delayed_messages_are_handled_when_they_are_due(failing, workers, target
     assert len(failing.held()) == 10, "an hour is not over"
 
 
-def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers):
+@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers, cursor):
     failing.produce(5)
     failing.produce(1, start=5, deliver_after="1 hour")
     failing.produce(5, start=6)
-    worker = start(failing, workers, SQL_TARGET, partitioned=False)
-    report = worker.wait_state("Retrying", "MessageDelayed")
+    worker = start(failing, workers, SQL_TARGET, partitioned=False, cursor=cursor)
+    report = worker.wait_state("Retrying", "MessageDelayed", 40)
     assert "message 'message-5' at" in report.message
     assert "use mode Partitioned" in report.message
     assert failing.handled() == list(range(5))

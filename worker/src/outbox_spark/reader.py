@@ -76,7 +76,9 @@ class RangeReader:
             if reach.delayed_count:
                 # In order, so all waits for a message whose time has not come.
                 rows = reader.keyed_relation(after, reach.examined, None)
-                reach = holding.cut_at_delayed(connection, reach, rows)
+                reach = holding.cut_at_delayed(
+                    connection, reach, rows, lambda most: reader.bound_of(connection, after, most)
+                )
             return reach.examined
 
     def fetch_settled(self) -> Checkpoint:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.ports import TransactionTarget
     from outbox_core.state import ProcessorState
     from outbox_worker.postgres.messages import MessageReader
@@ -62,7 +63,7 @@ class HeldSteps:
         connection, delivery = self._connection(), self._parts.config.delivery
         rows = self._relation(batch)
         if delivery.mode is Mode.ORDERED and batch.delayed_count:
-            batch = holding.cut_at_delayed(connection, batch, rows)
+            batch = holding.cut_at_delayed(connection, batch, rows, lambda most: self._read_outbox(batch.after, most))
             if not batch.matched or not state.blocking:
                 return batch
             rows = self._relation(batch)
@@ -76,6 +77,12 @@ class HeldSteps:
             matched_count=batch.matched_count - len(aside),
             aside=aside,
         )
+
+    def _read_outbox(self, after: Checkpoint, limit: int) -> Batch:
+        """Read the outbox, as much of it as the target needs."""
+        if self._parts.transactional_target and not self._needs_payload():
+            return self._reader.bound_of(self._connection(), after, limit)
+        return self._reader.fetch(self._connection(), after, limit)
 
     def _relation(self, batch: Batch) -> Any:
         return self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)

@@ -220,10 +220,7 @@ class Steps(HeldSteps):
         after = state.cursor
         if after is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        limit = self._limit(state)
-        if self._parts.transactional_target and not self._needs_payload():
-            return h.Fetched(self._sift(state, self._reader.bound_of(self._connection(), after, limit)))
-        return h.Fetched(self._sift(state, self._reader.fetch(self._connection(), after, limit)))
+        return h.Fetched(self._sift(state, self._read_outbox(after, self._limit(state))))
 
     def _handle(self, state: ProcessorState) -> h.Happening:
         batch = state.batch

@@ -21,7 +21,7 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import psycopg
 
@@ -65,22 +65,22 @@ def find_aside(connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql
     return tuple(Checkpoint(int(t), position) for t, position in found)
 
 
-def cut_at_delayed(connection: psycopg.Connection[Any], batch: Batch, rows: sql.Composable) -> Batch:
-    """Return the part of the batch before its first message whose time has not come; the same batch without one."""
+def cut_at_delayed(
+    connection: psycopg.Connection[Any], batch: Batch, rows: sql.Composable, read: Callable[[int], Batch]
+) -> Batch:
+    """Return the part of the batch before its first message whose time has not come; the same batch without one.
+
+    `read` reads at most so many messages from where the batch began.
+    """
     with translated():
         row = connection.execute(load("find_delayed").format(rows=rows)).fetchone()
     if row is None:
         return batch
-    t, position, message_id, seconds, before, last_t, last_position = row
-    return replace(
-        batch,
-        messages=batch.messages[:before],
-        examined=Checkpoint(int(last_t), last_position) if before else batch.after,
-        examined_count=before,
-        matched_count=before,
-        full=False,
-        waits_for=Delayed(Checkpoint(int(t), position), message_id, seconds),
-    )
+    t, position, message_id, seconds, before = row
+    waits_for = Delayed(Checkpoint(int(t), position), message_id, seconds)
+    if before:
+        return replace(read(before), full=False, waits_for=waits_for)
+    return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
 
 
 def set_aside(

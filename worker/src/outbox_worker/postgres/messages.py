@@ -144,6 +144,8 @@ class MessageReader:
             ConfigurationError: the key needs a column that the table does not have.
 
         """
+        if examined.window is not None:
+            return self._windows.keyed_relation(after, examined, self._table.key_text(key))
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
         return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
 

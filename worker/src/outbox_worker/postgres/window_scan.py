@@ -56,8 +56,10 @@ class WindowScan:
 
     @property
     def keys(self) -> sql.Composed:
-        """Position of `o`, and whether its type is wanted."""
-        return sql.SQL("{} AS position, {} AS matches").format(self._position, self.table.matches(self.types))
+        """Position of `o`, whether its type is wanted, and whether it may be delayed."""
+        return sql.SQL("{} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
+            self._position, self.table.matches(self.types), self.table.deliver_after
+        )
 
     def page(
         self, columns: sql.Composable, span: Span, plan: Plan, *, size: int, limits: Limits

@@ -46,6 +46,7 @@ class _Page:
     examined: int
     position: int
     matched: int
+    delayed: int
     messages: tuple[Message, ...] = ()
 
 
@@ -82,6 +83,11 @@ class WindowReader:
         `examined` must come from a read after `after`, so that at most one window lies between them.
         """
         return self._relation(self._scan.table.selection(payload="jsonb"), after, examined)
+
+    def keyed_relation(self, after: Checkpoint, examined: Checkpoint, key: sql.Composable) -> sql.Composed:
+        """Return the same SELECT, payloads as text, with each message's `key` and `deliver_after`."""
+        columns = sql.SQL("{}, {} AS key").format(self._scan.table.selection(payload="text"), key)
+        return self._relation(columns, after, examined)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open window twice."""
@@ -167,6 +173,7 @@ class WindowReader:
             full=not whole,
             matched_count=page.matched,
             partition=self._partition,
+            delayed_count=page.delayed,
         )
 
     def _find(
@@ -199,15 +206,17 @@ class WindowReader:
         messages = tuple(build_message(row[1:]) for row in result if row[1] is not None)
         position = messages[-1].checkpoint.position if messages else span.after
         count = len(messages)
-        return _Page(result[0][0], count, count, position, count, messages)
+        delayed = sum(message.deliver_after is not None for message in messages)
+        return _Page(result[0][0], count, count, position, count, delayed, messages)
 
     def _examine(self, connection: psycopg.Connection[Any], span: Span, plan: Plan, size: int, limit: int) -> _Page:
         found, rows = self._scan.page(self._scan.keys, span, plan, size=size, limits=self._limits)
         statement = load("examine_window").format(found=found, rows=rows)
         with translated():
             row = connection.execute(statement, {"limit": limit}).fetchone()
-        looked_at, position, examined, matched, count = row if row is not None else (0, None, None, None, 0)
-        return _Page(looked_at, count, examined or 0, span.after if position is None else position, matched or 0)
+        looked_at, position, examined, matched, delayed, count = row if row is not None else (0, None, 0, 0, 0, 0)
+        reached = span.after if position is None else position
+        return _Page(looked_at, count, examined or 0, reached, matched or 0, delayed or 0)
 
 
 def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
@@ -270,9 +279,9 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
 
 def build_message(row: tuple[Any, ...]) -> Message:
     """Build a message of a row of `OutboxTable.selection`."""
-    transaction_id, position, message_id, message_type, publication, key, data, metadata, scheduled = row
+    transaction_id, position, message_id, message_type, publication, key, data, metadata, scheduled, later = row
     pair = Checkpoint(int(transaction_id), position)
-    return Message(pair, message_id, message_type, publication, key, data, metadata, scheduled)
+    return Message(pair, message_id, message_type, publication, key, data, metadata, scheduled, later)
 
 
 def _window(checkpoint: Checkpoint) -> Window:

@@ -4,10 +4,11 @@ WITH {found},
 numbered AS (
     SELECT e.position,
            row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches) OVER in_order AS matched
+           count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
+           count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed
     FROM ({rows}) AS e
     WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
 )
-SELECT s.looked_at, c.position, c.n, c.matched, s.rows
+SELECT s.looked_at, c.position, c.n, c.matched, c.delayed, s.rows
 FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
 LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
