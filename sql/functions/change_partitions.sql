@@ -51,6 +51,8 @@ BEGIN
     WHERE m.processor_id = p_processor_id;
     UPDATE dead_letters m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;
+    -- Whom an owner may have died of was counted for partitions that are no more.
+    DELETE FROM processor_suspicions s WHERE s.processor_id = p_processor_id;
     UPDATE processor_partitions d
     SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
         line_transaction_id = NULL, line_position = NULL

@@ -175,9 +175,11 @@ def test_all_killed_at_the_line_the_next_process_makes_the_change(outbox, worker
     wait_count(outbox, 60)
     outbox.connection.execute(
         "INSERT INTO outbox.held_messages "
-        "(processor_id, partition, key, transaction_id, position, message_id, attempts, error_class, error) "
-        "VALUES ('orders', 1, 'key-1', '1', 1, 'message-x', 3, 'Permanent', 'it was refused'), "
-        "('orders', 2, 'key-2', '1', 2, 'message-y', 0, NULL, NULL)"
+        "(processor_id, partition, key, place, transaction_id, position, message_id, message_type, data, blocks, "
+        "behind, attempts, error_class, error, next_attempt_at) VALUES "
+        "('orders', 1, 'key-1', 1, '1', 1, 'message-x', 'T', '{}', true, false, 3, 'Permanent', 'no', 'infinity'), "
+        "('orders', 2, 'key-2', 2, '1', 2, 'message-y', 'T', '{}', false, false, 0, NULL, NULL, "
+        "clock_timestamp() + interval '1 hour')"
     )
     last = start(outbox, workers, "pod-c", count=8, generation=2)
     last.wait_for(

@@ -28,7 +28,7 @@ from outbox_core.report import Lag
 from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.table import OutboxTable, build_message
 from outbox_worker.postgres.window_scan import WindowScan
 from outbox_worker.postgres.windows import WindowReader
 
@@ -204,10 +204,7 @@ class MessageReader:
         rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
         with translated():
             found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
-        return tuple(
-            Message(Checkpoint(int(t), p), message_id, message_type, publication, key, data, metadata, scheduled, later)
-            for t, p, message_id, message_type, publication, key, data, metadata, scheduled, later in found
-        )
+        return tuple(map(build_message, found))
 
     def _rows(
         self, columns: sql.Composable, wanted: _Range, *, only_matching: bool = False, ordered: bool = True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
+from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
+from outbox_core.message import Message
 from outbox_core.spec import Columns
 
 if TYPE_CHECKING:
@@ -147,6 +149,12 @@ class OutboxTable:
         return sql.SQL(", ").join(
             sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
         )
+
+
+def build_message(row: tuple[Any, ...]) -> Message:
+    """Build a message of a row of `OutboxTable.selection` with payloads as text."""
+    transaction_id, position, *rest = row
+    return Message(Checkpoint(int(transaction_id), position), *rest)
 
 
 def _column(name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o") -> sql.Composable:

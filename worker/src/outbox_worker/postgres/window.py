@@ -15,11 +15,10 @@ from psycopg import sql
 
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.errors import ConfigurationError
-from outbox_core.message import Message
 from outbox_core.spec import Columns
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.table import OutboxTable, build_message
 
 if TYPE_CHECKING:
     from typing import Any
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.competing import Window, Work
+    from outbox_core.message import Message
     from outbox_core.spec import Competing, Source
 
 LIVE: Final = sql.SQL("(CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')")
@@ -125,10 +125,7 @@ class WindowReader:
         rows = self._rows(self.table.selection(payload="text"), stretch, only_matching=True)
         with translated():
             found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
-        return tuple(
-            Message(Checkpoint(int(t), p), message_id, message_type, publication, key, data, metadata, scheduled)
-            for t, p, message_id, message_type, publication, key, data, metadata, scheduled in found
-        )
+        return tuple(map(build_message, found))
 
     def fetch_attempts(self, connection: psycopg.Connection[Any], stretch: Stretch) -> int:
         """Return how often the first message of a queue's stretch has failed before."""

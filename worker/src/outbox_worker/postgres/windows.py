@@ -25,7 +25,7 @@ from outbox_core.spec import StartType
 from outbox_core.window import LOWEST_POSITION, Plan, Window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.table import OutboxTable, build_message
 from outbox_worker.postgres.window_scan import Limits, Span, WindowScan
 
 if TYPE_CHECKING:
@@ -275,13 +275,6 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
     with translated():
         row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
     return None if row is None or row[0] is None else int(row[0])
-
-
-def build_message(row: tuple[Any, ...]) -> Message:
-    """Build a message of a row of `OutboxTable.selection`."""
-    transaction_id, position, message_id, message_type, publication, key, data, metadata, scheduled, later = row
-    pair = Checkpoint(int(transaction_id), position)
-    return Message(pair, message_id, message_type, publication, key, data, metadata, scheduled, later)
 
 
 def _window(checkpoint: Checkpoint) -> Window:
