@@ -69,7 +69,9 @@ def at_line(outbox):
 
 
 def test_a_message_that_fails_stops_the_change_and_is_named(outbox, workers):
-    home = workers.prepare(divided(outbox, count=3), outbox.database.uri(), handler=PICKY_HANDLER)
+    config = divided(outbox, count=3)
+    config["delivery"]["blocks"] = "Partition"
+    home = workers.prepare(config, outbox.database.uri(), handler=PICKY_HANDLER)
     (home / "bad").write_text("key-7")
     old = workers.launch(home, pod="pod-old")
     produce(outbox, 100)
@@ -77,6 +79,7 @@ def test_a_message_that_fails_stops_the_change_and_is_named(outbox, workers):
     good = [n for n in range(100) if n < 7 or partition_of(f"key-{n % KEYS}", 3) != stopped]
     wait_count(outbox, len(good))
     config = divided(outbox, count=4, generation=2)
+    config["delivery"]["blocks"] = "Partition"
     other = workers.prepare(config, outbox.database.uri(), handler=PICKY_HANDLER)
     (other / "bad").write_text("key-7")
     new = workers.launch(other, pod="pod-new")

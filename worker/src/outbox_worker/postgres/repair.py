@@ -300,7 +300,9 @@ class Repairer:
             for name in columns.ids
         ]  # fmt: skip
         changes += [
-            sql.SQL("{column} = CASE WHEN {written_here} THEN o.{column} ELSE {snapshot} END").format(
+            sql.SQL(
+                "{column} = CASE WHEN o.{column} IS NULL OR {written_here} THEN o.{column} ELSE {snapshot} END"
+            ).format(
                 column=sql.Identifier(name),
                 written_here=_item("o", name, snapshot=True),
                 snapshot=load("repair_mapped_snapshot").format(schema=schema, value=sql.Identifier("o", name)),
