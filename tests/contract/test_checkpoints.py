@@ -29,7 +29,9 @@ def read_all(connection, after):
 
 def begin(database, start_from, epoch=1):
     connection = database.connect(autocommit=False)
-    start = checkpoints.ensure_start(connection, KEY, SOURCE, start_from, epoch=epoch, token=TOKEN)
+    start = checkpoints.ensure_start(
+        connection, KEY, lambda: checkpoints.start_pair(connection, SOURCE, start_from), epoch=epoch, token=TOKEN
+    )
     connection.commit()
     return start
 

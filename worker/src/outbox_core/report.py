@@ -87,6 +87,9 @@ class Reason(StrEnum):
     DATABASE_COPIED = "DatabaseCopied"
     DATABASE_BEHIND = "DatabaseBehind"
     PARTITIONS_DIFFER = "PartitionsDiffer"
+    SOURCE_DIFFERS = "SourceDiffers"
+    START_NOT_FOUND = "StartNotFound"
+    SUPERSEDED = "Superseded"
     HANDLER_INVALID = "HandlerInvalid"
     HANDLER_FAILED = "HandlerFailed"
     HANDLER_ENDED_TRANSACTION = "HandlerEndedTransaction"
@@ -245,6 +248,32 @@ class ConflictSummary(_Report):
     """Refused calls of callers we do not know (a script); approximate, see docs/conflicts.md."""
 
 
+class RebuildState(StrEnum):
+    """How far a side-by-side rebuild is."""
+
+    CATCHING_UP = "CatchingUp"
+    """Too many messages lie between this processor's checkpoint and the other one's."""
+    HELD = "SwapHeld"
+    """Close enough, but `hold` is set."""
+    SWAPPING = "Swapping"
+    """Close enough; the swap is being made, or was tried and is tried again."""
+    NOT_POSSIBLE = "SwapNotPossible"
+    """The other processor has no checkpoint here, or reads another source; or the swap failed."""
+    SWAPPED = "Swapped"
+    """Done: the other processor can never store again."""
+
+
+class RebuildView(_Report):
+    """A side-by-side rebuild as the database has it."""
+
+    of: str
+    state: RebuildState
+    behind: int | None = None
+    """Messages between this checkpoint and the other one's; None while not counted."""
+    at_least: bool = False
+    message: str = ""
+
+
 class Report(_Report):
     """Everything the operator may know."""
 
@@ -285,3 +314,5 @@ class Report(_Report):
     """Spark: live executors."""
     advice: str | None = None
     """What a person should do although messages are handled: an index that is missing."""
+    rebuild: RebuildView | None = None
+    """Of a processor that is to replace another one."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef
+    from outbox_core.report import Bound, DivisionView, Lag, RebuildView, ResourceRef
     from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
@@ -62,6 +62,7 @@ class StatusBoard:
         self._last_error: str | None = None
         self._intent: Intent | None = None
         self._advice: str | None = None
+        self._rebuild: RebuildView | None = None
         self.handled = 0
         self.batches = 0
         self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
@@ -98,6 +99,11 @@ class StatusBoard:
         """Take what a person should do although all goes on."""
         with self._lock:
             self._advice = advice
+
+    def set_rebuild(self, rebuild: RebuildView) -> None:
+        """Take how far this processor is from replacing another one."""
+        with self._lock:
+            self._rebuild = rebuild
 
     def set_claim_holder(self, holder: ResourceRef | None) -> None:
         """Take who holds the claim."""
@@ -171,6 +177,7 @@ class StatusBoard:
                 conflicts=seen.conflicts,
                 executors=self._executors,
                 advice=self._advice,
+                rebuild=self._rebuild,
             )
 
     def _lease_view(self) -> LeaseView | None:
@@ -212,6 +219,7 @@ def format_termination(report: Report) -> str:
             return text
     bare = short.model_copy(
         update={
+            "rebuild": None,
             "bound": None,
             "lag": None,
             "advice": None,

@@ -12,6 +12,7 @@ from outbox_core.spec.base import (
     Engine,
     ObjectName,
     ObjectRef,
+    ProcessorId,
     SpecModel,
     SqlIdentifier,
     format_duration,
@@ -27,6 +28,7 @@ from outbox_core.spec.delivery import (
     Retry,
     WhenExhausted,
 )
+from outbox_core.spec.rebuild import Rebuild
 from outbox_core.spec.source import Columns, Cursor, SchemaManagement, Source, StartFrom, StartType, Table
 from outbox_core.spec.spark import Application, SparkPlan, Trigger
 from outbox_core.spec.target import TARGETS, LogTarget, ParquetTarget, PythonTarget, RabbitmqTarget, SqlTarget, Target
@@ -49,8 +51,10 @@ __all__ = [
     "ParquetTarget",
     "PartitionKey",
     "Partitions",
+    "ProcessorId",
     "PythonTarget",
     "RabbitmqTarget",
+    "Rebuild",
     "Retry",
     "SchemaManagement",
     "Source",
