@@ -130,7 +130,7 @@ class StartFrom(SpecModel):
     processor_id: ProcessorId | None = Field(
         None,
         description=(
-            "Another processor of the same source. Of a partitioned one its lowest checkpoint counts, or, with the same "
-            "partitions, each partition's own."
+            "Another processor of the same source. Of a partitioned one its lowest checkpoint counts, or, with the "
+            "same partitions, each partition's own."
         ),
     )
