@@ -28,6 +28,7 @@ class ConditionType(StrEnum):
     SOURCE_CURRENT = "SourceCurrent"
     WORKERS_AVAILABLE = "WorkersAvailable"
     SUSPENDED = "Suspended"
+    SWAPPED = "Swapped"
 
 
 class Reason(StrEnum):

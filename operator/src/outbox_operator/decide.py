@@ -32,6 +32,7 @@ from outbox_operator.learn import (
     learn_owner,
     learn_ownership,
     learn_partitions,
+    learn_rebuild,
     read_resolution,
 )
 from outbox_operator.observed import Observed, Role
@@ -139,6 +140,7 @@ def learn(observed: Observed, now: datetime) -> Knowledge:
         resolution=resolution if applies else None,
         decision_error=_decision_error(decided, open_now),
         lead=lead_report(observed),
+        rebuild=learn_rebuild(observed),
     )
 
 
@@ -171,6 +173,7 @@ def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetim
         bound=learn_bound(observed),
         conflicts=known.conflicts,
         hand_over=known.hand_over,
+        rebuild=known.rebuild,
         replicas=len(running),
         ready_replicas=sum(pod.ready for pod in running),
         executors=lead.executors if lead is not None else None,

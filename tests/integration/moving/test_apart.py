@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from functools import partial
 
 import pytest
 
@@ -25,6 +26,14 @@ def handle(batch, connection):
         time.sleep(0.01)
 """
 PYTHON = {"python": {"module": "orders", "function": "handle", "configMapRef": {"name": "handlers"}}}
+
+
+def has_rows(connection, table, count):
+    return connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (count,)
+
+
+def has_seen(apart, count):
+    return len(apart.seen()) >= count
 
 
 @pytest.mark.parametrize("target", [None, PYTHON], ids=["sql", "python"])
@@ -72,9 +81,7 @@ def test_the_batch_looks_the_same_as_in_the_source(outbox, apart):
     apart.start(statement=statement)
     rows = []
     for connection in (outbox.connection, apart.connection):
-        wait_until(
-            lambda c=connection: c.execute("SELECT count(*) FROM whole").fetchone() == (3,), "all three are there"
-        )
+        wait_until(partial(has_rows, connection, "whole", 3), "all three are there")
         rows.append(connection.execute("SELECT w::text FROM whole w ORDER BY transaction_id, position").fetchall())
     assert rows[0] == rows[1]
 
@@ -213,7 +220,7 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(apart):
         worker = apart.start(delivery={"batchSize": 20})
         ids += apart.outbox.produce(400, start=len(ids))
         at = len(apart.seen()) + chance.randrange(1, 200)
-        wait_until(lambda at=at: len(apart.seen()) >= min(at, len(ids)), f"{at} messages are projected")
+        wait_until(partial(has_seen, apart, min(at, len(ids))), f"{at} messages are projected")
         worker.kill()
     apart.start()
     apart.wait_seen(ids, seconds=30)

@@ -8,6 +8,7 @@ import threading
 
 import psycopg
 import pytest
+from typing_extensions import override
 
 from tests.support.contract import NOT_OWNER, store, stored
 from tests.support.postgres import wait_until
@@ -50,7 +51,7 @@ class Versions:
         return row[0] if row else None
 
     def count(self, table):
-        return self.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # type: ignore[arg-type]
+        return self.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_what_was_replaced_can_never_store_again(versions, outbox):
     forced = versions.workers.start(config, outbox.database.uri(), "--take-over")
     forced.wait_state("Unavailable", "Superseded")
     admin = outbox.database.direct()
-    before = stored(admin)
+    before = stored(admin) or (0, 0)
     for statement in (
         "DELETE FROM outbox.processor_claims WHERE processor_id = 'orders'",
         "SELECT outbox.release_claim('orders', 'uid-v2')",
@@ -179,13 +180,14 @@ class Reader(threading.Thread):
         self.faults: list[str] = []
         self.looks = 0
 
+    @override
     def run(self):
         most = 0
         with psycopg.connect(self._uri, autocommit=True) as connection:
             while not self._ended.is_set():
-                count, distinct, highest = connection.execute(
+                ((count, distinct, highest),) = connection.execute(
                     "SELECT count(*), count(DISTINCT n), coalesce(max(n), 0) FROM orders"
-                ).fetchone()
+                ).fetchall()
                 self.looks += 1
                 if not (count == distinct == highest) or count < most:
                     self.faults.append(f"{count} rows, {distinct} of them distinct, the last {highest}, before {most}")
@@ -205,6 +207,7 @@ class Producer(threading.Thread):
         self._ended = threading.Event()
         self.count = 0
 
+    @override
     def run(self):
         with psycopg.connect(self._uri, autocommit=True) as connection:
             while not self._ended.is_set():

@@ -119,11 +119,19 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
     )
 
 
-def fetch_source(connection: psycopg.Connection[Any], key: ProcessorKey) -> str | None:
+@dataclass(frozen=True, slots=True)
+class WrittenSource:
+    """What is written down; `identity` is None once it was forgotten."""
+
+    identity: str | None
+    described: str
+
+
+def fetch_source(connection: psycopg.Connection[Any], key: ProcessorKey) -> WrittenSource | None:
     """Say which other database the processor reads; None: this one."""
     with translated():
         row = connection.execute(in_schema("fetch_source", key.schema), {"processor_id": key.processor_id}).fetchone()
-    return None if row is None else str(row[0])
+    return None if row is None else WrittenSource(*row)
 
 
 def forget_source(connection: psycopg.Connection[Any], key: ProcessorKey, *, reason: str, decided_by: str) -> int:
