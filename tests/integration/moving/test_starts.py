@@ -159,7 +159,6 @@ class TestWhereAnotherProcessorStands:
         self.other(outbox, [pairs[2], pairs[0], pairs[4]], by=by)
         delivery = {"mode": "Partitioned", "partitions": {"count": 3}}
         nothing = {"messageTypes": ["Nothing"]}
-        # Held at the start: a checkpoint is stored only after rows were examined for seconds.
         worker = workers.start(self.config(outbox, delivery=delivery, source=nothing), outbox.database.uri())
         assert self.first_stored(worker, 3) == [str(pairs[each]) for each in mine]
 
