@@ -75,10 +75,26 @@ def test_the_new_version_catches_up_and_is_swapped(versions, outbox):
     outbox.produce(50, start=300)
     wait_until(lambda: versions.count("orders") == 350, "the new version goes on")
     assert versions.count("old_orders") == 300
+    code, text = new.get("/metrics")
+    assert code == 200
+    assert 'outbox_rebuild_swapped{processor="orders-v2"} 1.0' in text
     ((act, processor, reason, by),) = versions.connection.execute(
         "SELECT act, processor_id, reason, decided_by FROM outbox.recorded_acts"
     ).fetchall()
     assert (act, processor, reason, by) == ("Swap", "orders", "superseded by orders-v2", "test/shop/orders-v2")
+
+
+def test_a_divided_processor_is_replaced_on_all_its_processes(versions, outbox):
+    outbox.produce(300)
+    divided = {"mode": "Partitioned", "partitions": {"count": 4}, "batchSize": 20}
+    olds = [versions.old(pod=f"old-{number}", delivery=divided) for number in range(2)]
+    wait_until(lambda: versions.count("old_orders") == 300, "the old version has all")
+    versions.new().wait_for("it is swapped", swapped)
+    for old in olds:
+        old.wait_state("Unavailable", "Superseded")
+    outbox.produce(50, start=300)
+    wait_until(lambda: versions.count("orders") == 350, "the new version goes on")
+    assert versions.count("old_orders") == 300
 
 
 def test_what_was_replaced_can_never_store_again(versions, outbox):

@@ -153,7 +153,7 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     crew, target = _build_crew(process, config, membership)
     watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
     heartbeat = _build_heartbeat(crew, process, watching.home, membership)
-    watch = SourceWatch(crew[0].observer, watching.reading, process.progress) if watching.apart else None
+    watch = SourceWatch(crew[0].observer, watching.reading) if watching.apart else None
     heartbeat.start()
     if watch is not None:
         watch.start()

@@ -1,6 +1,7 @@
 """Observes a source that is not the checkpoint's database, in a thread of its own.
 
-The heartbeat must not: a source that does not answer would keep it from renewing the lease in the other database.
+The heartbeat must not: a source that does not answer would keep it from renewing the lease in the other database. No
+liveness hangs on this thread either: status gets old, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,23 +18,19 @@ from outbox_worker.logs import get_logger
 if TYPE_CHECKING:
     from outbox_worker.observer import Observer
     from outbox_worker.session import Session
-    from outbox_worker.status import Progress
 
 WATCH_SECONDS: Final = 2.0
-_PATIENCE: Final = 90.0
-"""Beyond what connecting to a server that is gone may take."""
 _log = get_logger("outbox.source")
 
 
 class SourceWatch(threading.Thread):
     """Looks every two seconds at lag and reading bound."""
 
-    def __init__(self, observer: Observer, session: Session, progress: Progress) -> None:
+    def __init__(self, observer: Observer, session: Session) -> None:
         """Keep what is needed; `session` is used by this thread only."""
         super().__init__(name="source watch", daemon=True)
         self._observer = observer
         self._session = session
-        self._progress = progress
         self._stopping = threading.Event()
         self._failing = False
 
@@ -41,7 +38,6 @@ class SourceWatch(threading.Thread):
     def run(self) -> None:
         """Look until stopped."""
         while not self._stopping.is_set():
-            self._progress.expect("source watch", within=_PATIENCE)
             if self._observer.ready:
                 self._look()
             self._stopping.wait(WATCH_SECONDS)

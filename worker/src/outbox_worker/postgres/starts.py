@@ -64,7 +64,9 @@ def find_other(
         found = _read(home, key, other_id, None)
     else:
         beside = _read(home, key, other_id, apart.identify(reading, source).identity)
-        there = _read(reading, key, other_id, None) if _has_checkpoints(reading, key) else None
+        exists, readable = _has_checkpoints(reading, key)
+        # One that may not be read is no reason to refuse what was found; without it, the refusal names the right.
+        there = _read(reading, key, other_id, None) if readable or (exists and beside is None) else None
         if beside is not None and there is not None:
             raise ConfigurationError(
                 f"startFrom: processor {other_id!r} has a checkpoint in the source's database and one in the target's: "
@@ -98,11 +100,11 @@ def _read(
     return OtherStart({row[0]: Checkpoint(int(row[1]), row[2]) for row in rows}, count, by)
 
 
-def _has_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> bool:
+def _has_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[bool, bool]:
     parameters = {"schema": key.schema, "table": "processor_checkpoints"}
     with translated():
         row = connection.execute(load("find_relation"), parameters).fetchone()
-    return row is not None and bool(row[0])
+    return (False, False) if row is None else (row[0], row[1])
 
 
 def spread(
