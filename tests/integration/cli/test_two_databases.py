@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from outbox_core.checkpoint import BEGINNING
 from outbox_worker.postgres import apart, ownership, rebuilds
@@ -37,10 +39,21 @@ def both(database, target):
     return ("--connection", str(database.files().directory), "--target-connection", str(target.files().directory))
 
 
+class Both(Cli):
+    """Runs `outbox` with two databases named."""
+
+    def __init__(self, where):
+        super().__init__(Path(where[1]))
+        self._where = where
+
+    @property
+    @override
+    def where(self):
+        return self._where
+
+
 def run(where, *arguments):
-    cli = Cli(None)
-    found = type("Both", (Cli,), {"where": property(lambda _: where)})(cli.directory)
-    return found.run(*arguments)
+    return Both(where).run(*arguments)
 
 
 def test_what_waits_is_counted_in_the_source(there, both):

@@ -108,7 +108,7 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
         ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
         ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
-        ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the processor it is to replace.",
+        ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the one it replaces.",
          report.rebuild.behind if report.rebuild else None),
         ("outbox_rebuild_swapped", "1 once this processor has replaced the other one.",
          float(report.rebuild.state is RebuildState.SWAPPED) if report.rebuild else None),
