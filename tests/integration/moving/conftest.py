@@ -58,7 +58,7 @@ class Apart:
     def seen(self) -> list[str]:
         return [row[0] for row in self.connection.execute("SELECT message_id FROM seen ORDER BY n").fetchall()]
 
-    def wait_seen(self, expected: list[str], seconds: float = 20.0) -> None:
+    def wait_seen(self, expected: list[str], seconds: float = 60.0) -> None:
         """Wait for exactly these, once each and in order."""
         wait_until(lambda: len(self.seen()) >= len(expected), f"{len(expected)} messages projected", seconds)
         assert self.seen() == expected

@@ -223,7 +223,7 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(apart):
         wait_until(partial(has_seen, apart, min(at, len(ids))), f"{at} messages are projected")
         worker.kill()
     apart.start()
-    apart.wait_seen(ids, seconds=30)
+    apart.wait_seen(ids)
     pairs = apart.connection.execute("SELECT pair FROM seen ORDER BY n DESC LIMIT 1").fetchone()
     wait_until(lambda: apart.stored() == pairs[0], "the checkpoint is that of the last effect")
 

@@ -285,7 +285,7 @@ def test_killed_in_the_middle_of_the_swap_it_is_made_by_the_next(versions, outbo
         threading.Event().wait(chance.uniform(0, 0.45))  # where in the transaction, not for anything to happen
         new.kill()
         assert versions.comment() is None
-    versions.new(rebuild={"maxLag": 200}).wait_for("it is swapped", swapped, seconds=30)
+    versions.new(rebuild={"maxLag": 200}).wait_for("it is swapped", swapped)
     total = producer.end()
     wait_until(lambda: versions.count("orders") == total, "all are projected")
     reader.end()
