@@ -14,7 +14,7 @@ from outbox_core.errors import OutboxError
 from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
 from outbox_core.state import ProcessorState, initial_state
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import conflicts, identity, ownership, schema
+from outbox_worker.postgres import conflicts, identity, ownership
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.settings import Act, Settings
