@@ -112,7 +112,8 @@ def test_the_source_needs_only_rights_to_read(apart):
     ids = apart.outbox.produce(20)
     apart.outbox.connection.execute(
         "GRANT USAGE ON SCHEMA outbox TO stranger; "
-        "GRANT SELECT ON outbox.messages, outbox.database_identity TO stranger"
+        "GRANT SELECT ON outbox.messages, outbox.database_identity TO stranger; "
+        "GRANT EXECUTE ON FUNCTION outbox.current_timeline() TO stranger"
     )
     worker = apart.start(source_uri=apart.outbox.database.uri("stranger"))
     apart.wait_seen(ids)
