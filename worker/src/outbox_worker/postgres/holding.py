@@ -57,6 +57,16 @@ class Seen:
     blocking: bool
 
 
+def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Composed:
+    """Read a range in the source's database; return a SELECT of the same rows for the checkpoint's database.
+
+    As the batch itself, they travel as one JSON value.
+    """
+    with translated():
+        row = connection.execute(load("carry_rows").format(rows=rows)).fetchone()
+    return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
+
+
 def find_aside(connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable) -> tuple[Checkpoint, ...]:
     """Return those of the range that are not to be handled now, in order."""
     statement = load("find_aside").format(rows=rows, **_identified(key))

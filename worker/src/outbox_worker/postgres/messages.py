@@ -109,6 +109,12 @@ class MessageReader:
             delayed_count=delayed,
         )  # fmt: skip
 
+    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, up_to: Checkpoint) -> Batch:
+        """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled."""
+        messages = self._fetch_rows(connection, _Range(after, up_to=up_to))
+        count = len(messages)
+        return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
+
     def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         if after.window is not None:

@@ -248,6 +248,9 @@ def find_start(connection: psycopg.Connection[Any], source: Source, start_from: 
             position = start_from.position
         case StartType.TIMESTAMP:
             position = _lowest_since(connection, OutboxTable.of(source), start_from)
+        case StartType.PROCESSOR:
+            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.starts.
+            raise ConfigurationError("startFrom.processorId is no place in the outbox")
     return Window(now) if position is None else Window(None, now, max(position - 1, LOWEST_POSITION))
 
 
