@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = int(os.environ.get("OUTBOX_CHAOS_SECONDS", "110"))
+SECONDS = int(os.environ.get("OUTBOX_CHAOS_SECONDS", "100"))
 """Of producing; with start, draining and counting about 180 s in all."""
 CASES = "ordered-python,ordered-rabbitmq,partitioned-sql,partitioned-rabbitmq"
 

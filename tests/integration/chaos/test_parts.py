@@ -1,0 +1,135 @@
+"""Chaos' own parts, on real servers: a producer that lost an answer, a clock that is stepped, a judge's SQL."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.chaos.pods import shim
+from tests.chaos.producer import MARK, Producer
+from tests.chaos.verdict import partition_of
+from tests.ledger.commitlog import read_commit_logs
+from tests.support.postgres import wait_until
+
+SCHEMA = Path(__file__).resolve().parents[2] / "chaos" / "schema.sql"
+
+
+@pytest.fixture
+def prepared(database):
+    """A migrated database with chaos' schema."""
+    with database.direct() as connection:
+        connection.execute(SCHEMA.read_text())
+    return database
+
+
+@pytest.fixture
+def producer(prepared, tmp_path):
+    made = Producer(prepared.uri(), 0, 1, tmp_path, rate=1000)
+    yield made
+    made._drop()
+    made._log.close()
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_commit_without_an_answer_is_waited_for_and_told_as_it_ended(prepared, producer, end) -> None:
+    mark = str(uuid4())
+    other = prepared.direct(autocommit=False)
+    other.execute(MARK, [mark])
+    answers: list[bool] = []
+    asking = threading.Thread(target=lambda: answers.append(producer._has_committed(mark)))
+    asking.start()
+    look = prepared.direct()
+    wait_until(
+        lambda: look.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone() is not None,
+        "the producer waits for the transaction that is still open",
+    )
+    assert answers == []
+    other.execute(end)
+    asking.join(10)
+    assert answers == [end == "COMMIT"]
+
+
+def test_transaction_that_is_believed_lost_can_never_commit(prepared, producer) -> None:
+    mark = str(uuid4())
+    assert not producer._has_committed(mark)
+    assert not producer._has_committed(mark), "asked again, because its own answer was lost"
+    with pytest.raises(psycopg.errors.UniqueViolation), prepared.direct(autocommit=False) as late:
+        late.execute(MARK, [mark])
+
+
+def count(connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM outbox.messages").fetchone()[0])
+
+
+def has_grown(connection, seen: int) -> bool:
+    return count(connection) > seen
+
+
+def test_commit_log_is_what_the_database_has_though_backends_are_terminated(prepared, producer, tmp_path) -> None:
+    running = threading.Thread(target=producer.run)
+    running.start()
+    with prepared.direct() as strangler:
+        for _ in range(20):
+            seen = count(strangler)
+            wait_until(partial(has_grown, strangler, seen), "the producer goes on")
+            strangler.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'producer-%'"
+            )
+    producer.stopping = True
+    running.join(20)
+    written = {message.message_id: message.pair for message in read_commit_logs(tmp_path)}
+    rows = prepared.direct().execute("SELECT message_id, transaction_id::text, position FROM outbox.messages")
+    assert written == {message_id: (int(xid), position) for message_id, xid, position in rows}
+    assert written
+
+
+def look_at_clocks(process: subprocess.Popen[str]) -> tuple[float, float]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    wall, monotonic, slept = process.stdout.readline().split()
+    assert slept == "True"
+    return float(wall), float(monotonic)
+
+
+def test_only_the_wall_clock_of_the_process_is_stepped(tmp_path) -> None:
+    clock = tmp_path / "clock"
+    clock.write_bytes(bytes(8))
+    program = (
+        "import sys, time\n"
+        "for _ in sys.stdin:\n"
+        "    began = time.monotonic(); time.sleep(0.01)\n"
+        "    print(time.time(), time.monotonic(), time.monotonic() - began < 5, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)},
+    ) as process:  # fmt: skip
+        before = look_at_clocks(process)
+        for seconds in (3600, -86_400, 0):
+            clock.write_bytes(struct.pack("=q", seconds * 1_000_000_000))
+            after = look_at_clocks(process)
+            passed = after[1] - before[1]
+            assert 0 <= passed < 60
+            assert after[0] - before[0] - passed == pytest.approx(seconds, abs=1)
+        process.communicate()
+
+
+def test_partition_in_sql_is_the_judges(prepared) -> None:
+    keys = [f"order-{n}" for n in range(300)] + ["", "schlüssel", "鍵"]
+    rows = (
+        prepared.direct()
+        .execute("SELECT key, chaos.partition_of(key, 4) FROM unnest(%s::text[]) AS key", [keys])
+        .fetchall()
+    )
+    assert dict(rows) == {key: partition_of(key, 4) for key in keys}
