@@ -319,3 +319,26 @@ def test_a_source_that_does_not_answer_costs_no_lease(apart, relays):
     ids += apart.outbox.produce(10, start=10)
     apart.wait_seen(ids)
     assert apart.connection.execute("SELECT epoch FROM outbox.processor_leases").fetchone() == (epoch,)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"mode": "Partitioned", "partitions": {"count": 2}}, {}], ids=["partitioned", "ordered"]
+)
+def test_a_failing_message_blocks_its_key_only_and_is_held_where_the_checkpoint_is(apart, mode):
+    apart.connection.execute("ALTER TABLE seen ADD CONSTRAINT refused CHECK (message_id <> 'm2')")
+    apart.outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT 'key-' || n % 5, 'm' || n, 'Größe', jsonb_build_object('total', n) FROM generate_series(0, 29) AS n"
+    )
+    retry = {"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "100ms"}
+    worker = apart.start(delivery={"blocks": "Key", "batchSize": 10, "retry": retry} | mode)
+    free = {f"m{n}" for n in range(30) if n % 5 != 2}
+    wait_until(lambda: set(apart.seen()) == free, "the other keys are projected")
+    worker.wait_for("its key waits", lambda r: r.failures.held == 6 and bool(r.failures.blocked_keys))
+    assert has_rows(apart.outbox.connection, "outbox.held_messages", 0)
+    apart.connection.execute("ALTER TABLE seen DROP CONSTRAINT refused")
+    wait_until(lambda: has_seen(apart, 30), "what was held is projected")
+    of_key = [name for name in apart.seen() if int(name[1:]) % 5 == 2]
+    assert of_key == [f"m{n}" for n in range(2, 30, 5)]
+    assert len(set(apart.seen())) == len(apart.seen()) == 30
+    wait_until(partial(has_rows, apart.connection, "outbox.held_messages", 0), "nothing is held")

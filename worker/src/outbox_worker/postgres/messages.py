@@ -151,6 +151,8 @@ class MessageReader:
 
         """
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        if examined.window is not None:
+            return self._windows.relation(columns, after, examined)
         return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:

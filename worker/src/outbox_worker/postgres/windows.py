@@ -66,7 +66,7 @@ class WindowReader:
         reach = self.bound_of(connection, after, limit)
         if not reach.matched_count:
             return reach
-        relation = self._relation(self._scan.table.selection(payload="text"), reach.after, reach.examined)
+        relation = self.relation(self._scan.table.selection(payload="text"), reach.after, reach.examined)
         with translated():
             found = connection.execute(load("fetch_window_matching").format(rows=relation)).fetchall()
         messages = tuple(build_message(row) for row in found)
@@ -81,7 +81,7 @@ class WindowReader:
 
         `examined` must come from a read after `after`, so that at most one window lies between them.
         """
-        return self._relation(self._scan.table.selection(payload="jsonb"), after, examined)
+        return self.relation(self._scan.table.selection(payload="jsonb"), after, examined)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open window twice."""
@@ -91,7 +91,8 @@ class WindowReader:
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
-    def _relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+    def relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of other columns of the same messages; `o` is the outbox."""
         old, new = _window(after), _window(examined)
         upper = new.end
         if upper is None:
@@ -273,9 +274,9 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
 
 def build_message(row: tuple[Any, ...]) -> Message:
     """Build a message of a row of `OutboxTable.selection`."""
-    transaction_id, position, message_id, message_type, publication, key, data, metadata, scheduled = row
+    transaction_id, position, message_id, message_type, publication, key, data, metadata, scheduled, later = row
     pair = Checkpoint(int(transaction_id), position)
-    return Message(pair, message_id, message_type, publication, key, data, metadata, scheduled)
+    return Message(pair, message_id, message_type, publication, key, data, metadata, scheduled, later)
 
 
 def _window(checkpoint: Checkpoint) -> Window:
