@@ -290,6 +290,36 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.bind_processor_source(p_processor_id text, p_claim_uid text, p_source text, p_described text) RETURNS TABLE(bound boolean, source text, described text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Which database does the processor read? Its pairs mean nothing in another one. The claim's holder writes it down when
+-- it first asks, or after it was forgotten; everybody else learns what is there. p_source null: this very database,
+-- which needs no row. Bound: what is there is what was asked for.
+#variable_conflict use_column
+BEGIN
+    SELECT s.source, s.described INTO source, described FROM processor_sources s WHERE s.processor_id = p_processor_id;
+    IF FOUND AND source IS NOT NULL OR p_source IS NULL THEN
+        bound := CASE WHEN FOUND THEN coalesce(source = p_source, false) ELSE true END;
+    ELSIF FOUND THEN
+        UPDATE processor_sources s SET source = p_source, described = p_described, bound_at = clock_timestamp()
+        WHERE s.processor_id = p_processor_id AND s.source IS NULL
+          AND EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid);
+        bound := FOUND;
+    ELSE
+        INSERT INTO processor_sources AS s (processor_id, source, described)
+        SELECT p_processor_id, p_source, p_described FROM processor_claims c
+        WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid
+          AND NOT EXISTS (SELECT 1 FROM processor_checkpoints k WHERE k.processor_id = p_processor_id)
+        ON CONFLICT DO NOTHING;
+        bound := FOUND;
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
 CREATE FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -853,6 +883,53 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The source moved, or is a copy that a person takes for the original: whoever claims next writes down what it reads.
+-- 1 done; 0 nothing was written down; 4 refused: an owner is live.
+DECLARE
+    v_described text;
+BEGIN
+    PERFORM 1 FROM processor_leases l WHERE l.processor_id = p_processor_id ORDER BY l.partition FOR UPDATE;
+    IF EXISTS (SELECT 1 FROM processor_leases l
+               WHERE l.processor_id = p_processor_id AND l.expires_at > clock_timestamp()) THEN
+        RETURN 4;
+    END IF;
+    UPDATE processor_sources s SET source = NULL WHERE s.processor_id = p_processor_id AND s.source IS NOT NULL
+    RETURNING s.described INTO v_described;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
+    VALUES ('ForgetSource', p_processor_id, format('%s (it read %s)', p_reason, v_described), p_decided_by);
+    RETURN 1;
+END
+$$;
+
+CREATE FUNCTION outbox.guard_superseded() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A processor that was replaced stays so: no lease on it, and its claim stays with the one that replaced it, also where
+-- somebody takes claims by force. Costs nothing on a heartbeat or a store: it fires where a lease or claim changes hands.
+DECLARE
+    v_by text;
+BEGIN
+    SELECT r.processor_id INTO v_by FROM processor_rebuilds r
+    WHERE r.of_processor_id = OLD.processor_id AND r.swapped_at IS NOT NULL;
+    IF NOT FOUND THEN
+        RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+    ELSIF TG_OP = 'DELETE' THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'processor % was replaced by %', OLD.processor_id, v_by
+        USING ERRCODE = 'OB001', HINT = 'It can never run again: delete its resource, or use another processorId.';
+END
+$$;
+
 CREATE FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -940,7 +1017,7 @@ CREATE FUNCTION outbox.is_behind_its_rows() RETURNS boolean
     AS $_$
 -- Is a message or a checkpoint stored here whose transaction id is above that of the transaction that wrote the row? Then it came from a
 -- server that was further on, and what is written here since sorts before it. True for good, also once this server's
--- counter has passed it; until `outbox repair`. Scans the outbox once.
+-- counter has passed it; until `outbox repair`. Checkpoints of another database's messages say nothing. Scans the outbox once.
 DECLARE
     v_now bigint := pg_current_xact_id()::text::bigint;  -- assigned first: age() counts from it
     v_value text;
@@ -954,7 +1031,8 @@ BEGIN
         WHERE a.attrelid = 'processor_checkpoints'::regclass AND a.attnum > 0 AND NOT a.attisdropped
           AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype)
     LOOP
-        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin))', v_value)
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin) '
+                       'AND NOT EXISTS (SELECT 1 FROM processor_sources s WHERE s.processor_id = c.processor_id))', v_value)
         INTO v_found USING v_now;
         IF v_found THEN
             RETURN true;
@@ -1052,6 +1130,30 @@ CREATE FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) RETUR
 BEGIN
     PERFORM 1 FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition FOR UPDATE;
+END
+$$;
+
+CREATE FUNCTION outbox.note_rebuild(p_processor_id text, p_of text, p_epoch bigint, p_owner_token uuid) RETURNS TABLE(of_processor_id text, swapped_at timestamp with time zone, superseded_by text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The live owner writes down which processor it is to replace, for people to see; a swap that was made is never taken
+-- back. Answers what is so, and who replaced that processor, if anybody did.
+#variable_conflict use_column
+BEGIN
+    SELECT r.of_processor_id, r.swapped_at INTO of_processor_id, swapped_at
+    FROM processor_rebuilds r WHERE r.processor_id = p_processor_id;
+    IF (NOT FOUND OR (swapped_at IS NULL AND of_processor_id <> p_of))
+       AND holds_lease(p_processor_id, 0, p_epoch, p_owner_token) THEN
+        INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id) VALUES (p_processor_id, p_of)
+        ON CONFLICT (processor_id) DO UPDATE SET of_processor_id = excluded.of_processor_id
+        WHERE r.swapped_at IS NULL;
+        of_processor_id := p_of;
+    END IF;
+    SELECT r.processor_id INTO superseded_by FROM processor_rebuilds r
+    WHERE r.of_processor_id = p_of AND r.swapped_at IS NOT NULL;
+    RETURN NEXT;
 END
 $$;
 
@@ -1756,6 +1858,27 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.spread_start(p_processor_id text, p_partitions integer[], p_transaction_ids xid8[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Each partition starts at a pair of its own: only in the transaction that divided the processor (begin_partitions), and
+-- never before the pair that all of them were given there.
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
+        SELECT 1 FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_checkpoints c
+    SET last_processed_transaction_id = n.transaction_id, last_processed_position = n."position"
+    FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition
+      AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1954,6 +2077,74 @@ CREATE FUNCTION outbox.stranger_refusals(p_processor_id text) RETURNS bigint
     AS $$
 -- Refused calls of callers without an epoch. Approximate: a sequence may jump by up to 32 over a crash of the server.
 SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
+$$;
+
+CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
+-- place. The pair is the furthest that the caller saw stored for the former: what it has handled besides counts from there.
+-- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no pair, or reads another
+-- source; 4 the caller is not the live owner of `p_by`, or its checkpoint is behind the pair; 5 another one replaced it.
+DECLARE
+    v_by text;
+    v_claim processor_claims;
+    v_new processor_checkpoints;
+    v_transaction_id xid8;
+    v_position bigint;
+BEGIN
+    SELECT r.processor_id INTO v_by FROM processor_rebuilds r
+    WHERE r.of_processor_id = p_processor_id AND r.swapped_at IS NOT NULL;
+    IF FOUND THEN
+        RETURN CASE WHEN v_by = p_by THEN 0 ELSE 5 END;
+    END IF;
+    IF p_processor_id = p_by OR NOT holds_lease(p_by, p_partition, p_epoch, p_owner_token) THEN
+        RETURN 4;
+    END IF;
+    SELECT c.* INTO v_claim FROM processor_claims c WHERE c.processor_id = p_by FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN 4;
+    END IF;
+    -- The tombstone: a claim that nobody gives up, so that a stranger's call is answered 4 for ever. Same order of locks
+    -- as claim_processor: the claim, then the leases. No lease can be made before this is committed.
+    INSERT INTO processor_claims AS c (processor_id, cluster, namespace, name, uid)
+    VALUES (p_processor_id, v_claim.cluster, v_claim.namespace, v_claim.name, v_claim.uid)
+    ON CONFLICT (processor_id) DO UPDATE
+    SET cluster = excluded.cluster, namespace = excluded.namespace, name = excluded.name, uid = excluded.uid,
+        claimed_at = clock_timestamp(), vacated_at = NULL;
+    PERFORM end_leases(p_processor_id, v_claim.uid);
+    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
+    PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
+    SELECT c.last_processed_transaction_id, c.last_processed_position INTO v_transaction_id, v_position
+    FROM processor_checkpoints c WHERE c.processor_id = p_processor_id
+    ORDER BY 1 DESC, 2 DESC LIMIT 1;
+    -- Windows and batches have no place that could be compared.
+    IF NOT FOUND OR v_new.cursor_kind <> 'TransactionOrder'
+       OR EXISTS (SELECT 1 FROM processor_checkpoints c
+                  WHERE c.processor_id = p_processor_id AND c.cursor_kind <> 'TransactionOrder')
+       OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
+       OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
+       IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
+        RETURN 3;
+    ELSIF (v_transaction_id, v_position) <> (p_transaction_id, p_position) THEN
+        RETURN 2;
+    ELSIF v_new.processor_id IS NULL
+          OR (v_new.last_processed_transaction_id, v_new.last_processed_position) < (v_transaction_id, v_position) THEN
+        RETURN 4;
+    END IF;
+    INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id, swapped_at, transaction_id, "position")
+    VALUES (p_by, p_processor_id, clock_timestamp(), v_transaction_id, v_position)
+    ON CONFLICT (processor_id) DO UPDATE
+    SET of_processor_id = excluded.of_processor_id, swapped_at = excluded.swapped_at,
+        transaction_id = excluded.transaction_id, "position" = excluded."position";
+    INSERT INTO recorded_acts (act, processor_id, from_transaction_id, from_position, to_transaction_id, to_position,
+                               reason, decided_by)
+    VALUES ('Swap', p_processor_id, v_transaction_id, v_position, v_new.last_processed_transaction_id,
+            v_new.last_processed_position, format('superseded by %s', p_by), p_decided_by);
+    RETURN 1;
+END
 $$;
 
 CREATE FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) RETURNS SETOF outbox.competing_batches
@@ -2491,6 +2682,27 @@ COMMENT ON COLUMN outbox.processor_partitions.next_count IS 'Into how many the p
 
 COMMENT ON COLUMN outbox.processor_partitions.asked_generation IS 'Of the resource asked_uid, the generation whose number of partitions was last heeded: an older one changes nothing.';
 
+CREATE TABLE outbox.processor_rebuilds (
+    processor_id text NOT NULL,
+    of_processor_id text NOT NULL,
+    begun_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    swapped_at timestamp with time zone,
+    transaction_id xid8,
+    "position" bigint,
+    CONSTRAINT processor_rebuilds_swap_is_whole CHECK ((((swapped_at IS NULL) = (transaction_id IS NULL)) AND ((swapped_at IS NULL) = ("position" IS NULL))))
+);
+
+COMMENT ON TABLE outbox.processor_rebuilds IS 'Which processor replaces which; swapped_at: it has, and the pair at which the other one stood. Changed by supersede_processor only.';
+
+CREATE TABLE outbox.processor_sources (
+    processor_id text NOT NULL,
+    source text,
+    described text NOT NULL,
+    bound_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE outbox.processor_sources IS 'Processors whose messages are in another database, and which one that is; source is null once forgotten. Without a row: in this one.';
+
 CREATE TABLE outbox.processor_suspicions (
     processor_id text NOT NULL,
     partition integer DEFAULT 0 NOT NULL,
@@ -2674,6 +2886,12 @@ ALTER TABLE ONLY outbox.processor_members
 ALTER TABLE ONLY outbox.processor_partitions
     ADD CONSTRAINT processor_partitions_pkey PRIMARY KEY (processor_id);
 
+ALTER TABLE ONLY outbox.processor_rebuilds
+    ADD CONSTRAINT processor_rebuilds_pkey PRIMARY KEY (processor_id);
+
+ALTER TABLE ONLY outbox.processor_sources
+    ADD CONSTRAINT processor_sources_pkey PRIMARY KEY (processor_id);
+
 ALTER TABLE ONLY outbox.processor_suspicions
     ADD CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition);
 
@@ -2743,6 +2961,8 @@ CREATE INDEX processor_conflicts_by_processor ON outbox.processor_conflicts USIN
 
 CREATE INDEX processor_conflicts_open ON outbox.processor_conflicts USING btree (processor_id, partition) WHERE (needs_person AND (resolved_at IS NULL));
 
+CREATE UNIQUE INDEX processor_rebuilds_swapped ON outbox.processor_rebuilds USING btree (of_processor_id) WHERE (swapped_at IS NOT NULL);
+
 CREATE UNIQUE INDEX repairs_one_at_a_time ON outbox.repairs USING btree (((finished_at IS NULL))) WHERE (finished_at IS NULL);
 
 CREATE INDEX spark_files_by_processor ON outbox.spark_files USING btree (processor_id, id);
@@ -2765,6 +2985,12 @@ ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_
 
 ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_3_processor_id_lane_id_idx;
 
+CREATE TRIGGER guard_superseded BEFORE UPDATE ON outbox.processor_claims FOR EACH ROW WHEN ((new.uid IS DISTINCT FROM old.uid)) EXECUTE FUNCTION outbox.guard_superseded();
+
+CREATE TRIGGER guard_superseded BEFORE UPDATE ON outbox.processor_leases FOR EACH ROW WHEN (((new.token IS NOT NULL) AND (new.token IS DISTINCT FROM old.token))) EXECUTE FUNCTION outbox.guard_superseded();
+
+CREATE TRIGGER guard_superseded_deleted BEFORE DELETE ON outbox.processor_claims FOR EACH ROW EXECUTE FUNCTION outbox.guard_superseded();
+
 ALTER TABLE ONLY outbox.repair_ids
     ADD CONSTRAINT repair_ids_repair_fkey FOREIGN KEY (repair_id) REFERENCES outbox.repairs(id);
 
@@ -2785,6 +3011,8 @@ REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count inte
 REVOKE ALL ON FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_windows(p_processor_id text, p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.bind_processor_source(p_processor_id text, p_claim_uid text, p_source text, p_described text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
@@ -2816,6 +3044,10 @@ REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) 
 
 REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.guard_superseded() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
@@ -2833,6 +3065,8 @@ REVOKE ALL ON FUNCTION outbox.keep_unique() FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.lock_frontier(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.note_rebuild(p_processor_id text, p_of text, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
@@ -2872,6 +3106,8 @@ REVOKE ALL ON FUNCTION outbox.settle_held_messages(p_processor_id text, p_partit
 
 REVOKE ALL ON FUNCTION outbox.settle_processor_checkpoint(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.spread_start(p_processor_id text, p_partitions integer[], p_transaction_ids xid8[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
@@ -2879,6 +3115,8 @@ REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_
 REVOKE ALL ON FUNCTION outbox.store_processor_window(p_processor_id text, p_partition integer, p_new_counter bigint, p_new_lower pg_snapshot, p_new_upper pg_snapshot, p_new_position bigint, p_expected_counter bigint, p_expected_lower pg_snapshot, p_expected_upper pg_snapshot, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.stranger_refusals(p_processor_id text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) FROM PUBLIC;
 

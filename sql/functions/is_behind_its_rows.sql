@@ -3,7 +3,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Is a message or a checkpoint stored here whose transaction id is above that of the transaction that wrote the row? Then it came from a
 -- server that was further on, and what is written here since sorts before it. True for good, also once this server's
--- counter has passed it; until `outbox repair`. Scans the outbox once.
+-- counter has passed it; until `outbox repair`. Checkpoints of another database's messages say nothing. Scans the outbox once.
 DECLARE
     v_now bigint := pg_current_xact_id()::text::bigint;  -- assigned first: age() counts from it
     v_value text;
@@ -17,7 +17,8 @@ BEGIN
         WHERE a.attrelid = 'processor_checkpoints'::regclass AND a.attnum > 0 AND NOT a.attisdropped
           AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype)
     LOOP
-        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin))', v_value)
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE (%s)::text::numeric > $1 - age(c.xmin) '
+                       'AND NOT EXISTS (SELECT 1 FROM processor_sources s WHERE s.processor_id = c.processor_id))', v_value)
         INTO v_found USING v_now;
         IF v_found THEN
             RETURN true;

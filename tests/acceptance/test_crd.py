@@ -24,6 +24,8 @@ Body = dict[str, Any]
 SOURCE = {"connection": {"secretRef": {"name": "db"}}}
 SQL = {"sql": {"statement": "INSERT INTO seen SELECT position FROM batch"}}
 RABBITMQ = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}, "exchange": "orders"}}
+APART = {"sql": {**SQL["sql"], "connection": {"secretRef": {"name": "reporting"}}}}
+REBUILD = {"processorId": "orders-v1", "swapStatement": "SELECT 1"}
 PARQUET = {"parquet": {"path": "/data/orders"}}
 VOLUMES = [{"name": "data", "claimName": "orders", "mountPath": "/data"}]
 LONG = "a" * 53
@@ -50,6 +52,9 @@ VALID = [
     pytest.param(worker(delivery={"checkpoint": "BeforeHandling"}), id="checkpoint first"),
     pytest.param(worker(delivery={"leaseDuration": "1m30s", "batchSize": 100_000}), id="bounds of delivery"),
     pytest.param(worker(worker={"replicas": 0}), id="no replicas"),
+    pytest.param(worker(target=APART), id="into another database"),
+    pytest.param(worker(startFrom={"type": "Processor", "processorId": "first"}), id="from another's checkpoint"),
+    pytest.param(worker(rebuildOf=REBUILD), id="a rebuild"),
     pytest.param(worker(delivery=PARTITIONED), id="partitioned"),
     pytest.param(
         worker(delivery={**PARTITIONED, "partitions": {"count": 64, "key": {"data": ["order", "id"]}}}),
@@ -144,6 +149,14 @@ INVALID = [
     pytest.param(worker(delivery={"whenExhausted": "Skip"}), 'supported values: "Stop"', id="skip"),
     pytest.param(worker(startFrom={"type": "Position"}), "position goes with type Position", id="no position"),
     pytest.param(worker(startFrom={"position": 1}), "position goes with type Position", id="a position at random"),
+    pytest.param(worker(startFrom={"type": "Processor"}), "processorId goes with type Processor", id="no processor"),
+    pytest.param(
+        worker(startFrom={"type": "Processor", "processorId": "orders"}), "is this very processor", id="from itself"
+    ),
+    pytest.param(worker(rebuildOf={**REBUILD, "processorId": "orders"}), "is this very processor", id="of itself"),
+    pytest.param(worker(rebuildOf=REBUILD, target=RABBITMQ), "rebuildOf needs engine Worker", id="rebuilt in a broker"),
+    pytest.param(worker(rebuildOf=REBUILD, delivery=PARTITIONED), "delivery.mode Ordered", id="a divided rebuild"),
+    pytest.param(spark(target=APART), "leave target.sql.connection out", id="Spark into another database"),
     pytest.param(worker(startFrom={"type": "Timestamp"}), "timestamp goes with type Timestamp", id="no timestamp"),
     pytest.param(
         worker(startFrom={"type": "Timestamp", "timestamp": "yesterday"}), "must be of type date-time", id="a bad time"
@@ -201,6 +214,8 @@ CHANGES = [
         id="engine and suspend at once",
     ),
     pytest.param({"suspend": True}, None, id="suspend"),
+    pytest.param({"target": APART}, "target connection cannot be added or taken away", id="into another database"),
+    pytest.param({"rebuildOf": REBUILD}, None, id="a rebuild"),
     pytest.param({"source": {**SOURCE, "schemaName": "b"}}, "source.schemaName cannot be changed", id="schemaName"),
     pytest.param({"source": {"connection": {"secretRef": {"name": "new"}}}}, None, id="another Secret"),
     pytest.param({"target": {"sql": None, "log": {}}}, None, id="another target"),

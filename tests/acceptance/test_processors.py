@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.scenarios import Scenarios, bad_input, conflict, deletion, lifecycle, ownership, source
+from tests.acceptance.scenarios import Scenarios, bad_input, conflict, deletion, lifecycle, moving, ownership, source
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
 scenarios = Scenarios.of(
-    *(module.scenarios for module in (lifecycle, ownership, conflict, deletion, source, bad_input))
+    *(module.scenarios for module in (lifecycle, ownership, conflict, deletion, source, bad_input, moving))
 )
 
 

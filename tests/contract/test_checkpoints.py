@@ -29,7 +29,14 @@ def read_all(connection, after):
 
 def begin(database, start_from, epoch=1):
     connection = database.connect(autocommit=False)
-    start = checkpoints.ensure_start(connection, KEY, SOURCE, start_from, epoch=epoch, token=TOKEN)
+    start = checkpoints.ensure_start(
+        connection,
+        KEY,
+        SOURCE,
+        lambda: checkpoints.compute_start(connection, SOURCE, start_from),
+        epoch=epoch,
+        token=TOKEN,
+    )
     connection.commit()
     return start
 

@@ -52,7 +52,14 @@ def test_a_processors_whole_life(granted):
     assert ownership.claim(worker, KEY, RESOURCE).granted
     lease = ownership.acquire_lease(worker, KEY, claim_uid="u1", pod="pod", token=token, lease=hour)
     assert lease.epoch is not None
-    start = checkpoints.ensure_start(worker, KEY, SOURCE, StartFrom(), epoch=lease.epoch, token=token)
+    start = checkpoints.ensure_start(
+        worker,
+        KEY,
+        SOURCE,
+        lambda: checkpoints.compute_start(worker, SOURCE, StartFrom()),
+        epoch=lease.epoch,
+        token=token,
+    )
     assert start is not None
     batch = reader.fetch(worker, start.pair, 10)
     ownership.limit_transaction(worker, hour)

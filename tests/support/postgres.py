@@ -51,7 +51,7 @@ _SETTINGS = {
 }
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Poll until the condition holds; fail with what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -72,7 +72,7 @@ class Worker:
     def report(self) -> Report:
         return Report.model_validate_json(self.get("/status")[1])
 
-    def wait_for(self, what: str, condition: Callable[[Report], bool], seconds: float = 20.0) -> Report:
+    def wait_for(self, what: str, condition: Callable[[Report], bool], seconds: float = 60.0) -> Report:
         """Poll /status until the condition holds; fail with the last report and the log."""
         last: list[Report] = []
 
@@ -90,7 +90,7 @@ class Worker:
             raise AssertionError(f"{err}\n{shown}\n{self.log()[-6000:]}") from err
         return last[0]
 
-    def wait_state(self, state: str, reason: str | None = None, seconds: float = 20.0) -> Report:
+    def wait_state(self, state: str, reason: str | None = None, seconds: float = 60.0) -> Report:
         return self.wait_for(
             f"state {state}/{reason}",
             lambda report: report.state == state and (reason is None or report.reason == reason),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.report import WorkerState
+from outbox_core.report import RebuildState, WorkerState
 from outbox_operator.conditions import Answer, ConditionType, Reason
 from outbox_operator.learn import OwnershipState
 from outbox_operator.status import Phase
 
 if TYPE_CHECKING:
+    from outbox_operator.status import RebuildStatus
     from outbox_operator.verdict import Knowledge, Verdict
 
 
 def build_answers(known: Knowledge, verdict: Verdict, replicas: int) -> tuple[Answer, ...]:
     """Answer every question."""
-    return (
+    always = (
         _ready(verdict),
         _reconciling(known, verdict, replicas),
         _stalled(verdict),
@@ -26,6 +27,8 @@ def build_answers(known: Knowledge, verdict: Verdict, replicas: int) -> tuple[An
         _workers(known, verdict, replicas),
         _suspended(known, verdict),
     )
+    rebuild = known.observed.processor.spec.rebuild_of
+    return always if rebuild is None else (*always, _swapped(known.rebuild, rebuild.processor_id))
 
 
 def _ready(verdict: Verdict) -> Answer:
@@ -191,3 +194,13 @@ def _suspended(known: Knowledge, verdict: Verdict) -> Answer:
     if verdict.phase is Phase.BLOCKED and verdict.halts:
         return Answer(kind, True, Reason.CONFLICT_OPEN, "a conflict waits for a person")
     return Answer(kind, False, Reason.NOT_SUSPENDED)
+
+
+def _swapped(rebuild: RebuildStatus | None, of: str) -> Answer:
+    kind = ConditionType.SWAPPED
+    if rebuild is None:
+        return Answer(kind, None, Reason.NOT_OBSERVED, f"no worker has compared itself with processor {of!r} yet")
+    if rebuild.state == RebuildState.SWAPPED:
+        return Answer(kind, True, rebuild.state, f"replaced processor {of!r}: {rebuild.message}")
+    behind = "" if rebuild.behind is None else f"; {rebuild.behind}{' or more' if rebuild.at_least else ''} behind it"
+    return Answer(kind, False, rebuild.state, f"processor {of!r}{behind}: {rebuild.message}".rstrip(": "))

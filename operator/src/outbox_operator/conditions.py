@@ -29,6 +29,7 @@ class ConditionType(StrEnum):
     MESSAGES_FLOW = "MessagesFlow"
     WORKERS_AVAILABLE = "WorkersAvailable"
     SUSPENDED = "Suspended"
+    SWAPPED = "Swapped"
 
 
 class Reason(StrEnum):

@@ -33,6 +33,7 @@ from outbox_operator.learn import (
     learn_owner,
     learn_ownership,
     learn_partitions,
+    learn_rebuild,
     read_resolution,
 )
 from outbox_operator.observed import Observed, Role
@@ -140,6 +141,7 @@ def learn(observed: Observed, now: datetime) -> Knowledge:
         resolution=resolution if applies else None,
         decision_error=_decision_error(decided, open_now),
         lead=lead_report(observed),
+        rebuild=learn_rebuild(observed),
     )
 
 
@@ -173,6 +175,7 @@ def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetim
         conflicts=known.conflicts,
         failures=learn_failures(observed),
         hand_over=known.hand_over,
+        rebuild=known.rebuild,
         replicas=len(running),
         ready_replicas=sum(pod.ready for pod in running),
         executors=lead.executors if lead is not None else None,

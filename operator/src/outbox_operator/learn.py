@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.checkpoint import parse_checkpoint
 from outbox_core.config import Resolution, ResolutionAction
-from outbox_core.report import ExitCode, WorkerState
+from outbox_core.report import ExitCode, RebuildState, WorkerState
 from outbox_operator.naming import child_name, label_decision
 from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
@@ -31,6 +31,7 @@ from outbox_operator.status import (
     OwnershipStatus,
     OwnerStatus,
     PartitionStatus,
+    RebuildStatus,
 )
 
 if TYPE_CHECKING:
@@ -199,6 +200,23 @@ def learn_bound(observed: Observed) -> BoundStatus | None:
         transaction_id=bound.transaction_id,
         age_seconds=round(bound.age_seconds, 1),
         holder=bound.holder[:1024] if bound.holder else None,
+    )
+
+
+def learn_rebuild(observed: Observed) -> RebuildStatus | None:
+    """Say how far the rebuild is; without news, the last known value stays."""
+    rebuild = observed.processor.spec.rebuild_of
+    if rebuild is None:
+        return None
+    views = [report.rebuild for report in (*observed.reports, *observed.last_words) if report.rebuild is not None]
+    views = [view for view in views if view.of == rebuild.processor_id]
+    if not views:
+        previous = observed.previous.rebuild
+        return previous if previous is not None and previous.of == rebuild.processor_id else None
+    # A swap is never taken back: a standby that was the owner before it must not say otherwise.
+    view = next((view for view in views if view.state is RebuildState.SWAPPED), views[0])
+    return RebuildStatus(
+        of=view.of, state=view.state, behind=view.behind, at_least=view.at_least, message=view.message[:1024]
     )
 
 

@@ -56,6 +56,7 @@ def build_config(
         delivery=spec.delivery,
         target=spec.target,
         spark=build_plan(processor, spec.spark, images) if spec.spark is not None else None,
+        rebuild_of=spec.rebuild_of,
         resolution=resolution,
         sweep_uids=list(sweep_uids),
     )

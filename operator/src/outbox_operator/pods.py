@@ -91,8 +91,8 @@ def _mounts(processor: Processor, *, handler: bool) -> tuple[list[dict[str, Any]
     """Build volumes and mounts of configuration, connections, handler and scratch space."""
     secrets = {"source": processor.spec.source.connection.secret_ref.name}
     target = processor.spec.target
-    if target is not None and target.rabbitmq is not None:
-        secrets["target"] = target.rabbitmq.connection.secret_ref.name
+    if target is not None and target.connection is not None:
+        secrets["target"] = target.connection.secret_ref.name
     volumes: list[dict[str, Any]] = [
         {"name": "config", "configMap": {"name": config_name(processor.name)}},
         {"name": "tmp", "emptyDir": {}},

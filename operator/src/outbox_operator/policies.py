@@ -204,7 +204,8 @@ def _worker_says(known: Knowledge) -> Verdict | None:
     if lead.attempt and lead.state is WorkerState.RETRYING:
         message = f"attempt {lead.attempt}: {message}"
     message = _with_change(known, message)
-    return Verdict(_PHASES[lead.state], reason, message, halts=False, stalled=lead.state is WorkerState.STOPPED)
+    stalled = lead.state is WorkerState.STOPPED or lead.reason is WorkerReason.SUPERSEDED
+    return Verdict(_PHASES[lead.state], reason, message, halts=False, stalled=stalled)
 
 
 def _running(known: Knowledge) -> Verdict:

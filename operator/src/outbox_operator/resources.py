@@ -12,7 +12,18 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
 from outbox_core.report import ResourceRef
-from outbox_core.spec import Delivery, Engine, ObjectName, Source, SparkPlan, SpecModel, StartFrom, Target
+from outbox_core.spec import (
+    Delivery,
+    Engine,
+    ObjectName,
+    ProcessorId,
+    Rebuild,
+    Source,
+    SparkPlan,
+    SpecModel,
+    StartFrom,
+    Target,
+)
 from outbox_operator.overlay import check_overlay
 
 GROUP: Final = "outbox-operator.dev"
@@ -174,6 +185,11 @@ class Spark(SparkPlan):
 
 
 _HAS_TARGET: Final = "has(self.target)"
+_PROJECTS: Final = f"({_HAS_TARGET} && (has(self.target.sql) || has(self.target.python)))"
+_IS_APART: Final = (
+    "(has({0}.target) && ((has({0}.target.sql) && has({0}.target.sql.connection)) || "
+    "(has({0}.target.python) && has({0}.target.python.connection))))"
+)
 _BROKER: Final = "(has(self.target) && (has(self.target.rabbitmq) || has(self.target.log)))"
 
 SPEC_RULES: Final[tuple[JsonValue, ...]] = (
@@ -260,6 +276,39 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "mode Partitioned needs a key: set source.table.columns.partitionKey or delivery.partitions.key",
     ),
     rule(
+        "self.engine != 'Spark' || !has(self.target) || !has(self.target.sql) || !has(self.target.sql.connection)",
+        "engine Spark writes to the source's database: leave target.sql.connection out, or set engine: Worker",
+    ),
+    rule(
+        f"{_IS_APART.format('self')} == {_IS_APART.format('oldSelf')}",
+        "target connection cannot be added or taken away, the checkpoint lives in that database: create another "
+        "resource, with startFrom: {type: Processor, processorId: …} to go on from here",
+    ),
+    rule(
+        f"!has(self.rebuildOf) || (self.engine == 'Worker' && {_PROJECTS} && self.delivery.mode == 'Ordered' && "
+        "(!has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'))",
+        "rebuildOf needs engine Worker, target.sql or target.python, delivery.mode Ordered and guarantee "
+        "Transactional: the swap is one transaction of one owner",
+    ),
+    rule(
+        "!has(self.rebuildOf) || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",
+        "rebuildOf compares two pairs, and windows have no place: leave source.cursor out",
+    ),
+    rule(
+        f"!{_IS_APART.format('self')} || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",
+        "source.cursor Snapshot needs the checkpoint beside the messages: leave source.cursor out, or the target's "
+        "connection",
+    ),
+    rule(
+        f"self.delivery.mode != 'Competing' || !{_IS_APART.format('self')}",
+        "mode Competing hands out batches beside the messages: leave the target's connection out, or set "
+        "delivery.mode: Partitioned",
+    ),
+    rule(
+        "self.delivery.mode != 'Competing' || self.startFrom.type != 'Processor'",
+        "mode Competing does not start from another processor's checkpoint: set startFrom to a position or a time",
+    ),
+    rule(
         "!has(self.target) || !has(self.target.parquet) || !has(self.spark) || "
         "(has(self.spark.volumes) && self.spark.volumes.exists(v, "
         "(self.target.parquet.path + '/').startsWith(v.mountPath.endsWith('/') ? v.mountPath : v.mountPath + '/')))",
@@ -273,9 +322,7 @@ class ProcessorSpec(SpecModel):
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": list(SPEC_RULES)})
 
-    processor_id: (
-        Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*)$")] | None
-    ) = Field(
+    processor_id: ProcessorId | None = Field(
         None,
         description=(
             "Identity of the processor in the database: its checkpoints, claim and leases. At most one resource "
@@ -292,6 +339,14 @@ class ProcessorSpec(SpecModel):
     )
     delivery: Delivery = Field(default_factory=Delivery, description="How messages are handled.")
     target: Target | None = Field(None, description="What to do with the messages: exactly one.")
+    rebuild_of: Rebuild | None = Field(
+        None,
+        description=(
+            "Build a projection anew beside the one that is read, into tables of its own, and swap: this processor "
+            "starts by startFrom, catches up with the other one, and replaces it in one transaction. Condition "
+            "`Swapped` says when; the other one can never run again."
+        ),
+    )
     hand_over_to: HandOver | None = Field(
         None,
         description=(
@@ -321,6 +376,14 @@ ROOT_RULES: Final = (
     rule(
         "self.spec.engine == oldSelf.spec.engine || (self.spec.suspend && oldSelf.spec.suspend)",
         "engine can be changed only while suspended: set suspend: true first, then change engine, then resume",
+    ),
+    rule(
+        f"!has(self.spec.startFrom.processorId) || self.spec.startFrom.processorId != {_ID.format('self')}",
+        "startFrom.processorId is this very processor: name another one",
+    ),
+    rule(
+        f"!has(self.spec.rebuildOf) || self.spec.rebuildOf.processorId != {_ID.format('self')}",
+        "rebuildOf.processorId is this very processor: give this one a processorId of its own",
     ),
     rule(
         "self.spec.source.schemaName == oldSelf.spec.source.schemaName",

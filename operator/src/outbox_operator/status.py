@@ -195,6 +195,18 @@ class HandOverStatus(StatusModel):
     message: Message = Field("", description="What went wrong.")
 
 
+class RebuildStatus(StatusModel):
+    """How far a side-by-side rebuild is."""
+
+    of: Short = Field(description="The processor that is replaced.")
+    state: Annotated[str, Field(max_length=32)] = Field(
+        description="CatchingUp, SwapHeld, Swapping, SwapNotPossible or Swapped."
+    )
+    behind: int | None = Field(None, description="Messages between this checkpoint and the other one's.")
+    at_least: bool = Field(False, description="Counting stopped at maxLag: there are that many or more.")
+    message: Annotated[str, Field(max_length=1024)] = Field("", description="Why, and what to do.")
+
+
 class ProcessorStatus(StatusModel):
     """What is so, as last observed."""
 
@@ -224,6 +236,7 @@ class ProcessorStatus(StatusModel):
     conflicts: ConflictsStatus = Field(default_factory=ConflictsStatus, description="Refusals.")
     failures: FailuresStatus | None = Field(None, description="Messages that failed.")
     hand_over: HandOverStatus | None = Field(None, description="Progress of spec.handOverTo.")
+    rebuild: RebuildStatus | None = Field(None, description="Progress of spec.rebuildOf.")
     replicas: int = Field(0, description="Pods that run.")
     ready_replicas: int = Field(0, description="Pods that are ready.")
     executors: int | None = Field(None, description="Live Spark executors.")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from outbox_core.report import Report
     from outbox_operator.learn import Decided
     from outbox_operator.observed import Observed
-    from outbox_operator.status import ConflictsStatus, HandOverStatus, OwnershipStatus, Phase
+    from outbox_operator.status import ConflictsStatus, HandOverStatus, OwnershipStatus, Phase, RebuildStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Knowledge:
     """Why the annotation that is there decides nothing about the conflict that is open now."""
     lead: Report | None
     """The report that speaks for the processor."""
+    rebuild: RebuildStatus | None = None
+    """How far spec.rebuildOf is."""
 
 
 @dataclass(frozen=True, slots=True)

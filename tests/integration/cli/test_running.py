@@ -176,7 +176,7 @@ def test_it_keeps_out_of_a_processor_that_a_cluster_owns(outbox, run, tmp_path, 
         pytest.param({"log": {}}, {"delivery": {"leaseDuration": "1s"}}, 1, "leaseDuration must be", id="lease"),
         pytest.param(PYTHON_TARGET, {}, 1, "ConfigMap handlers is in none of the files", id="no code"),
         pytest.param(
-            {"rabbitmq": {"connection": {"secretRef": {"name": "b"}}}}, {}, 2, "which broker?", id="no broker"
+            {"rabbitmq": {"connection": {"secretRef": {"name": "b"}}}}, {}, 2, "which target?", id="no broker"
         ),
     ],
 )  # fmt: skip

@@ -159,3 +159,26 @@ def test_the_number_of_partitions_cannot_be_changed(database, outbox, workers):
     refused = workers.start(config(3), database.uri())
     message = refused.wait_state("Unavailable", "PartitionsDiffer").message
     assert "cannot be changed with cursor Snapshot" in message
+
+
+def test_a_failing_message_blocks_its_key_only(database, outbox, workers):
+    outbox.connection.execute("ALTER TABLE handled ADD CONSTRAINT refused CHECK (message_id <> 'm2')")
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT 'key-' || n % 5, 'm' || n, 't', jsonb_build_object('total', n) FROM generate_series(0, 29) AS n"
+    )
+    delivery = {
+        "blocks": "Key",
+        "batchSize": 10,
+        "retry": {"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "100ms"},
+    }
+    worker = workers.start(build_config(database, IN_ORDER, source=SNAPSHOT, delivery=delivery), database.uri())
+    worker.wait_for("its key waits", lambda report: report.failures.held == 6)
+    outbox.connection.execute("ALTER TABLE handled DROP CONSTRAINT refused")
+
+    def names():
+        return [row[0] for row in outbox.connection.execute("SELECT message_id FROM handled ORDER BY n").fetchall()]
+
+    wait_until(lambda: len(names()) >= 30, "what was held is handled")
+    assert sorted(names()) == sorted(f"m{n}" for n in range(30))
+    assert [name for name in names() if int(name[1:]) % 5 == 2] == [f"m{n}" for n in range(2, 30, 5)]

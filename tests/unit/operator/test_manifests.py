@@ -32,6 +32,7 @@ SPARK: dict[str, Any] = {
         "config": {"spark.sql.shuffle.partitions": "7", "spark.executor.instances": "99"},
     },
 }
+APART = {"sql": {"statement": "SELECT 1", "connection": {"secretRef": {"name": "reporting"}}}}
 PROCESSORS = [
     pytest.param(build_processor(), id="worker"),
     pytest.param(build_processor(target=BROKER), id="broker"),
@@ -223,3 +224,27 @@ def test_a_job_runs_where_the_workers_run():
 def test_the_generated_crd_is_the_one_in_the_checkout():
     for path in destinations(ROOT):
         assert path.read_text() == render(), f"{path}: run `make crds`"
+
+
+def test_the_targets_database_is_mounted_like_a_broker_and_another_secret_replaces_the_pods():
+    processor = build_processor(target=APART)
+    for pod in pods_of(processor):
+        secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+        assert secrets == {"source-connection": "db", "target-connection": "reporting"}
+        mounts = {
+            m["mountPath"]: m["readOnly"] for m in pod["containers"][0]["volumeMounts"] if "connection" in m["name"]
+        }
+        assert mounts == {"/etc/outbox/connections/source": True, "/etc/outbox/connections/target": True}
+    other = {"sql": {**APART["sql"], "connection": {"secretRef": {"name": "warehouse"}}}}
+    assert template_hash(processor, IMAGES) != template_hash(build_processor(target=other), IMAGES)
+
+
+def test_a_rebuild_reaches_the_worker_and_a_change_of_it_replaces_the_pods():
+    held, free = (
+        build_processor(rebuildOf={"processorId": "v1", "swapStatement": "SELECT 1", "hold": hold})
+        for hold in (True, False)
+    )
+    config = ProcessorConfig.model_validate_json(build_config(held, IMAGES).model_dump_json(by_alias=True))
+    assert config.rebuild_of is not None
+    assert (config.rebuild_of.processor_id, config.rebuild_of.hold) == ("v1", True)
+    assert template_hash(held, IMAGES) != template_hash(free, IMAGES)

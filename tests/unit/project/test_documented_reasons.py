@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from outbox_core.report import Reason as WorkerReason
+from outbox_core.report import RebuildState
 from outbox_operator import happenings
 from outbox_operator.conditions import ConditionType
 from outbox_operator.conditions import Reason as OperatorReason
 from outbox_operator.status import Phase
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "conflicts.md").read_text()
-WORDS = {word.value for kind in (WorkerReason, OperatorReason, ConditionType, Phase) for word in kind}
+WORDS = {word.value for kind in (WorkerReason, RebuildState, OperatorReason, ConditionType, Phase) for word in kind}
 EVENTS = set(re.findall(r'Happening\(\s*"(\w+)"', Path(happenings.__file__).read_text()))
 
 

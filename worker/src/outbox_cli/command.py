@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_cli.console import Console, Format
-from outbox_cli.place import connect, read_subject
+from outbox_cli.place import connect, connect_source, read_subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,6 +52,16 @@ def against_database(run: Callable[[psycopg.Connection[Any], Context], Exit]) ->
     return command
 
 
+def against_source(run: Callable[[psycopg.Connection[Any], Context], Exit]) -> Callable[[Context], Exit]:
+    """Make a command of a function that needs the database of the messages, and no other."""
+
+    def command(context: Context) -> Exit:
+        with connect_source(context.options, context.environment) as connection:
+            return run(connection, context)
+
+    return command
+
+
 def whoami() -> str:
     """Name the person for the record: user@host; a container's user may have no name."""
     try:
@@ -82,6 +92,11 @@ def database_options() -> argparse.ArgumentParser:
     )
     where.add_argument("--connections", type=Path, metavar="DIR", help="the same in DIR/source, as in a worker's pod")
     where.add_argument("--dsn-file", type=Path, metavar="FILE", help="file that holds a connection URI")
+    group.add_argument(
+        "--target-connection", type=Path, metavar="DIR",
+        help="files of the target's Secret: the database of effects and checkpoint, where it is not the source's (run: "
+        "the broker)",
+    )  # fmt: skip
     group.add_argument("--schema", help="schema of checkpoints and functions (outbox)")
     return parent
 

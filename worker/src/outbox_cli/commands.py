@@ -8,7 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outbox_cli import claims, conflicts, failures, looking, moving, preparing, repairing, resources, running
+from outbox_cli import (
+    claims,
+    conflicts,
+    failures,
+    looking,
+    moving,
+    preparing,
+    rebuild,
+    repairing,
+    resources,
+    running,
+)
 from outbox_cli.command import (
     acting_options,
     cluster_options,
@@ -73,6 +84,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_conflicts(grammar)
     _add_moving(grammar)
     _add_failures(grammar)
+    _add_rebuild(grammar)
     _add_claims(grammar)
     _add_cluster(grammar)
     _add_preparing(grammar)
@@ -145,7 +157,7 @@ def _add_moving(g: _Grammar) -> None:
     )  # fmt: skip
     for parser in (rewind, skip):
         parser.add_argument("processor", nargs="?", help="processorId, in a cluster the resource's name")
-        parser.add_argument("--partition", type=int, default=0, help="partition (%(default)s)")
+        parser.add_argument("--partition", type=int, help="only this one; absent: all that the processor has")
         parser.add_argument("--conflict", type=_natural, help="number of the open conflict that this decides")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--to", type=_pair, metavar="TRANSACTION_ID:POSITION", help="the last message not handled")
@@ -157,6 +169,25 @@ def _add_moving(g: _Grammar) -> None:
             where.add_argument("--to-end", action="store_true", help="pass over all that is settled")
         _add_count(parser)
     _add_wait(rewind)
+    forget = g.add(
+        "forget-source", moving.forget_source, g.database, g.acting, g.reason,
+        text="let a checkpoint count for a source that moved: the next claim writes down what it reads",
+    )  # fmt: skip
+    forget.add_argument("processor", help="processorId")
+
+
+def _add_rebuild(g: _Grammar) -> None:
+    parser = g.commands.add_parser("rebuild", help="projections built anew beside the old ones", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="status|try")
+    status = g.add(
+        "status", rebuild.status, g.database, g.manifest, text="which processor replaces which, and how far it is",
+        commands=commands,
+    )  # fmt: skip
+    status.add_argument("processor", nargs="?", help="only rebuilds that this one has part in")
+    g.add(
+        "try", rebuild.try_swap, g.database, g.manifest, commands=commands,
+        text="run a manifest's swapStatement and roll it back",
+    )  # fmt: skip
 
 
 def _add_failures(g: _Grammar) -> None:
@@ -276,7 +307,6 @@ def _add_run(g: _Grammar) -> None:
         help="the processor's manifest; repeat it for the ConfigMap of its code",
     )  # fmt: skip
     run.add_argument("--handler", type=Path, metavar="DIR", help="folder of the Python files, instead of a ConfigMap")
-    run.add_argument("--target-connection", type=Path, metavar="DIR", help="files of the broker's Secret")
     run.add_argument("--cluster-id", help="name of this place in claims (local/HOSTNAME)")
     run.add_argument("--port", type=int, default=0, help="HTTP port of /status and /metrics; 0: any")
 

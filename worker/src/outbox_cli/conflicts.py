@@ -9,6 +9,7 @@ from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
 from outbox_cli.moving import find_partition, heed_answer, preview
+from outbox_cli.sources import Sources
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_worker.postgres import conflicts
 from outbox_worker.postgres.overview import list_conflicts
@@ -65,7 +66,8 @@ def accept(connection: psycopg.Connection[Any], context: Context) -> Exit:
         raise RefusedError("the checkpoint's row is gone, so there is no pair to accept: `outbox rewind` puts one back")
     if options.pair is not None and options.pair != view.pair:
         raise RefusedError(f"the stored pair is {view.pair}, not {options.pair}: look again")
-    move = preview(connection, context, view, conflict.expected, view.pair)
+    with Sources(connection, context) as sources:
+        move = preview(sources, context, view, conflict.expected, view.pair)
     if options.dry_run:
         console.document(move.record(done=False))
         console.say(move.sentence())

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import BEGINNING
 from outbox_core.spec import Competing
-from outbox_worker.change import part_reader
 from outbox_worker.postgres import competing
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.window import WindowReader
 
 if TYPE_CHECKING:
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     from outbox_cli.console import Record
     from outbox_cli.place import Subject
+    from outbox_cli.sources import Sources
     from outbox_core.report import Lag
     from outbox_worker.postgres.overview import ProcessorView
 
@@ -25,16 +24,17 @@ if TYPE_CHECKING:
 class LagReader:
     """Measures what waits, by each processor's mode."""
 
-    def __init__(self, connection: psycopg.Connection[Any], subject: Subject) -> None:
-        """See which processors are in mode Competing."""
+    def __init__(self, connection: psycopg.Connection[Any], subject: Subject, sources: Sources) -> None:
+        """See which processors are in mode Competing; `connection` is to the checkpoints."""
         self._connection = connection
         self._subject = subject
+        self._sources = sources
         self._queues = competing.list_competing(connection, subject.schema)
 
-    def lag(self, view: ProcessorView, cap: int) -> Lag:
-        """Count what is not handled, at most about `cap`."""
+    def lag(self, view: ProcessorView, reading: psycopg.Connection[Any], cap: int) -> Lag:
+        """Count what is not handled, at most about `cap`; `reading` is to the processor's messages."""
         if view.processor_id not in self._queues:
-            return _reader(self._subject, view).lag(self._connection, view.pair or BEGINNING, cap)
+            return self._sources.reader(view).lag(reading, view.pair or BEGINNING, cap)
         reader = WindowReader(self._subject.source, Competing(queue=self._queues[view.processor_id]))
         return competing.measure_lag(self._connection, self._key(view), reader, cap)
 
@@ -54,10 +54,3 @@ class LagReader:
 
     def _key(self, view: ProcessorView) -> ProcessorKey:
         return ProcessorKey(self._subject.schema, view.processor_id)
-
-
-def _reader(subject: Subject, view: ProcessorView) -> MessageReader:
-    """Return a reader of the partition's own messages."""
-    if view.division is None:
-        return MessageReader(subject.source)
-    return part_reader(subject.source, replace(view.division, line=None), view.partition)

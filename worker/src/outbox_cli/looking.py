@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_database
+from outbox_cli.command import against_database, against_source
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
 from outbox_cli.lag import LagReader
+from outbox_cli.sources import Sources
 from outbox_core.span import format_age
 from outbox_worker.change import look_at_change
 from outbox_worker.postgres.key import ProcessorKey
@@ -115,12 +116,15 @@ def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     subject = context.subject
     views = find_partitions(connection, subject)
     changes = look_at_changes(connection, subject, views)
-    measure = LagReader(connection, subject)
     records = []
-    for view in map(measure.with_consumers, views):
-        lag = None if view.pair is None else measure.lag(view, LAG_CAP)
-        record = status_record(view, lag) | {"change": changes.get(view.processor_id)} | measure.unfinished(view)
-        records.append(record if context.console.is_json else record | {"lagText": format_lag(lag)})
+    with Sources(connection, context) as sources:
+        measure = LagReader(connection, subject, sources)
+        for view in map(measure.with_consumers, views):
+            reading = None if view.pair is None else sources.find(view.processor_id)
+            lag = None if reading is None else measure.lag(view, reading, LAG_CAP)
+            record = status_record(view, lag) | {"change": changes.get(view.processor_id)} | measure.unfinished(view)
+            unknown = "in another database" if view.pair is not None and reading is None else None
+            records.append(record if context.console.is_json else record | {"lagText": unknown or format_lag(lag)})
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
     for processor_id, change in changes.items():
         context.console.note(f"{processor_id}: {change['message']}")
@@ -144,27 +148,33 @@ def look_at_changes(
 def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
     subject, options = context.subject, context.options
-    measure = LagReader(connection, subject)
     # A limit above the cap would never be seen to be exceeded.
     cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
     records: list[Record] = []
     exceeded = False
-    for view in find_partitions(connection, subject):
-        if view.pair is None:
-            continue
-        found = measure.lag(view, cap)
-        exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
-        counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
-        records.append(
-            {
-                "processorId": view.processor_id,
-                "partition": view.partition,
-                "checkpoint": str(view.pair),
-                "messages": counted,
-                "atLeast": found.at_least,
-                "seconds": found.seconds,
-            }
-        )
+    with Sources(connection, context) as sources:
+        measure = LagReader(connection, subject, sources)
+        for view in find_partitions(connection, subject):
+            if view.pair is None:
+                continue
+            reading = sources.need if subject.processor_id is not None else sources.find
+            source = reading(view.processor_id)
+            if source is None:
+                context.console.note(f"{view.processor_id} reads another database: left out; name it to see it")
+                continue
+            found = measure.lag(view, source, cap)
+            exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
+            counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
+            records.append(
+                {
+                    "processorId": view.processor_id,
+                    "partition": view.partition,
+                    "checkpoint": str(view.pair),
+                    "messages": counted,
+                    "atLeast": found.at_least,
+                    "seconds": found.seconds,
+                }
+            )
     context.console.show(records, _LAG, empty=f"no processor has a checkpoint in schema {subject.schema}")
     return Exit.FOUND if exceeded else Exit.DONE
 
@@ -175,7 +185,7 @@ def _exceeds(found: Lag, messages: int | None, seconds: float | None) -> bool:
     return too_many or (seconds is not None and found.seconds > seconds)
 
 
-@against_database
+@against_source
 def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Name who holds the reading bound back; with --all every open transaction that has written."""
     found = list_writers(connection)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from outbox_cli.errors import CommandError
-from outbox_core.spec import TARGETS, Engine, Guarantee, StartType
+from outbox_core.spec import TARGETS, Engine, Guarantee, Mode, StartType
 from outbox_operator.resources import API_VERSION, KIND, Processor, ProcessorSpec, parse_processor
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ def _outside_transaction(spec: ProcessorSpec) -> bool:
     return spec.target is not None and (spec.target.rabbitmq is not None or spec.target.log is not None)
 
 
+def _can_swap(spec: ProcessorSpec) -> bool:
+    projects = spec.target is not None and (spec.target.sql is not None or spec.target.python is not None)
+    ordered = spec.engine is Engine.WORKER and spec.delivery.mode is Mode.ORDERED
+    return projects and ordered and spec.delivery.guarantee is not Guarantee.AT_LEAST_ONCE
+
+
 _RULES: Final[tuple[tuple[Callable[[ProcessorSpec], bool], str], ...]] = (
     (
         lambda s: s.engine is not Engine.WORKER or _targets(s) == 1,
@@ -103,6 +109,14 @@ _RULES: Final[tuple[tuple[Callable[[ProcessorSpec], bool], str], ...]] = (
     (
         lambda s: (s.start_from.type is StartType.TIMESTAMP) == (s.start_from.timestamp is not None),
         "spec.startFrom: timestamp goes with type Timestamp: set both or neither",
+    ),
+    (
+        lambda s: (s.start_from.type is StartType.PROCESSOR) == (s.start_from.processor_id is not None),
+        "spec.startFrom: processorId goes with type Processor: set both or neither",
+    ),
+    (
+        lambda s: s.rebuild_of is None or _can_swap(s),
+        "spec.rebuildOf needs engine Worker, target.sql or python, delivery.mode Ordered, guarantee Transactional",
     ),
     (
         lambda s: s.delivery.guarantee is not Guarantee.TRANSACTIONAL or not _outside_transaction(s),

@@ -14,15 +14,15 @@ from outbox_cli.command import against_database, whoami
 from outbox_cli.console import format_counts
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_cli.looking import find_partitions
+from outbox_cli.sources import Sources
 from outbox_cli.window_moving import plan_move
-from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.spec import StartFrom, StartType
 from outbox_core.window import LOWEST_POSITION
-from outbox_worker.postgres import conflicts
+from outbox_worker.postgres import apart, conflicts
 from outbox_worker.postgres.checkpoints import start_pair
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.overview import list_acts
 from outbox_worker.postgres.preview import Count, count_between
 from outbox_worker.postgres.writers import list_writers
@@ -80,25 +80,20 @@ class Move:
 
 
 def preview(
-    connection: psycopg.Connection[Any],
-    context: Context,
-    view: ProcessorView,
-    before: Checkpoint | None,
-    after: Checkpoint,
+    sources: Sources, context: Context, view: ProcessorView, before: Checkpoint | None, after: Checkpoint
 ) -> Move:
     """Count what lies between the two pairs."""
     start = BEGINNING if before is None else before
     if after.window is not None:
         # Counters count the messages examined.
-        apart = abs(after.position - start.position)
-        return Move(
-            view, before, after, _way(start, after), Count({"any type": apart} if apart else {}, at_least=False)
-        )
+        between = abs(after.position - start.position)
+        count = Count({"any type": between} if between else {}, at_least=False)
+        return Move(view, before, after, _way(start, after), count)
     direction = _way(start, after)
     low, high = (start, after) if direction is Direction.FORWARD else (after, start)
-    reader = MessageReader(context.subject.source)
+    reader, reading = sources.reader(view), sources.need(view.processor_id)
     with context.console.progress("messages counted") as progress:
-        count = count_between(connection, reader, low, high, cap=context.options.count_at_most, watch=progress.reach)
+        count = count_between(reading, reader, low, high, cap=context.options.count_at_most, watch=progress.reach)
     return Move(view, before, after, direction, count)
 
 
@@ -146,30 +141,47 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     options, console, subject = context.options, context.console, context.subject
     if options.reason is None and not options.dry_run:
         raise UsageError("--reason is missing: it is kept with the act")
-    view = find_partition(connection, subject, options.partition)
-    windowed = view.pair is not None and view.pair.window is not None
-    if not windowed:
-        after = _wanted(connection, context)
-        _check(connection, view, after, direction)
-    if not options.dry_run:
-        refuse_live(view)
-        _heed_conflict(context, view)
-    if windowed:
-        move = _plan_window(connection, context, view, direction)
-    else:
-        move = preview(connection, context, view, view.pair, after)
+    views = _find_views(connection, subject, options.partition)
+    several = len(views) > 1
+    with Sources(connection, context) as sources:
+        moves = _plan(context, sources, views, direction)
     if options.dry_run:
-        console.document(move.record(done=False))
-        console.say(move.sentence())
-        if view.live:
-            console.note(f"now it would be refused: pod {view.pod} is the live owner")
+        console.document(_document(moves, several=several, done=False))
+        for move in moves:
+            console.say(move.sentence())
+            if move.view.live:
+                console.note(f"now it would be refused: pod {move.view.pod} is the live owner")
         return Exit.DONE
-    console.note(move.sentence())
-    console.confirm("Move the checkpoint?")
-    _carry_out(connection, context, move)
-    console.document(move.record(done=True))
-    console.say(f"moved to {move.place or move.after}; recorded as an act of {whoami()}")
+    for move in moves:
+        console.note(move.sentence())
+    console.confirm("Move the checkpoint?" if len(moves) == 1 else f"Move {len(moves)} checkpoints?")
+    _carry_out(connection, context, moves)
+    console.document(_document(moves, several=several, done=True))
+    console.say(f"moved to {moves[0].place or moves[0].after}; recorded as an act of {whoami()}")
     return Exit.DONE
+
+
+def _plan(context: Context, sources: Sources, views: list[ProcessorView], direction: Direction) -> list[Move]:
+    """Decide which checkpoints move where, and refuse what must not; one kind of cursor holds for all partitions."""
+    reading = sources.need(context.subject.needed)
+    if any(view.pair is not None and view.pair.window is not None for view in views):
+        for view in views:
+            _let_move(context, view, alone=len(views) == 1)
+        moves = [_plan_window(reading, context, view, direction) for view in views]
+        # Of several windows only those move for which there is something to do.
+        return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
+    after = _wanted(reading, context)
+    chosen = _choose(views, after, direction)
+    for view in chosen:
+        _check(reading, view, after, direction)
+        _let_move(context, view, alone=len(chosen) == 1)
+    return [preview(sources, context, view, view.pair, after) for view in chosen]
+
+
+def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
+    if not context.options.dry_run:
+        refuse_live(view)
+        _heed_conflict(context, view, alone=alone)
 
 
 def _plan_window(
@@ -183,7 +195,37 @@ def _plan_window(
     return Move(view, view.pair, after, direction, count, place)
 
 
-def _wanted(connection: psycopg.Connection[Any], context: Context) -> Checkpoint:
+def _document(moves: list[Move], *, several: bool, done: bool) -> Any:
+    """Write the move of one checkpoint as an object, those of a divided processor as a list."""
+    records = [move.record(done=done) for move in moves]
+    return records if several else records[0]
+
+
+def _find_views(connection: psycopg.Connection[Any], subject: Subject, partition: int | None) -> list[ProcessorView]:
+    """Read the partition that is named, or all of the processor's."""
+    if partition is not None:
+        return [find_partition(connection, subject, partition)]
+    _ = subject.needed
+    return find_partitions(connection, subject)
+
+
+def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction) -> list[ProcessorView]:
+    """Of several partitions only those move that are on the other side of the pair.
+
+    Raises:
+        RefusedError: none is.
+
+    """
+    if len(views) == 1:
+        return views
+    back = direction is Direction.BACK
+    found = [view for view in views if view.pair is None or (view.pair > after if back else view.pair < after)]
+    if not found:
+        raise RefusedError(f"no partition is {'ahead of' if back else 'behind'} {after}: there is nothing to move")
+    return found
+
+
+def _wanted(reading: psycopg.Connection[Any], context: Context) -> Checkpoint:
     """Find the pair that the options mean."""
     options, source = context.options, context.subject.source
     if options.to is not None:
@@ -195,10 +237,10 @@ def _wanted(connection: psycopg.Connection[Any], context: Context) -> Checkpoint
         start = StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time)
     else:
         start = StartFrom(type=StartType.END if getattr(options, "to_end", False) else StartType.BEGINNING)
-    return start_pair(connection, source, start)
+    return start_pair(reading, source, start)
 
 
-def _check(connection: psycopg.Connection[Any], view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
+def _check(reading: psycopg.Connection[Any], view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
     """Raise where the move is none, goes the other way, or would lose what is in flight."""
     if view.pair is None and view.open_conflict is None:
         raise RefusedError(
@@ -210,7 +252,7 @@ def _check(connection: psycopg.Connection[Any], view: ProcessorView, after: Chec
         other = "skip-to" if direction is Direction.BACK else "rewind"
         where = "ahead of" if after > view.pair else "behind"
         raise RefusedError(f"{after} is {where} the stored {view.pair}: that is `outbox {other}`")
-    bound = list_writers(connection).bound
+    bound = list_writers(reading).bound
     if after.transaction_id >= int(bound):
         raise RefusedError(
             f"{after} is not settled: transactions from id {bound} on are still open or to come, and what they commit "
@@ -218,8 +260,13 @@ def _check(connection: psycopg.Connection[Any], view: ProcessorView, after: Chec
         )
 
 
-def _heed_conflict(context: Context, view: ProcessorView) -> None:
+def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> None:
     """A conflict that is open is decided by the same act; who does not look must name it."""
+    if view.open_conflict is not None and not alone:
+        raise RefusedError(
+            f"conflict {view.open_conflict} is open in partition {view.partition}: decide it by itself, with "
+            f"--partition {view.partition}"
+        )
     if view.open_conflict is None:
         if context.options.conflict is not None:
             raise RefusedError(f"conflict {context.options.conflict} is not open")
@@ -233,30 +280,34 @@ def _heed_conflict(context: Context, view: ProcessorView) -> None:
     context.console.note(f"conflict {view.open_conflict} is decided by this")
 
 
-def _carry_out(connection: psycopg.Connection[Any], context: Context, move: Move) -> None:
-    """Move, and compare what was moved with what was shown; one transaction."""
-    view, reason = move.view, context.options.reason
-    schema = context.subject.schema
+def _carry_out(connection: psycopg.Connection[Any], context: Context, moves: list[Move]) -> None:
+    """Move, and compare what was moved with what was shown; one transaction for all partitions."""
     with connection.transaction():
-        if view.open_conflict is not None:
-            decision = Resolution(
-                conflict_id=view.open_conflict,
-                action=ResolutionAction.REWIND,
-                pair=str(move.after if move.after.window is None else _first_position(move.after.window)),
-                decided_by=f"{whoami()}: {reason}",
-            )
-            heed_answer(conflicts.resolve(connection, schema, decision), view.open_conflict)
-        else:
-            key = ProcessorKey(schema, view.processor_id, view.partition)
-            told = f"{context.options.verb}: {reason}"
-            if not conflicts.rewind(connection, key, move.after, reason=told, decided_by=whoami()):
-                heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
-        (act,) = list_acts(connection, schema, view.processor_id, limit=1)
-        if act.before != move.before:
-            raise RefusedError(
-                f"the stored pair was {act.before} when it came to it, not {move.before}: somebody worked meanwhile; "
-                "nothing was changed, look again"
-            )
+        for move in moves:
+            _carry_out_one(connection, context, move)
+
+
+def _carry_out_one(connection: psycopg.Connection[Any], context: Context, move: Move) -> None:
+    view, reason, schema = move.view, context.options.reason, context.subject.schema
+    if view.open_conflict is not None:
+        decision = Resolution(
+            conflict_id=view.open_conflict,
+            action=ResolutionAction.REWIND,
+            pair=str(move.after if move.after.window is None else _first_position(move.after.window)),
+            decided_by=f"{whoami()}: {reason}",
+        )
+        heed_answer(conflicts.resolve(connection, schema, decision), view.open_conflict)
+    else:
+        key = ProcessorKey(schema, view.processor_id, view.partition)
+        told = f"{context.options.verb}: {reason}"
+        if not conflicts.rewind(connection, key, move.after, reason=told, decided_by=whoami()):
+            heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
+    (act,) = list_acts(connection, schema, view.processor_id, limit=1)
+    if act.before != move.before:
+        raise RefusedError(
+            f"the stored pair was {act.before} when it came to it, not {move.before}: somebody worked meanwhile; "
+            "nothing was changed, look again"
+        )
 
 
 def _first_position(window: Window) -> Checkpoint:
@@ -277,3 +328,31 @@ def heed_answer(answer: conflicts.ResolveAnswer, conflict: int | None) -> None:
             raise RefusedError(f"conflict {conflict} was decided before; nothing was changed")
         case conflicts.ResolveAnswer.UNKNOWN:
             raise RefusedError(f"conflict {conflict} waits for nobody; nothing was changed")
+
+
+@against_database
+def forget_source(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Let the next claim write down which database it reads."""
+    options, console, subject = context.options, context.console, context.subject
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    key = ProcessorKey(subject.schema, subject.needed)
+    written = apart.fetch_source(connection, key)
+    if written is None:
+        raise RefusedError(f"processor {key.processor_id} reads the database that holds its checkpoint")
+    record = {"processorId": key.processor_id, "source": written.identity, "described": written.described}
+    sentence = f"{key.processor_id} reads {written.described}; its checkpoint would count for whatever is read next"
+    if options.dry_run:
+        console.document(record | {"done": False})
+        console.say(sentence)
+        return Exit.DONE
+    console.note(sentence)
+    console.confirm("Is the new source the same outbox, with the same transaction ids?")
+    answer = apart.forget_source(connection, key, reason=options.reason, decided_by=whoami())
+    if answer == StoreAnswer.NOT_OWNER:
+        heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
+    if answer == StoreAnswer.IGNORED:
+        raise RefusedError("it is forgotten already; the next claim writes down what it reads")
+    console.document(record | {"done": True})
+    console.say(f"forgotten; recorded as an act of {whoami()}")
+    return Exit.DONE

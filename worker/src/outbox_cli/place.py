@@ -44,7 +44,9 @@ def choose_place(options: argparse.Namespace, environment: Mapping[str, str], *,
         UsageError: both are named, or nothing says which.
 
     """
-    database = any(getattr(options, name, None) for name in ("connection", "connections", "dsn_file"))
+    database = any(
+        getattr(options, name, None) for name in ("connection", "connections", "dsn_file", "target_connection")
+    )
     cluster = any(getattr(options, name, None) for name in ("namespace", "context", "kubeconfig", "all_namespaces"))
     if database and cluster:
         raise UsageError("a database and a cluster are named: which of the two?")
@@ -69,11 +71,51 @@ def secret_directory(options: argparse.Namespace) -> Path | None:
     return None if options.connections is None else Path(options.connections) / "source"
 
 
-def connect(options: argparse.Namespace, environment: Mapping[str, str]) -> psycopg.Connection[Any]:
-    """Open an autocommit connection to the database that the command names.
+def target_directory(options: argparse.Namespace) -> Path | None:
+    """Return the files of the target's database, where checkpoint and effects are in another one than the messages.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the manifest says that they are, and nothing says where.
+
+    """
+    if options.target_connection is not None:
+        return Path(options.target_connection)
+    files = getattr(options, "file", None)
+    target = read_manifest(files, cluster="", uid="").processor.spec.target if files else None
+    if target is None or target.database is None:
+        return None
+    if options.connections is not None:
+        return Path(options.connections) / "target"
+    raise UsageError(
+        "this processor's checkpoint is in its target's database: name that with --target-connection DIR, or both "
+        "with --connections DIR (DIR/source and DIR/target)"
+    )
+
+
+def names_source(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Say whether the database of the messages is named too."""
+    return secret_directory(options) is not None or options.dsn_file is not None or has_environment(environment)
+
+
+def connect(options: argparse.Namespace, environment: Mapping[str, str]) -> psycopg.Connection[Any]:
+    """Open an autocommit connection to the database that holds checkpoints and claims.
+
+    Raises:
+        UsageError: it is not named.
+        OutboxError: it cannot be reached, or the files make no sense.
+
+    """
+    directory = target_directory(options)
+    if directory is not None:
+        return ConnectionFiles(directory).connect(APPLICATION_NAME, autocommit=True)
+    return connect_source(options, environment)
+
+
+def connect_source(options: argparse.Namespace, environment: Mapping[str, str]) -> psycopg.Connection[Any]:
+    """Open an autocommit connection to the database that holds the messages.
+
+    Raises:
+        UsageError: it is not named.
         OutboxError: it cannot be reached, or the files make no sense.
 
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _IDENTITIES: Final = uuid.UUID("2a0a2c0e-52f1-5b0c-9c5b-6c1f0f0ad7f4")
 TARGET_DIRECTORY: Final = "OUTBOX_TARGET_CONNECTION"
-"""Names the broker's directory of files where no option does."""
+"""Names the directory of the target's files, a broker or another database, where no option does."""
 
 
 def run(context: Context) -> Exit | int:
@@ -127,7 +127,7 @@ def _place_handler(context: Context, manifest: Manifest, home: Path) -> None:
 
 def _link_target(context: Context, manifest: Manifest, connections: Path) -> None:
     target = manifest.processor.spec.target
-    if target is None or target.rabbitmq is None:
+    if target is None or target.connection is None:
         return
     options = context.options
     named = options.target_connection or os.environ.get(TARGET_DIRECTORY)
@@ -136,8 +136,8 @@ def _link_target(context: Context, manifest: Manifest, connections: Path) -> Non
         directory = options.connections / "target"
     if directory is None:
         raise UsageError(
-            f"which broker? --target-connection DIR, --connections DIR (DIR/target), or {TARGET_DIRECTORY}"
+            f"which target? --target-connection DIR, --connections DIR (DIR/target), or {TARGET_DIRECTORY}"
         )
     if not directory.is_dir():
-        raise CommandError(f"{directory} is not a directory with the broker's files")
+        raise CommandError(f"{directory} is not a directory with the target's files")
     (connections / "target").symlink_to(directory.resolve())

@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import Field
 
 from outbox_core.report import Pair, ResourceRef
-from outbox_core.spec import Delivery, Engine, Guarantee, Source, SparkPlan, SpecModel, StartFrom, Target
+from outbox_core.spec import Delivery, Engine, Guarantee, Rebuild, Source, SparkPlan, SpecModel, StartFrom, Target
 
 CONFIG_PATH: Final = Path("/etc/outbox/processor.json")
 CONNECTIONS_PATH: Final = Path("/etc/outbox/connections")
@@ -52,9 +52,15 @@ class ProcessorConfig(SpecModel):
     delivery: Delivery = Field(default_factory=Delivery)
     target: Target | None = None
     spark: SparkPlan | None = None
+    rebuild_of: Rebuild | None = None
     resolution: Resolution | None = None
     sweep_uids: list[str] = Field(default_factory=list)
     """Claims of resources of this cluster that are gone for certain: they may be replaced."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Effects and checkpoint are in another database than the messages."""
+        return self.target is not None and self.target.database is not None
 
     @property
     def guarantee(self) -> Guarantee:

@@ -88,6 +88,9 @@ class Reason(StrEnum):
     DATABASE_BEHIND = "DatabaseBehind"
     PARTITIONS_DIFFER = "PartitionsDiffer"
     CURSOR_DIFFERS = "CursorDiffers"
+    SOURCE_DIFFERS = "SourceDiffers"
+    START_NOT_FOUND = "StartNotFound"
+    SUPERSEDED = "Superseded"
     HANDLER_INVALID = "HandlerInvalid"
     HANDLER_FAILED = "HandlerFailed"
     HANDLER_ENDED_TRANSACTION = "HandlerEndedTransaction"
@@ -291,6 +294,32 @@ class FailureSummary(_Report):
     """The first few."""
 
 
+class RebuildState(StrEnum):
+    """How far a side-by-side rebuild is."""
+
+    CATCHING_UP = "CatchingUp"
+    """Too many messages lie between this processor's checkpoint and the other one's."""
+    HELD = "SwapHeld"
+    """Close enough, but `hold` is set."""
+    SWAPPING = "Swapping"
+    """Close enough; the swap is being made, or was tried and is tried again."""
+    NOT_POSSIBLE = "SwapNotPossible"
+    """The other processor has no checkpoint here, or reads another source; or the swap failed."""
+    SWAPPED = "Swapped"
+    """Done: the other processor can never store again."""
+
+
+class RebuildView(_Report):
+    """A side-by-side rebuild as the database has it."""
+
+    of: str
+    state: RebuildState
+    behind: int | None = None
+    """Messages between this checkpoint and the other one's; None while not counted."""
+    at_least: bool = False
+    message: str = ""
+
+
 class Report(_Report):
     """Everything the operator may know."""
 
@@ -335,3 +364,5 @@ class Report(_Report):
     unfinished: Unfinished | None = None
     advice: str | None = None
     """What a person should do although messages are handled: an index that is missing."""
+    rebuild: RebuildView | None = None
+    """Of a processor that is to replace another one."""

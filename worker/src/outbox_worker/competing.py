@@ -115,7 +115,7 @@ def hand_back(parts: Parts, built: BuiltConsumer) -> None:
 def _hand_back(parts: Parts, taker: calls.BatchTaker) -> None:
     if not parts.ownership.claimed:
         return
-    connection = parts.session.connection()
+    connection = parts.databases.home.connection()
     returned = taker.hand_back(connection)
     partitions.end_membership(connection, parts.key, parts.token)
     _log.info("handed back", extra={"batches": returned})
@@ -171,11 +171,11 @@ class ConsumerLane:
         except psycopg.Error as err:
             error = translate(err)
         except Interrupted as err:
-            self.parts.session.discard()  # in the middle of whatever it was
+            self.parts.databases.discard()  # in the middle of whatever it was
             error = err.as_error("the step")
         except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
             _log.exception("a fault of the worker itself", extra={"step": state.step.value})
-            self.parts.session.discard()
+            self.parts.databases.discard()
             error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
         return h.Failed(error)
 

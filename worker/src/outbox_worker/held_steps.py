@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
+    from psycopg import sql
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.ports import TransactionTarget
@@ -43,6 +44,9 @@ class HeldSteps:
     _runner: TransactionRunner
 
     def _connection(self) -> psycopg.Connection[Any]:
+        raise NotImplementedError
+
+    def _source_connection(self) -> psycopg.Connection[Any]:
         raise NotImplementedError
 
     def _lease_of(self, state: ProcessorState) -> h.HeldLease:
@@ -81,11 +85,13 @@ class HeldSteps:
     def _read_outbox(self, after: Checkpoint, limit: int) -> Batch:
         """Read the outbox, as much of it as the target needs."""
         if self._parts.transactional_target and not self._needs_payload():
-            return self._reader.bound_of(self._connection(), after, limit)
-        return self._reader.fetch(self._connection(), after, limit)
+            return self._reader.bound_of(self._source_connection(), after, limit)
+        return self._reader.fetch(self._source_connection(), after, limit)
 
-    def _relation(self, batch: Batch) -> Any:
-        return self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+    def _relation(self, batch: Batch) -> sql.Composed:
+        """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one."""
+        rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+        return holding.carry(self._source_connection(), rows) if self._parts.databases.apart else rows
 
     def _keeper(self, state: ProcessorState) -> Callable[[psycopg.Connection[Any]], h.Happening | None] | None:
         """Return what holds a batch's messages in the transaction that passes them; None: there are none."""
@@ -93,11 +99,11 @@ class HeldSteps:
         if batch is None or not (batch.aside or verdict):
             return None
         lease = self._lease_of(state)
+        # Here, not in the transaction, which would be idle while another database is read.
+        rows = self._relation(batch)
 
         def keep(connection: psycopg.Connection[Any]) -> h.Happening | None:
-            kept = holding.set_aside(
-                connection, self._parts.key, lease, self._relation(batch), aside=batch.aside, verdict=verdict
-            )
+            kept = holding.set_aside(connection, self._parts.key, lease, rows, aside=batch.aside, verdict=verdict)
             return None if kept else h.OwnershipLost(_GONE)
 
         return keep

@@ -124,11 +124,11 @@ class Lane:
         except psycopg.Error as err:
             error = translate(err)
         except Interrupted as err:
-            self.parts.session.discard()  # in the middle of whatever it was
+            self.parts.databases.discard()  # in the middle of whatever it was
             error = err.as_error("the step")
         except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
             _log.exception("a fault of the worker itself", extra=self._names | {"step": state.step.value})
-            self.parts.session.discard()
+            self.parts.databases.discard()
             error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
         return h.Failed(error)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
-from outbox_core.spec import Guarantee
+from outbox_core.spec import Guarantee, Mode
 from outbox_core.state import initial_state
 from outbox_worker.competing import (
     CompetingHeartbeat,
@@ -23,6 +23,7 @@ from outbox_worker.competing import (
     hand_back,
     lease_as_asked,
 )
+from outbox_worker.databases import open_databases
 from outbox_worker.gate import Gate, HeldWatch
 from outbox_worker.health import HealthServer
 from outbox_worker.lane import Lane
@@ -35,12 +36,12 @@ from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
 from outbox_worker.parting import give_back
 from outbox_worker.partition_steps import Outage, PartitionSteps
 from outbox_worker.postgres import holding
-from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.reading import divided_into, reader_of
-from outbox_worker.session import Session
+from outbox_worker.rebuilding import RebuildSteps
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
+from outbox_worker.source_watch import SourceWatch
 from outbox_worker.status import Identity, Progress, StatusBoard, write_last_word, write_termination
 from outbox_worker.steps import Steps
 from outbox_worker.telemetry import Telemetry
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.ports import Target
+    from outbox_worker.databases import Databases
     from outbox_worker.postgres.messages import MessageReader
+    from outbox_worker.session import Session
 
 _log = get_logger("outbox.worker")
 
@@ -67,7 +70,7 @@ class WorkerParts:
     key: ProcessorKey
     pod: str
     token: UUID
-    session: Session
+    databases: Databases
     ownership: Ownership
     observer: Observer
     board: StatusBoard
@@ -92,7 +95,6 @@ class Process:
 
     settings: Settings
     config: ProcessorConfig
-    files: ConnectionFiles
     name: str
     engine: Engine
     token: UUID
@@ -111,25 +113,24 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
     sys.dont_write_bytecode = True
     try:
         config = read_config(settings)
-        files = ConnectionFiles(settings.connections / "source")
         name = f"outbox {config.processor_id} {settings.pod}"
         if settings.act is not Act.RUN:
-            return run_once(settings, config, Session(files, name))
-        return _run(settings, config, files, name, engine or Engine(build_target, Steps))
+            return run_once(settings, config, open_databases(config, settings.connections, name))
+        return _run(settings, config, name, engine or Engine(build_target, choose_steps(config)))
     except ConfigurationError as err:
         _log.error("configuration", extra={"error": str(err)})
         write_last_word(str(err), settings.termination_log)
         return ExitCode.INVALID_CONFIGURATION
 
 
-def _run(settings: Settings, config: ProcessorConfig, files: ConnectionFiles, name: str, engine: Engine) -> int:
+def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine) -> int:
     config = lease_as_asked(config)
     wakeup, progress = Wakeup(), Progress()
     identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
     board = StatusBoard(config, identity, initial_state(time.monotonic()))
     telemetry = Telemetry(board)
     process = Process(
-        settings, config, files, name, engine, uuid.UUID(identity.instance), wakeup, progress,
+        settings, config, name, engine, uuid.UUID(identity.instance), wakeup, progress,
         Shutdown(wakeup, settings.grace_seconds), board, telemetry,
     )  # fmt: skip
     health = HealthServer(
@@ -167,8 +168,12 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
         membership = Membership(count, process.token, asked=config.delivery.partitions.count)
         config = divided_into(config, count)
     crew, target = _build_crew(process, config, membership)
-    heartbeat = _build_heartbeat(crew, process, membership)
+    watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
+    heartbeat = _build_heartbeat(crew, process, watching.home, membership)
+    watch = SourceWatch(crew[0].observer, watching.reading) if watching.apart else None
     heartbeat.start()
+    if watch is not None:
+        watch.start()
     chance = random.SystemRandom()
     outdated = False
     try:
@@ -184,11 +189,13 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
         outdated = any(lane.is_obsolete for lane in lanes) and not process.shutdown.requested
     finally:
         heartbeat.stop()
+        if watch is not None:
+            watch.stop()
         if not outdated:
             give_back(crew)
             write_termination(process.board.report(), process.settings.termination_log)
         target.close()
-        crew[0].session.discard()
+        crew[0].databases.discard()
     return membership.found if membership is not None and outdated else None
 
 
@@ -196,7 +203,8 @@ def _compete(process: Process, *, take_over: bool) -> None:
     """Work as one of several consumers until the process shall end."""
     (parts,), target = _build_crew(process, process.config, None)
     consumer = build_consumer(parts, process.settings.pod_uid)
-    wiring = _heartbeat_wiring([parts], process)
+    watching = open_databases(process.config, process.settings.connections, f"{process.name} heartbeat")
+    wiring = _heartbeat_wiring([parts], process, watching.home)
     heartbeat = CompetingHeartbeat(built=consumer, token=parts.token, **wiring)
     heartbeat.start()
     try:
@@ -210,7 +218,7 @@ def _compete(process: Process, *, take_over: bool) -> None:
         give_back([parts])
         write_termination(process.board.report(), process.settings.termination_log)
         target.close()
-        parts.session.discard()
+        parts.databases.discard()
 
 
 def _build_crew(
@@ -221,8 +229,9 @@ def _build_crew(
     observer = _build_observer(key, process.board, config, membership)
     target, transactional = process.engine.build_target(config, process.settings)
     parts = WorkerParts(
-        config, key, process.settings.pod, process.token, Session(process.files, process.name), Ownership(seconds),
-        observer, process.board, process.shutdown, target, transactional, Gate(config.delivery), observer.watch,
+        config, key, process.settings.pod, process.token,
+        open_databases(config, process.settings.connections, process.name), Ownership(seconds), observer, process.board,
+        process.shutdown, target, transactional, Gate(config.delivery), observer.watch,
     )  # fmt: skip
     process.board.set_circuit(lambda: parts.gate.phase.value)
     if membership is None:
@@ -240,14 +249,14 @@ def _build_observer(
     if config.delivery.competing is not None:
         return CompetingObserver(key, board, lease=seconds, config=config)
     if membership is None:
-        return Observer(key, board, lease=seconds)
+        return Observer(key, board, lease=seconds, apart=config.is_apart)
     return PartitionedObserver(key, board, lease=seconds, membership=membership, config=config)
 
 
-def _heartbeat_wiring(crew: Sequence[WorkerParts], process: Process) -> dict[str, Any]:
+def _heartbeat_wiring(crew: Sequence[WorkerParts], process: Process, session: Session) -> dict[str, Any]:
     parts = crew[0]
     return {
-        "session": Session(process.files, f"{process.name} heartbeat"),
+        "session": session,
         "key": parts.key,
         "resource": parts.config.resource,
         "lease": parts.config.delivery.lease_duration,
@@ -258,8 +267,10 @@ def _heartbeat_wiring(crew: Sequence[WorkerParts], process: Process) -> dict[str
     }
 
 
-def _build_heartbeat(crew: Sequence[WorkerParts], process: Process, membership: Membership | None) -> Heartbeat:
-    wiring = _heartbeat_wiring(crew, process)
+def _build_heartbeat(
+    crew: Sequence[WorkerParts], process: Process, session: Session, membership: Membership | None
+) -> Heartbeat:
+    wiring = _heartbeat_wiring(crew, process, session)
     if membership is None:
         return Heartbeat(**wiring)
     return PartitionedHeartbeat(membership=membership, pod=crew[0].pod, **wiring)
@@ -278,6 +289,18 @@ def _make_steps(
     ]
 
 
+def choose_steps(config: ProcessorConfig) -> Callable[..., Steps]:
+    """Choose how the steps of a processor that is not divided are done.
+
+    Raises:
+        ConfigurationError: a rebuild of another mode.
+
+    """
+    if config.rebuild_of is not None and config.delivery.mode is not Mode.ORDERED:
+        raise ConfigurationError("rebuildOf needs delivery.mode Ordered: the swap is one transaction of one owner")
+    return Steps if config.rebuild_of is None else RebuildSteps
+
+
 def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
     """Build the target that the resource names, and say whether its effects happen in the database's transaction.
 
@@ -288,6 +311,10 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
 
     """
     target = config.target
+    if target is not None and target.sql is not None and target.sql.connection is not None:
+        from outbox_worker.sinks.sql_apart import CarriedSqlSink
+
+        return CarriedSqlSink(target.sql), True
     if target is not None and target.sql is not None:
         from outbox_worker.sinks.sql import SqlSink
 

@@ -40,8 +40,13 @@ _BUDGET_SHARE: Final = 0.3
 class Observer:
     """Fills the board with checkpoint, conflicts, lag and bound."""
 
-    def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float) -> None:
-        """Observe nothing until the main loop found the schema to be there."""
+    def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float, apart: bool = False) -> None:
+        """Observe nothing until the main loop found the schema to be there.
+
+        `apart`: the messages are in another database, which is observed on a connection, and in a thread, of its own.
+        """
+        self._apart = apart
+        self._stored: Mapping[int, StoredCheckpoint] = {}
         self._key = key
         self._board = board
         self._limit = max(100, int(lease * _LIMIT_SHARE * 1000))
@@ -63,8 +68,7 @@ class Observer:
 
     def observe(self, connection: psycopg.Connection[Any]) -> None:
         """Look once, in transactions that write nothing. A count that takes too long is left out."""
-        reader, bound = self._reader, self._bound
-        if reader is None or bound is None:
+        if not self.ready:
             return
         enough = time.monotonic() + self._budget
         with self._limited(connection):
@@ -79,6 +83,17 @@ class Observer:
             failures, seen = holding.observe(connection, self._key)
             self._board.set_observed(failures=failures)
             self.watch.note(seen)
+        self._stored = stored
+        if not self._apart:
+            self.observe_source(connection, enough)
+
+    def observe_source(self, connection: psycopg.Connection[Any], enough: float | None = None) -> None:
+        """Look at what waits in the source's database behind the checkpoints last seen, and at its reading bound."""
+        reader, bound = self._reader, self._bound
+        if reader is None or bound is None:
+            return
+        enough = time.monotonic() + self._budget if enough is None else enough
+        stored = self._stored
         if stored and time.monotonic() < enough:
             self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
         if time.monotonic() > enough:
@@ -127,7 +142,7 @@ class PartitionedObserver(Observer):
         self, key: ProcessorKey, board: StatusBoard, *, lease: float, membership: Membership, config: ProcessorConfig
     ) -> None:
         """Prepare a reader for each partition."""
-        super().__init__(key, board, lease=lease)
+        super().__init__(key, board, lease=lease, apart=config.is_apart)
         self._membership = membership
         self._source = config.source
         self._readers = [reader_of(config, partition) for partition in range(membership.count)]

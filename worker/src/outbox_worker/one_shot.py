@@ -14,7 +14,7 @@ from outbox_core.errors import OutboxError
 from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
 from outbox_core.state import ProcessorState, initial_state
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import conflicts, identity, ownership, schema
+from outbox_worker.postgres import conflicts, identity, ownership
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.settings import Act, Settings
@@ -22,6 +22,7 @@ from outbox_worker.status import Identity, StatusBoard, write_termination
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
+    from outbox_worker.databases import Databases
     from outbox_worker.session import Session
 
 FAILED = 1
@@ -29,14 +30,15 @@ FAILED = 1
 _log = get_logger("outbox.worker")
 
 
-def run_once(settings: Settings, config: ProcessorConfig, session: Session) -> int:
+def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) -> int:
     """Do what `settings.act` says, print the report, leave it as termination message; return the exit code."""
     state = initial_state(time.monotonic())
     board = StatusBoard(config, Identity(settings.pod, settings.pod_uid, str(uuid.uuid4())), state)
     key = ProcessorKey(config.source.schema_name, config.processor_id)
+    session = databases.home
     try:
         if settings.act is Act.TRY_CLAIM:
-            state, code = _try_claim(config, key, session, board, state)
+            state, code = _try_claim(databases, key, board, state)
         elif settings.hand_over is not None:
             state, code = _hand_over(config, key, session, board, state, settings.hand_over)
         else:
@@ -46,7 +48,7 @@ def run_once(settings: Settings, config: ProcessorConfig, session: Session) -> i
         state = replace(state, state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
         code = FAILED
     finally:
-        session.discard()
+        databases.discard()
     board.set_state(state)
     report = board.report()
     sys.stdout.write(report.model_dump_json(by_alias=True) + "\n")
@@ -55,12 +57,13 @@ def run_once(settings: Settings, config: ProcessorConfig, session: Session) -> i
 
 
 def _try_claim(
-    config: ProcessorConfig, key: ProcessorKey, session: Session, board: StatusBoard, state: ProcessorState
+    databases: Databases, key: ProcessorKey, board: StatusBoard, state: ProcessorState
 ) -> tuple[ProcessorState, int]:
-    connection = session.connection()
-    schema.ensure_schema(connection, config.source)
-    owner = identity.Owner(config.processor_id, config.resource)
-    identity.check_identity(connection, config.source, key, owner)
+    config, connection = databases.config, databases.home.connection()
+    databases.prepare()
+    if not databases.apart:
+        owner = identity.Owner(config.processor_id, config.resource)
+        identity.check_identity(connection, config.source, key, owner)
     answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)
     board.set_claim_holder(answer.holder)
     board.set_observed(conflicts=conflicts.summary(connection, key))

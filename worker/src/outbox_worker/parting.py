@@ -38,7 +38,7 @@ def give_back(lanes: Sequence[Parts]) -> None:
 
 def _give_back(lanes: Sequence[Parts], *, claimed: bool) -> None:
     parts = lanes[0]
-    connection = parts.session.connection()
+    connection = parts.databases.home.connection()
     if parts.config.delivery.partitions is not None:
         partitions.end_membership(connection, parts.key, parts.token)
     for lane in lanes:

@@ -14,7 +14,7 @@ from outbox_core.report import Reason
 from outbox_core.state import Step
 from outbox_core.stop_line import describe_key
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, ownership, partitions, stop_line
+from outbox_worker.postgres import checkpoints, ownership, partitions, starts, stop_line
 from outbox_worker.postgres.slots import ensure_slot_index
 from outbox_worker.reading import reader_of
 from outbox_worker.steps import Steps, lease_of
@@ -64,7 +64,7 @@ class PartitionSteps(Steps):
             prepared = super()._prepare(state)
             if self._parts.key.partition == 0:
                 self._parts.board.set_advice(
-                    ensure_slot_index(self._connection(), self._parts.config.source, self._divided.key)
+                    ensure_slot_index(self._source_connection(), self._parts.config.source, self._divided.key)
                 )
         except OutboxError as err:
             self._outage.error, self._outage.until = err, time.monotonic() + _ECHO
@@ -82,13 +82,16 @@ class PartitionSteps(Steps):
     def _ask(self, connection: psycopg.Connection[Any]) -> None:
         """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
         config, key, membership = self._parts.config, self._parts.key, self._membership
-        if any(each.pair.window is not None for each in partitions.load_checkpoints(connection, key).values()):
-            # The line is a pair: it means nothing to a window.
+        apart = self._parts.databases.apart
+        windowed = any(each.pair.window is not None for each in partitions.load_checkpoints(connection, key).values())
+        if windowed or apart:
+            # The line is a pair of this database: it means nothing to a window, nor to another database's pairs.
             there = partitions.fetch_count(connection, key)
             if there is not None and there != membership.asked:
+                where = "where the messages are in another database" if apart else "with cursor Snapshot"
                 raise ConfigurationError(
                     f"processor {key.processor_id!r} has {there} partitions and {membership.asked} are asked for: the "
-                    f"number cannot be changed with cursor Snapshot. Ask for {there}, or use another processorId",
+                    f"number cannot be changed {where}. Ask for {there}, or use another processorId",
                     reason=Reason.PARTITIONS_DIFFER,
                 )
         there = stop_line.ask(
@@ -110,7 +113,7 @@ class PartitionSteps(Steps):
         count, by = self._divided.count, describe_key(self._divided.key)
         stored = checkpoints.load(connection, key)
         # Computed once for all partitions: one that is first owned later must not start later.
-        start = checkpoints.compute_start(connection, config.source, config.start_from) if stored is None else None
+        start = self._start_pair(connection) if stored is None else None
         answer = partitions.begin(
             connection, key, count=count, by=by, start=start, epoch=lease.epoch, token=lease.token
         )
@@ -126,6 +129,10 @@ class PartitionSteps(Steps):
         if answer.count != count:
             self._membership.note_count(answer.count)
             return None
+        if answer.begun and config.start_from.processor_id is not None:
+            other = self._find_other(connection, config.start_from.processor_id)
+            if other.divided_like(count, by):
+                starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
         if answer.begun:
             self._ask(connection)
         if stored is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outbox_core.errors import OutboxError
+
 if TYPE_CHECKING:
     import psycopg
 
@@ -13,10 +15,11 @@ if TYPE_CHECKING:
 class Session:
     """Holds at most one connection in autocommit."""
 
-    def __init__(self, files: ConnectionFiles, application_name: str) -> None:
-        """Keep how to connect, and the name the server's views show."""
+    def __init__(self, files: ConnectionFiles, application_name: str, place: str = "") -> None:
+        """Keep how to connect, and the name the server's views show; `place` tells people which of two databases."""
         self._files = files
         self._name = application_name
+        self._place = place
         self._connection: psycopg.Connection[Any] | None = None
 
     def connection(self) -> psycopg.Connection[Any]:
@@ -28,8 +31,16 @@ class Session:
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
-            self._connection = self._files.connect(self._name, autocommit=True)
+            self._connection = self._connect()
         return self._connection
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            return self._files.connect(self._name, autocommit=True)
+        except OutboxError as err:
+            if not self._place:
+                raise
+            raise type(err)(f"{self._place}: {err}", reason=err.reason) from err
 
     def discard(self) -> None:
         """Close it, whatever state it is in."""

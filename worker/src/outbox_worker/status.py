@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, DivisionView, Lag, ResourceRef, Unfinished
+    from outbox_core.report import Bound, DivisionView, Lag, RebuildView, ResourceRef, Unfinished
     from outbox_core.state import ProcessorState
 
 TERMINATION_BYTES: Final = 4000
@@ -67,6 +67,7 @@ class StatusBoard:
         self._intent: Intent | None = None
         self._advice: str | None = None
         self._circuit: Callable[[], str] | None = None
+        self._rebuild: RebuildView | None = None
         self.handled = 0
         self.batches = 0
         self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
@@ -107,6 +108,11 @@ class StatusBoard:
     def set_circuit(self, phase: Callable[[], str]) -> None:
         """Take whom to ask what the target's breaker lets through."""
         self._circuit = phase
+
+    def set_rebuild(self, rebuild: RebuildView) -> None:
+        """Take how far this processor is from replacing another one."""
+        with self._lock:
+            self._rebuild = rebuild
 
     def set_claim_holder(self, holder: ResourceRef | None) -> None:
         """Take who holds the claim."""
@@ -183,6 +189,7 @@ class StatusBoard:
                 executors=self._executors,
                 unfinished=seen.unfinished,
                 advice=self._advice,
+                rebuild=self._rebuild,
             )
 
     def _lease_view(self) -> LeaseView | None:
@@ -224,6 +231,7 @@ def format_termination(report: Report) -> str:
             return text
     bare = short.model_copy(
         update={
+            "rebuild": None,
             "bound": None,
             "lag": None,
             "advice": None,

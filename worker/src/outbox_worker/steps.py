@@ -14,7 +14,7 @@ from outbox_core.spec import CheckpointTime, Guarantee
 from outbox_core.state import Step
 from outbox_worker.held_steps import HeldSteps
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, conflicts, holding, identity, ownership, partitions, schema
+from outbox_worker.postgres import checkpoints, conflicts, holding, identity, ownership, partitions, rebuilds, starts
 from outbox_worker.reading import reader_of
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.ports import BrokerTarget, Target, TransactionTarget
     from outbox_core.report import Conflict
     from outbox_core.state import ProcessorState
+    from outbox_worker.databases import Databases
     from outbox_worker.gate import Gate, HeldWatch
     from outbox_worker.observer import Observer
     from outbox_worker.ownership import Ownership
     from outbox_worker.postgres.key import ProcessorKey
-    from outbox_worker.session import Session
     from outbox_worker.shutdown import Shutdown
     from outbox_worker.status import StatusBoard
 
@@ -48,7 +49,7 @@ class Parts(Protocol):
     key: ProcessorKey
     pod: str
     token: UUID
-    session: Session
+    databases: Databases
     ownership: Ownership
     observer: Observer
     board: StatusBoard
@@ -67,6 +68,7 @@ class Steps(HeldSteps):
         self._parts = parts
         self._force = take_over
         self._timeline: int | None = None
+        self._start: Checkpoint | None = None
         self._reader = reader_of(parts.config, parts.key.partition)
         delivery = parts.config.delivery
         self._lease = delivery.lease_duration
@@ -101,15 +103,16 @@ class Steps(HeldSteps):
 
     @override
     def _connection(self) -> psycopg.Connection[Any]:
-        return self._parts.session.connection()
+        """Where claim, lease, checkpoint and effects are."""
+        return self._parts.databases.home.connection()
+
+    @override
+    def _source_connection(self) -> psycopg.Connection[Any]:
+        """Where the messages are; mostly the same."""
+        return self._parts.databases.reading.connection()
 
     def _prepare(self, state: ProcessorState) -> h.Happening:
-        connection = self._connection()
-        config = self._parts.config
-        identity.refuse_standby(connection)
-        schema.ensure_schema(connection, config.source)
-        owner = identity.Owner(config.processor_id, config.resource)
-        found = identity.check_identity(connection, config.source, owner=owner)
+        found = self._parts.databases.prepare()
         self._parts.observer.start(self._reader)
         before, self._timeline = self._timeline, found.timeline
         return h.Prepared() if state.lease is None else self._after_promotion(before) or h.Prepared()
@@ -137,6 +140,11 @@ class Steps(HeldSteps):
         parts.ownership.drop_claim()
         if self._force:
             self._end_stuck_transactions()
+        if (successor := rebuilds.find_superseding(self._connection(), parts.key)) is not None:
+            raise ConfigurationError(
+                f"processor {successor!r} replaced this one, which can never run again: delete this resource",
+                reason=Reason.SUPERSEDED,
+            )
         if answer.holder is None or answer.holder.uid == parts.config.resource.uid:
             raise TransientError("the claim is being changed at this moment", reason=Reason.STARTING)
         return h.ClaimAnswered(answer.granted, answer.holder)
@@ -155,7 +163,7 @@ class Steps(HeldSteps):
         parts.board.set_observed(conflicts=conflicts.summary(connection, parts.key))
         if found is None:
             # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
-            identity.check_identity(connection, parts.config.source, parts.key)
+            parts.databases.check_source(parts.key)
         return h.Reviewed(_open_conflict(found) if found else None, note)
 
     def _check_target(self, _state: ProcessorState) -> h.Happening:
@@ -190,6 +198,10 @@ class Steps(HeldSteps):
     def _load(self, state: ProcessorState) -> h.Happening:
         lease = lease_of(state)
         connection = self._connection()
+        self._start = None
+        if self._parts.databases.apart and checkpoints.load(connection, self._parts.key) is None:
+            # Before the transaction, which would be idle for as long as the other database looks for the start.
+            self._start = self._start_pair(connection)
         with connection.transaction():
             ownership.limit_transaction(connection, self._lease)
             found = self._ensure_start(connection, lease)
@@ -213,7 +225,22 @@ class Steps(HeldSteps):
                 reason=Reason.PARTITIONS_DIFFER,
             )
         return checkpoints.ensure_start(
-            connection, parts.key, parts.config.source, parts.config.start_from, epoch=lease.epoch, token=lease.token
+            connection, parts.key, parts.config.source, lambda: self._start_pair(connection),
+            epoch=lease.epoch, token=lease.token,
+        )  # fmt: skip
+
+    def _start_pair(self, connection: psycopg.Connection[Any]) -> Checkpoint:
+        """Compute where to start: read in the source's database, or copied from another processor."""
+        config = self._parts.config
+        if self._start is not None:
+            return self._start
+        if config.start_from.processor_id is not None:
+            return self._find_other(connection, config.start_from.processor_id).start
+        return checkpoints.compute_start(self._source_connection(), config.source, config.start_from)
+
+    def _find_other(self, connection: psycopg.Connection[Any], other_id: str) -> starts.OtherStart:
+        return starts.find_other(
+            connection, self._source_connection(), self._parts.config.source, self._parts.key, other_id
         )
 
     def _fetch(self, state: ProcessorState) -> h.Happening:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from outbox_core.breaker import Phase
 from outbox_core.checkpoint import parse_checkpoint
-from outbox_core.report import WorkerState
+from outbox_core.report import RebuildState, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +120,10 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_dead_letters", "Messages that wait for a person, with their error (up to 10,000).",
          report.failures.dead_letters),
         ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
+        ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the one it replaces.",
+         report.rebuild.behind if report.rebuild else None),
+        ("outbox_rebuild_swapped", "1 once this processor has replaced the other one.",
+         float(report.rebuild.state is RebuildState.SWAPPED) if report.rebuild else None),
     ]  # fmt: skip
     for name, text, value in values:
         if value is not None:

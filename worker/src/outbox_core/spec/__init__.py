@@ -12,6 +12,7 @@ from outbox_core.spec.base import (
     Engine,
     ObjectName,
     ObjectRef,
+    ProcessorId,
     SpecModel,
     SqlIdentifier,
     format_duration,
@@ -31,6 +32,7 @@ from outbox_core.spec.delivery import (
     Retry,
     WhenExhausted,
 )
+from outbox_core.spec.rebuild import Rebuild
 from outbox_core.spec.source import (
     DEFAULT_CURSOR,
     Columns,
@@ -66,9 +68,11 @@ __all__ = [
     "ParquetTarget",
     "PartitionKey",
     "Partitions",
+    "ProcessorId",
     "PythonTarget",
     "RabbitmqTarget",
     "RateLimit",
+    "Rebuild",
     "Retry",
     "SchemaManagement",
     "Source",

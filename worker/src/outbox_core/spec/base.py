@@ -61,6 +61,7 @@ class SpecModel(BaseModel):
 
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+ProcessorId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*)$")]
 SqlIdentifier = Annotated[str, Field(min_length=1, max_length=63)]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from outbox_core.spec.base import Connection, SpecModel, SqlIdentifier, rule, rules
+from outbox_core.spec.base import Connection, ProcessorId, SpecModel, SqlIdentifier, rule, rules
 
 
 class SchemaManagement(StrEnum):
@@ -36,6 +36,7 @@ class StartType(StrEnum):
     END = "End"
     POSITION = "Position"
     TIMESTAMP = "Timestamp"
+    PROCESSOR = "Processor"
 
 
 class Columns(SpecModel):
@@ -129,6 +130,10 @@ class StartFrom(SpecModel):
                 "(self.type == 'Timestamp') == has(self.timestamp)",
                 "timestamp goes with type Timestamp: set both or neither",
             ),
+            rule(
+                "(self.type == 'Processor') == has(self.processorId)",
+                "processorId goes with type Processor: set both or neither",
+            ),
         )
     )
 
@@ -137,10 +142,18 @@ class StartFrom(SpecModel):
         description=(
             "Beginning: every message there is. End: what commits from now on, with what is in flight now. "
             "Position: from the first message whose position is at least `position`. "
-            "Timestamp: from the first message stored at or after `timestamp`; earlier ones may come too."
+            "Timestamp: from the first message stored at or after `timestamp`; earlier ones may come too. Processor: "
+            "from where the checkpoint of `processorId` stands when this one first starts."
         ),
     )
     position: Annotated[int, Field(ge=0)] | None = Field(
         None, description="First position to handle.", json_schema_extra={"format": "int64"}
     )
     timestamp: datetime | None = Field(None, description="RFC 3339 time of the first message to handle.")
+    processor_id: ProcessorId | None = Field(
+        None,
+        description=(
+            "Another processor of the same source. Of a partitioned one its lowest checkpoint counts, or, with the "
+            "same partitions, each partition's own."
+        ),
+    )

@@ -8,9 +8,17 @@ from pydantic import ConfigDict, Field
 
 from outbox_core.spec.base import Connection, ObjectRef, SpecModel, rule, rules
 
+_ELSEWHERE: Final = (
+    "Another PostgreSQL database for the effects: checkpoint, claim and leases live there too (in a schema named as "
+    "source.schemaName), so that effects and checkpoint commit together; the source is only read. Absent: the source's "
+    "database. Cannot be added or taken away later."
+)
+
 
 class SqlTarget(SpecModel):
     """A statement run once for every batch, in the checkpoint's transaction."""
+
+    connection: Connection | None = Field(None, description=_ELSEWHERE)
 
     statement: Annotated[str, Field(min_length=1, max_length=65_536)] = Field(
         description=(
@@ -23,6 +31,7 @@ class SqlTarget(SpecModel):
 class PythonTarget(SpecModel):
     """A Python function called once for every batch."""
 
+    connection: Connection | None = Field(None, description=_ELSEWHERE)
     module: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] = Field(
         description="Module to import, from the ConfigMap or the image."
     )
@@ -86,3 +95,14 @@ class Target(SpecModel):
     rabbitmq: RabbitmqTarget | None = Field(None, description="RabbitMQ (engine Worker).")
     log: LogTarget | None = Field(None, description="A JSON line on standard output for each message (engine Worker).")
     parquet: ParquetTarget | None = Field(None, description="Parquet files (engine Spark).")
+
+    @property
+    def database(self) -> Connection | None:
+        """The other database that holds effects and checkpoint; None: the source's does."""
+        chosen = self.sql or self.python
+        return None if chosen is None else chosen.connection
+
+    @property
+    def connection(self) -> Connection | None:
+        """What is mounted as connection `target`: that database, or a broker."""
+        return self.database if self.rabbitmq is None else self.rabbitmq.connection

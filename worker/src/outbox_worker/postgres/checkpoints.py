@@ -26,6 +26,7 @@ from outbox_worker.postgres.queries import load as load_query
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
     from uuid import UUID
 
@@ -152,6 +153,9 @@ def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: 
                     "was stored; name it, or start from a position"
                 )
             return _before_first(connection, table, "fetch_first_scheduled", {"timestamp": start_from.timestamp})
+        case StartType.PROCESSOR:
+            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.starts.
+            raise ConfigurationError("startFrom.processorId is no place in the outbox")
 
 
 def compute_start(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
@@ -187,12 +191,12 @@ def ensure_start(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
     source: Source,
-    start_from: StartFrom,
+    find: Callable[[], Checkpoint],
     *,
     epoch: int,
     token: UUID,
 ) -> Start | None:
-    """Load the checkpoint, or compute and store the first one under our epoch, all in the connection's transaction.
+    """Load the checkpoint, or find and store the first one under our epoch, all in the connection's transaction.
 
     None: we are not the owner (any more): roll back. Commit otherwise, before reading.
     """
@@ -200,7 +204,7 @@ def ensure_start(
     if stored is not None:
         check_kind(key, source, stored.pair)
         return Start(stored.pair, start_from_used=False)
-    pair = compute_start(connection, source, start_from)
+    pair = find()
     answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
     if answer is StoreAnswer.STORED:
         return Start(pair, start_from_used=True)

@@ -42,6 +42,8 @@ def translate(error: psycopg.Error) -> OutboxError:
             return _without_state(error, said)
         case "42501":
             return ConfigurationError(f"{said}: grant it, see sql/README.md", reason=Reason.PERMISSION_DENIED)
+        case "OB001":
+            return ConfigurationError(said, reason=Reason.SUPERSEDED)
         case state if state in _MISSING:
             return ConfigurationError(f"{said}: run `outbox migrate` as owner", reason=Reason.SCHEMA_MISSING)
         case state:

@@ -57,12 +57,32 @@ class Seen:
     blocking: bool
 
 
+def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Composed:
+    """Read a range in the source's database; return a SELECT of the same rows for the checkpoint's database.
+
+    As the batch itself, they travel as one JSON value.
+    """
+    with translated():
+        row = connection.execute(load("carry_rows").format(rows=rows)).fetchone()
+    return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
+
+
 def find_aside(connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable) -> tuple[Checkpoint, ...]:
     """Return those of the range that are not to be handled now, in order."""
     statement = load("find_aside").format(rows=rows, **_identified(key))
     with translated():
         found = connection.execute(statement).fetchall()
     return tuple(Checkpoint(int(t), position) for t, position in found)
+
+
+def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
+    """Return the first message of a range whose time has not come, and how many come before it."""
+    with translated():
+        row = connection.execute(load("find_delayed").format(rows=rows)).fetchone()
+    if row is None:
+        return None
+    t, position, message_id, seconds, before = row
+    return Delayed(Checkpoint(int(t), position), message_id, seconds), before
 
 
 def cut_at_delayed(
@@ -72,12 +92,10 @@ def cut_at_delayed(
 
     `read` reads at most so many messages from where the batch began.
     """
-    with translated():
-        row = connection.execute(load("find_delayed").format(rows=rows)).fetchone()
-    if row is None:
+    found = find_delayed(connection, rows)
+    if found is None:
         return batch
-    t, position, message_id, seconds, before = row
-    waits_for = Delayed(Checkpoint(int(t), position), message_id, seconds)
+    waits_for, before = found
     if before:
         return replace(read(before), full=False, waits_for=waits_for)
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)

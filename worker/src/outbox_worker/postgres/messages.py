@@ -109,6 +109,12 @@ class MessageReader:
             delayed_count=delayed,
         )  # fmt: skip
 
+    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, up_to: Checkpoint) -> Batch:
+        """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled."""
+        messages = self._fetch_rows(connection, _Range(after, up_to=up_to))
+        count = len(messages)
+        return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
+
     def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         if after.window is not None:
@@ -144,9 +150,9 @@ class MessageReader:
             ConfigurationError: the key needs a column that the table does not have.
 
         """
-        if examined.window is not None:
-            return self._windows.keyed_relation(after, examined, self._table.key_text(key))
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        if examined.window is not None:
+            return self._windows.relation(columns, after, examined)
         return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:

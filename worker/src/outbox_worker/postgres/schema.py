@@ -47,6 +47,18 @@ def ensure_schema(connection: psycopg.Connection[Any], source: Source) -> None:
         TransientError: a lock was not to be had, or the database went away.
 
     """
+    bring_up(connection, source)
+    check_table(connection, source)
+
+
+def bring_up(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Apply what is missing (Manage) or say that it is missing (Verify); the outbox table is not looked at.
+
+    Raises:
+        ConfigurationError: `SchemaMissing`, `SchemaMismatch` or `PermissionDenied`, each with the remedy.
+        TransientError: a lock was not to be had, or the database went away.
+
+    """
     schema = source.schema_name
     try:
         if source.schema_ is SchemaManagement.MANAGE:
@@ -65,7 +77,6 @@ def ensure_schema(connection: psycopg.Connection[Any], source: Source) -> None:
         raise ConfigurationError(str(err), reason=Reason.SCHEMA_MISMATCH) from err
     except psycopg.Error as err:
         raise translate(err) from err
-    check_table(connection, source)
 
 
 def _verify(connection: psycopg.Connection[Any], schema: str) -> None:

@@ -67,7 +67,7 @@ class WindowReader:
         reach = self.bound_of(connection, after, limit)
         if not reach.matched_count:
             return reach
-        relation = self._relation(self._scan.table.selection(payload="text"), reach.after, reach.examined)
+        relation = self.relation(self._scan.table.selection(payload="text"), reach.after, reach.examined)
         with translated():
             found = connection.execute(load("fetch_window_matching").format(rows=relation)).fetchall()
         messages = tuple(build_message(row) for row in found)
@@ -82,12 +82,7 @@ class WindowReader:
 
         `examined` must come from a read after `after`, so that at most one window lies between them.
         """
-        return self._relation(self._scan.table.selection(payload="jsonb"), after, examined)
-
-    def keyed_relation(self, after: Checkpoint, examined: Checkpoint, key: sql.Composable) -> sql.Composed:
-        """Return the same SELECT, payloads as text, with each message's `key` and `deliver_after`."""
-        columns = sql.SQL("{}, {} AS key").format(self._scan.table.selection(payload="text"), key)
-        return self._relation(columns, after, examined)
+        return self.relation(self._scan.table.selection(payload="jsonb"), after, examined)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open window twice."""
@@ -97,7 +92,8 @@ class WindowReader:
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
-    def _relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+    def relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of other columns of the same messages; `o` is the outbox."""
         old, new = _window(after), _window(examined)
         upper = new.end
         if upper is None:
@@ -257,6 +253,9 @@ def find_start(connection: psycopg.Connection[Any], source: Source, start_from: 
             position = start_from.position
         case StartType.TIMESTAMP:
             position = _lowest_since(connection, OutboxTable.of(source), start_from)
+        case StartType.PROCESSOR:
+            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.starts.
+            raise ConfigurationError("startFrom.processorId is no place in the outbox")
     return Window(now) if position is None else Window(None, now, max(position - 1, LOWEST_POSITION))
 
 

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 _EXCERPT = 40
 
 
+def no_relation(batch: Batch) -> sql.Composed:
+    """Say that the batch is not in the statement's database.
+
+    Raises:
+        OutboxError: always.
+
+    """
+    raise OutboxError(f"the batch up to {batch.examined} is in another database", reason=Reason.INTERNAL_ERROR)
+
+
 class SqlSink:
     """Runs one statement."""
 

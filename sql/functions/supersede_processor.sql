@@ -1,0 +1,68 @@
+CREATE OR REPLACE FUNCTION :"schema".supersede_processor(
+    p_processor_id text, p_by text, p_partition int, p_epoch bigint, p_owner_token uuid,
+    p_transaction_id xid8, p_position bigint, p_decided_by text
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
+-- place. The pair is the furthest that the caller saw stored for the former: what it has handled besides counts from there.
+-- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no pair, or reads another
+-- source; 4 the caller is not the live owner of `p_by`, or its checkpoint is behind the pair; 5 another one replaced it.
+DECLARE
+    v_by text;
+    v_claim processor_claims;
+    v_new processor_checkpoints;
+    v_transaction_id xid8;
+    v_position bigint;
+BEGIN
+    SELECT r.processor_id INTO v_by FROM processor_rebuilds r
+    WHERE r.of_processor_id = p_processor_id AND r.swapped_at IS NOT NULL;
+    IF FOUND THEN
+        RETURN CASE WHEN v_by = p_by THEN 0 ELSE 5 END;
+    END IF;
+    IF p_processor_id = p_by OR NOT holds_lease(p_by, p_partition, p_epoch, p_owner_token) THEN
+        RETURN 4;
+    END IF;
+    SELECT c.* INTO v_claim FROM processor_claims c WHERE c.processor_id = p_by FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN 4;
+    END IF;
+    -- The tombstone: a claim that nobody gives up, so that a stranger's call is answered 4 for ever. Same order of locks
+    -- as claim_processor: the claim, then the leases. No lease can be made before this is committed.
+    INSERT INTO processor_claims AS c (processor_id, cluster, namespace, name, uid)
+    VALUES (p_processor_id, v_claim.cluster, v_claim.namespace, v_claim.name, v_claim.uid)
+    ON CONFLICT (processor_id) DO UPDATE
+    SET cluster = excluded.cluster, namespace = excluded.namespace, name = excluded.name, uid = excluded.uid,
+        claimed_at = clock_timestamp(), vacated_at = NULL;
+    PERFORM end_leases(p_processor_id, v_claim.uid);
+    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
+    PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
+    SELECT c.last_processed_transaction_id, c.last_processed_position INTO v_transaction_id, v_position
+    FROM processor_checkpoints c WHERE c.processor_id = p_processor_id
+    ORDER BY 1 DESC, 2 DESC LIMIT 1;
+    -- Windows and batches have no place that could be compared.
+    IF NOT FOUND OR v_new.cursor_kind <> 'TransactionOrder'
+       OR EXISTS (SELECT 1 FROM processor_checkpoints c
+                  WHERE c.processor_id = p_processor_id AND c.cursor_kind <> 'TransactionOrder')
+       OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
+       OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
+       IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
+        RETURN 3;
+    ELSIF (v_transaction_id, v_position) <> (p_transaction_id, p_position) THEN
+        RETURN 2;
+    ELSIF v_new.processor_id IS NULL
+          OR (v_new.last_processed_transaction_id, v_new.last_processed_position) < (v_transaction_id, v_position) THEN
+        RETURN 4;
+    END IF;
+    INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id, swapped_at, transaction_id, "position")
+    VALUES (p_by, p_processor_id, clock_timestamp(), v_transaction_id, v_position)
+    ON CONFLICT (processor_id) DO UPDATE
+    SET of_processor_id = excluded.of_processor_id, swapped_at = excluded.swapped_at,
+        transaction_id = excluded.transaction_id, "position" = excluded."position";
+    INSERT INTO recorded_acts (act, processor_id, from_transaction_id, from_position, to_transaction_id, to_position,
+                               reason, decided_by)
+    VALUES ('Swap', p_processor_id, v_transaction_id, v_position, v_new.last_processed_transaction_id,
+            v_new.last_processed_position, format('superseded by %s', p_by), p_decided_by);
+    RETURN 1;
+END
+$function$;

@@ -1,0 +1,316 @@
+"""A projection built anew beside the one that is read, and swapped for it: nothing lost or doubled for readers."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import psycopg
+import pytest
+from typing_extensions import override
+
+from tests.support.contract import NOT_OWNER, store, stored
+from tests.support.postgres import wait_until
+from tests.support.worker import build_config
+
+OLD = "INSERT INTO old_orders (message_id, n) SELECT message_id, (data->>'n')::int FROM batch"
+NEW = "INSERT INTO new_orders (message_id, n) SELECT message_id, (data->>'n')::int FROM batch"
+SWAP = "CREATE OR REPLACE VIEW orders AS SELECT * FROM new_orders; COMMENT ON VIEW orders IS 'version 2'"
+RESOURCE = {"name": "orders-v2", "uid": "uid-v2"}
+
+
+class Versions:
+    """Two versions of one projection, and what readers see."""
+
+    def __init__(self, outbox, workers):
+        self.outbox, self.workers = outbox, workers
+        self.connection = outbox.database.direct()
+        self.connection.execute(
+            "CREATE TABLE old_orders (message_id text PRIMARY KEY, n int); "
+            "CREATE TABLE new_orders (message_id text PRIMARY KEY, n int); "
+            "CREATE VIEW orders AS SELECT * FROM old_orders"
+        )
+
+    def old(self, pod="old", **fields):
+        config = build_config(self.outbox.database, {"sql": {"statement": OLD}}, **fields)
+        return self.workers.start(config, self.outbox.database.uri(), pod=pod)
+
+    def new_config(self, **fields):
+        rebuild = {"processorId": "orders", "swapStatement": SWAP} | fields.pop("rebuild", {})
+        return build_config(
+            self.outbox.database, {"sql": {"statement": fields.pop("statement", NEW)}}, processor_id="orders-v2",
+            resource=RESOURCE, rebuildOf=rebuild, **fields,
+        )  # fmt: skip
+
+    def new(self, pod="new", **fields):
+        return self.workers.start(self.new_config(**fields), self.outbox.database.uri(), pod=pod)
+
+    def comment(self):
+        row = self.connection.execute("SELECT obj_description('orders'::regclass)").fetchone()
+        return row[0] if row else None
+
+    def count(self, table):
+        return self.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+@pytest.fixture
+def versions(outbox, workers):
+    return Versions(outbox, workers)
+
+
+def swapped(report):
+    return report.rebuild is not None and report.rebuild.state == "Swapped"
+
+
+def test_the_new_version_catches_up_and_is_swapped(versions, outbox):
+    outbox.produce(300)
+    old = versions.old()
+    wait_until(lambda: versions.count("old_orders") == 300, "the old version has all")
+    new = versions.new(delivery={"batchSize": 50})
+    new.wait_for("it is swapped", swapped)
+    assert versions.comment() == "version 2"
+    report = old.wait_state("Unavailable", "Superseded")
+    assert "'orders-v2' replaced this one" in report.message
+    outbox.produce(50, start=300)
+    wait_until(lambda: versions.count("orders") == 350, "the new version goes on")
+    assert versions.count("old_orders") == 300
+    code, text = new.get("/metrics")
+    assert code == 200
+    assert 'outbox_rebuild_swapped{processor="orders-v2"} 1.0' in text
+    ((act, processor, reason, by),) = versions.connection.execute(
+        "SELECT act, processor_id, reason, decided_by FROM outbox.recorded_acts"
+    ).fetchall()
+    assert (act, processor, reason, by) == ("Swap", "orders", "superseded by orders-v2", "test/shop/orders-v2")
+
+
+def test_a_divided_processor_is_replaced_on_all_its_processes(versions, outbox):
+    outbox.produce(300)
+    divided = {"mode": "Partitioned", "partitions": {"count": 4}, "batchSize": 20}
+    olds = [versions.old(pod=f"old-{number}", delivery=divided) for number in range(2)]
+    wait_until(lambda: versions.count("old_orders") == 300, "the old version has all")
+    versions.new().wait_for("it is swapped", swapped)
+    for old in olds:
+        old.wait_state("Unavailable", "Superseded")
+    outbox.produce(50, start=300)
+    wait_until(lambda: versions.count("orders") == 350, "the new version goes on")
+    assert versions.count("old_orders") == 300
+
+
+def test_what_was_replaced_can_never_store_again(versions, outbox):
+    """Not by its worker, one started anew, one that takes over by force, nor a stranger; not after a release."""
+    outbox.produce(10)
+    old = versions.old()
+    wait_until(lambda: versions.count("old_orders") == 10, "the old version has all")
+    new = versions.new()
+    new.wait_for("it is swapped", swapped)
+    old.wait_state("Unavailable", "Superseded")
+    old.terminate()
+    outbox.produce(10, start=10)
+    wait_until(lambda: versions.count("orders") == 20, "the new version goes on")
+    versions.old(pod="again").wait_state("Unavailable", "Superseded")
+    config = build_config(outbox.database, {"sql": {"statement": OLD}}, resource={"uid": "another"})
+    forced = versions.workers.start(config, outbox.database.uri(), "--take-over")
+    forced.wait_state("Unavailable", "Superseded")
+    admin = outbox.database.direct()
+    before = stored(admin) or (0, 0)
+    for statement in (
+        "DELETE FROM outbox.processor_claims WHERE processor_id = 'orders'",
+        "SELECT outbox.release_claim('orders', 'uid-v2')",
+        "SELECT outbox.confirm_identity('renew')",
+    ):
+        admin.execute(statement)
+        assert store(admin, (2**40, 1), before) == NOT_OWNER
+    assert stored(admin) == before
+    assert versions.count("old_orders") == 10
+
+
+def test_held_it_keeps_up_and_does_not_swap(versions, outbox):
+    outbox.produce(30)
+    versions.old()
+    new = versions.new(rebuild={"hold": True})
+    new.wait_for("it is held", lambda r: r.rebuild is not None and r.rebuild.state == "SwapHeld")
+    outbox.produce(30, start=30)
+    wait_until(lambda: versions.count("new_orders") == 60, "it keeps up")
+    assert versions.comment() is None
+    new.terminate()
+    versions.new().wait_for("it is swapped", swapped)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("ALTER TABLE no_such RENAME TO other", 'relation "no_such" does not exist [42P01]'),
+        ("DO $$ BEGIN RAISE 'not today'; END $$", "not today"),
+    ],
+    ids=["no table", "an exception"],
+)
+def test_a_swap_that_fails_is_rolled_back_and_told_and_both_go_on(versions, outbox, statement, said):
+    outbox.produce(30)
+    old = versions.old()
+    new = versions.new(rebuild={"swapStatement": f"COMMENT ON VIEW orders IS 'half'; {statement}"})
+    new.wait_for("it fails", lambda r: r.rebuild is not None and said in r.rebuild.message)
+    assert new.report().rebuild.state == "SwapNotPossible"
+    outbox.produce(30, start=30)
+    wait_until(lambda: versions.count("new_orders") == versions.count("old_orders") == 60, "both go on")
+    assert versions.comment() is None
+    assert (old.report().state, new.report().state) == ("Active", "Active")
+    assert versions.count("outbox.recorded_acts") == 0
+
+
+def test_a_statement_that_ends_the_transaction_is_refused(versions, outbox):
+    new = versions.new(rebuild={"swapStatement": "DROP VIEW orders; COMMIT"})
+    report = new.wait_state("Unavailable", "InvalidConfiguration")
+    assert "rebuildOf.swapStatement holds COMMIT" in report.message
+
+
+def test_a_processor_that_is_not_there_is_told(versions, outbox):
+    outbox.produce(3)
+    new = versions.new(rebuild={"processorId": "order"})
+    report = new.wait_for("it is told", lambda r: r.rebuild is not None and r.rebuild.state == "SwapNotPossible")
+    assert "no checkpoint" in report.rebuild.message
+    wait_until(lambda: versions.count("new_orders") == 3, "it goes on")
+
+
+def test_of_two_rebuilds_one_wins(versions, outbox):
+    outbox.produce(30)
+    versions.old()
+    versions.new().wait_for("it is swapped", swapped)
+    config = build_config(
+        outbox.database, {"log": {}} | {"sql": {"statement": "SELECT 1 FROM batch"}}, processor_id="orders-v3",
+        resource={"name": "orders-v3", "uid": "uid-v3"}, rebuildOf={"processorId": "orders", "swapStatement": SWAP},
+    )  # fmt: skip
+    config["target"] = {"sql": {"statement": "SELECT 1 FROM batch"}}
+    third = versions.workers.start(config, outbox.database.uri())
+    report = third.wait_for("it is told", lambda r: r.rebuild is not None and r.rebuild.state == "SwapNotPossible")
+    assert "'orders-v2' replaced it already" in report.rebuild.message
+
+
+class Reader(threading.Thread):
+    """Reads the projection all the time: what was there once must stay, once, in whichever version."""
+
+    def __init__(self, uri):
+        super().__init__()
+        self._uri = uri
+        self._ended = threading.Event()
+        self.faults: list[str] = []
+        self.looks = 0
+
+    @override
+    def run(self):
+        most = 0
+        with psycopg.connect(self._uri, autocommit=True) as connection:
+            while not self._ended.is_set():
+                ((count, distinct, highest),) = connection.execute(
+                    "SELECT count(*), count(DISTINCT n), coalesce(max(n), 0) FROM orders"
+                ).fetchall()
+                self.looks += 1
+                if not (count == distinct == highest) or count < most:
+                    self.faults.append(f"{count} rows, {distinct} of them distinct, the last {highest}, before {most}")
+                most = max(most, count)
+
+    def end(self):
+        self._ended.set()
+        self.join()
+
+
+class Producer(threading.Thread):
+    """Stores numbered messages all the time, one after the other."""
+
+    def __init__(self, uri):
+        super().__init__()
+        self._uri = uri
+        self._ended = threading.Event()
+        self.count = 0
+
+    @override
+    def run(self):
+        with psycopg.connect(self._uri, autocommit=True) as connection:
+            while not self._ended.is_set():
+                self.count += 1
+                connection.execute(
+                    "INSERT INTO outbox.messages (message_id, message_type, data) "
+                    "VALUES ('m' || %s::text, 'T', jsonb_build_object('n', %s::int))", (self.count, self.count),
+                )  # fmt: skip
+                self._ended.wait(0.001)
+
+    def end(self):
+        self._ended.set()
+        self.join()
+        return self.count
+
+
+@pytest.fixture
+def traffic(versions, outbox):
+    producer, reader = Producer(outbox.database.uri()), Reader(outbox.database.uri())
+    producer.start()
+    reader.start()
+    yield producer, reader
+    producer.end()
+    reader.end()
+
+
+def test_swapped_under_load_readers_see_each_message_once_at_every_moment(versions, outbox, traffic):
+    producer, reader = traffic
+    versions.old(delivery={"batchSize": 10, "pollInterval": "10ms"})
+    new = versions.new(delivery={"batchSize": 50, "pollInterval": "10ms"}, rebuild={"maxLag": 100})
+    new.wait_for("it is swapped", swapped)
+    wait_until(lambda: versions.count("orders") > versions.count("old_orders"), "the new version goes on")
+    total = producer.end()
+    wait_until(lambda: versions.count("orders") == total, "all are projected")
+    reader.end()
+    assert reader.faults == []
+    assert reader.looks > 20
+    assert versions.connection.execute("SELECT count(DISTINCT n), max(n) FROM orders").fetchone() == (total, total)
+    old = versions.connection.execute("SELECT count(DISTINCT n), max(n) FROM old_orders").fetchone()
+    assert old[0] == old[1] < total
+
+
+def test_killed_in_the_middle_of_the_swap_it_is_made_by_the_next(versions, outbox, traffic):
+    """SIGKILL while the swap's transaction is open, at moments that a seed decides."""
+    producer, reader = traffic
+    seed = int(os.environ.get("OUTBOX_SEED", "0")) or random.randrange(1 << 30)
+    chance = random.Random(seed)
+    print("seed", seed)
+    versions.old(delivery={"batchSize": 10, "pollInterval": "10ms"})
+    versions.connection.execute("CREATE TABLE gate (n int); INSERT INTO gate VALUES (1)")
+    slow = {"swapStatement": f"{SWAP}; SELECT pg_sleep(0.5); LOCK TABLE gate IN EXCLUSIVE MODE", "maxLag": 200}
+    swapping = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox orders-v2%' "
+        "AND query LIKE '%VIEW orders%' AND state = 'active' AND pid <> pg_backend_pid()"
+    )
+    for _ in range(int(os.environ.get("OUTBOX_KILLS", "2"))):
+        new = versions.new(rebuild=slow)
+        wait_until(lambda: versions.connection.execute(swapping).fetchone() == (1,), "the swap is under way")
+        threading.Event().wait(chance.uniform(0, 0.45))  # where in the transaction, not for anything to happen
+        new.kill()
+        assert versions.comment() is None
+    versions.new(rebuild={"maxLag": 200}).wait_for("it is swapped", swapped)
+    total = producer.end()
+    wait_until(lambda: versions.count("orders") == total, "all are projected")
+    reader.end()
+    assert reader.faults == []
+    assert versions.count("outbox.recorded_acts") == 1
+
+
+def test_a_rebuild_in_another_database(apart):
+    """Both versions, their checkpoints and the swap are there."""
+    apart.connection.execute(
+        "CREATE TABLE new_orders (message_id text PRIMARY KEY, n int); "
+        "CREATE VIEW orders AS SELECT message_id FROM seen"
+    )
+    flip = "CREATE OR REPLACE VIEW orders AS SELECT message_id FROM new_orders"
+    ids = apart.outbox.produce(40)
+    old = apart.start()
+    apart.wait_seen(ids)
+    new = apart.start(
+        statement=NEW, processor_id="orders-v2", resource=RESOURCE,
+        rebuildOf={"processorId": "orders", "swapStatement": flip},
+    )  # fmt: skip
+    new.wait_for("it is swapped", swapped)
+    old.wait_state("Unavailable", "Superseded")
+    apart.outbox.produce(10, start=40)
+    wait_until(
+        lambda: apart.connection.execute("SELECT count(*) FROM orders").fetchone() == (50,), "the new version goes on"
+    )
+    assert apart.seen() == ids

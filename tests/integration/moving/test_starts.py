@@ -1,0 +1,216 @@
+"""Where a processor starts: never behind what is in flight, and where another one stands."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox_core.checkpoint import parse_checkpoint
+from outbox_core.spec import StartFrom
+from outbox_worker.postgres import checkpoints
+from outbox_worker.postgres.messages import MessageReader
+from tests.support.postgres import build_source, wait_until
+from tests.support.worker import SQL_TARGET, build_config
+
+SOURCE = build_source()
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Writers:
+    """Transactions that are open at once; a random schedule inserts into them and ends them."""
+
+    def __init__(self, database, seed):
+        self._database = database
+        self._chance = random.Random(seed)
+        self._open = []
+        self._prepared = []
+        self._number = 0
+
+    def step(self):
+        what = self._chance.random()
+        if what < 0.3 or not self._open:
+            connection = self._database.direct(autocommit=False)
+            connection.execute("SELECT pg_current_xact_id()")
+            self._open.append(connection)
+        elif what < 0.75:
+            self.insert(self._chance.choice(self._open))
+        else:
+            self.end(self._open.pop(self._chance.randrange(len(self._open))))
+
+    def insert(self, connection):
+        self._number += 1
+        connection.execute(
+            "INSERT INTO outbox.messages (message_id, message_type, data) VALUES (%s, 'T', '{}')", (str(self._number),)
+        )
+
+    def end(self, connection):
+        how = self._chance.random()
+        if how < 0.2:
+            connection.rollback()
+        elif how < 0.4:
+            name = f"{self._database.name}-{self._number}-{len(self._prepared)}"
+            connection.execute(f"PREPARE TRANSACTION '{name}'")
+            connection.commit()
+            self._prepared.append(name)
+        else:
+            connection.commit()
+        connection.close()
+
+    def finish(self):
+        for connection in self._open:
+            self.end(connection)
+        admin = self._database.direct()
+        for name in self._prepared:
+            admin.execute(f"COMMIT PREPARED '{name}'")
+
+
+def visible(database):
+    rows = database.direct().execute("SELECT message_id, position, scheduled FROM outbox.messages").fetchall()
+    return {row[0]: row[1:] for row in rows}
+
+
+@pytest.mark.parametrize("seed", [1, 7, random.randrange(1 << 30)])
+@pytest.mark.parametrize("kind", ["End", "Position", "Timestamp"])
+def test_nothing_that_is_in_flight_at_the_start_is_lost(database, kind, seed):
+    """Known fault 5, attacked: open, prepared and rolled back transactions, whose ids and positions are interleaved."""
+    writers = Writers(database, seed)
+    for _ in range(40):
+        writers.step()
+    before = visible(database)
+    (middle,) = database.direct().execute("SELECT clock_timestamp()").fetchone()
+    position = max((each[0] for each in before.values()), default=0) // 2
+    start = {
+        "End": StartFrom.model_validate({"type": "End"}),
+        "Position": StartFrom.model_validate({"type": "Position", "position": position}),
+        "Timestamp": StartFrom.model_validate({"type": "Timestamp", "timestamp": middle}),
+    }[kind]
+    pair = checkpoints.start_pair(database.direct(), SOURCE, start)
+    for _ in range(40):
+        writers.step()
+    writers.finish()
+
+    read = {m.message_id for m in MessageReader(SOURCE).fetch(database.direct(), pair, 1000).messages}
+    after = visible(database)
+    wanted = {
+        "End": set(after) - set(before),
+        "Position": {each for each, (at, _) in after.items() if at >= position},
+        "Timestamp": {each for each, (_, when) in after.items() if when >= middle},
+    }[kind]
+    assert wanted - read == set()
+    assert wanted
+
+
+class TestWhereAnotherProcessorStands:
+    @staticmethod
+    def other(outbox, pairs, *, by="partition key"):
+        """A processor `first` that stands there; several pairs: divided."""
+        for partition, pair in enumerate(pairs):
+            outbox.connection.execute(
+                "INSERT INTO outbox.processor_checkpoints VALUES ('first', %s, %s::text::xid8, %s)",
+                (partition, str(pair.transaction_id), pair.position),
+            )
+        if len(pairs) > 1:
+            outbox.connection.execute(
+                "INSERT INTO outbox.processor_partitions VALUES ('first', %s, %s)", (len(pairs), by)
+            )
+
+    @staticmethod
+    def produce(outbox, count):
+        """Messages in transactions of their own; their pairs."""
+        pairs = []
+        for number in range(count):
+            outbox.produce(1, start=number)
+            pairs.append(parse_checkpoint(outbox.last()))
+        return pairs
+
+    @staticmethod
+    def config(outbox, **fields):
+        start = {"type": "Processor", "processorId": "first"}
+        return build_config(outbox.database, SQL_TARGET, startFrom=start, **fields)
+
+    @staticmethod
+    def first_stored(worker, count):
+        """Where it began: nothing matches, so nothing moves the checkpoints before we look."""
+        report = worker.wait_for("it is begun", lambda r: len(r.checkpoints) == count)
+        return [view.pair for view in report.checkpoints]
+
+    def test_ordered_from_ordered(self, outbox, workers):
+        pairs = self.produce(outbox, 5)
+        self.other(outbox, [pairs[2]])
+        worker = workers.start(self.config(outbox), outbox.database.uri())
+        outbox.wait_handled(["message-4", "message-5"])
+        assert worker.report().start_from_used is True
+
+    def test_ordered_from_partitioned_takes_the_lowest(self, outbox, workers):
+        pairs = self.produce(outbox, 5)
+        self.other(outbox, [pairs[3], pairs[1], pairs[4]])
+        workers.start(self.config(outbox), outbox.database.uri())
+        outbox.wait_handled(["message-3", "message-4", "message-5"])
+
+    @pytest.mark.parametrize(
+        ("by", "mine"),
+        [("partition key", [2, 0, 4]), ("column other", [0, 0, 0])],
+        ids=["with the same key partition by partition", "with another key the lowest"],
+    )
+    def test_partitioned_from_partitioned(self, outbox, workers, by, mine):
+        pairs = self.produce(outbox, 5)
+        self.other(outbox, [pairs[2], pairs[0], pairs[4]], by=by)
+        delivery = {"mode": "Partitioned", "partitions": {"count": 3}}
+        nothing = {"messageTypes": ["Nothing"]}
+        worker = workers.start(self.config(outbox, delivery=delivery, source=nothing), outbox.database.uri())
+        assert self.first_stored(worker, 3) == [str(pairs[each]) for each in mine]
+
+    def test_partitioned_from_ordered(self, outbox, workers):
+        pairs = self.produce(outbox, 5)
+        self.other(outbox, [pairs[2]])
+        delivery = {"mode": "Partitioned", "partitions": {"count": 2}}
+        workers.start(self.config(outbox, delivery=delivery), outbox.database.uri())
+        wait_until(lambda: sorted(outbox.handled()) == ["message-4", "message-5"], "what lies behind is handled")
+
+    def test_without_a_checkpoint_it_is_refused_and_goes_on_when_there_is_one(self, outbox, workers):
+        pairs = self.produce(outbox, 3)
+        worker = workers.start(self.config(outbox), outbox.database.uri())
+        report = worker.wait_state("Unavailable", "StartNotFound")
+        assert "processor 'first' has no checkpoint in schema outbox" in report.message
+        self.other(outbox, [pairs[1]])
+        outbox.wait_handled(["message-3"])
+
+    def test_computed_once(self, outbox, workers):
+        """The other one's later moves, back or forward, mean nothing to it."""
+        pairs = self.produce(outbox, 5)
+        self.other(outbox, [pairs[3]])
+        first = workers.start(self.config(outbox), outbox.database.uri())
+        outbox.wait_handled(["message-5"])
+        first.terminate()
+        outbox.connection.execute("DELETE FROM outbox.processor_checkpoints WHERE processor_id = 'first'")
+        outbox.produce(1, start=5)
+        second = workers.start(self.config(outbox), outbox.database.uri())
+        outbox.wait_handled(["message-5", "message-6"])
+        assert second.report().start_from_used is False
+
+
+def test_a_projection_elsewhere_goes_on_where_one_of_the_source_stands(apart):
+    """How a projection moves into another database: stop, start there from the former's checkpoint."""
+    outbox = apart.outbox
+    ids = outbox.produce(10)
+    config = build_config(outbox.database, SQL_TARGET, processor_id="first")
+    former = apart.workers.start(config, outbox.database.uri())
+    outbox.wait_handled(ids)
+    former.terminate()
+    more = outbox.produce(5, start=10)
+    apart.start(startFrom={"type": "Processor", "processorId": "first"})
+    apart.wait_seen(more)
+
+
+def test_a_processor_of_another_source_is_no_start(apart):
+    ids = apart.outbox.produce(3)
+    apart.start(processor_id="first")
+    apart.wait_seen(ids)
+    # In the target's database, where `first` stores its checkpoint, this one reads that database's own messages.
+    start = {"type": "Processor", "processorId": "first"}
+    config = build_config(apart.target, {"sql": {"statement": "SELECT 1 FROM batch"}}, startFrom=start)
+    worker = apart.workers.start(config, apart.target.uri())
+    report = worker.wait_state("Unavailable", "StartNotFound")
+    assert "reads another database" in report.message

@@ -1,0 +1,105 @@
+"""Where a processor's messages are, for a command that counts them: mostly beside its checkpoint, else in the source's.
+
+What is counted in the wrong database is a lie, so the checkpoint's own record decides, and a source that is not the one
+written there is refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from outbox_cli.errors import RefusedError
+from outbox_cli.place import connect_source, names_source, target_directory
+from outbox_worker.change import part_reader
+from outbox_worker.postgres import apart
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.messages import MessageReader
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.overview import ProcessorView
+
+
+class Sources:
+    """Finds the connection to each processor's messages; opens the source's database at most once."""
+
+    def __init__(self, home: psycopg.Connection[Any], context: Context) -> None:
+        """Keep the connection to the checkpoints."""
+        self._home = home
+        self._context = context
+        self._closing = ExitStack()
+        self._source: tuple[psycopg.Connection[Any], str] | None = None
+
+    @property
+    def source(self) -> Source:
+        """Table and filters, as the manifest has them."""
+        return self._context.subject.source
+
+    def __enter__(self) -> Self:
+        """Nothing is opened yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close what was opened."""
+        self._closing.close()
+
+    def find(self, processor_id: str) -> psycopg.Connection[Any] | None:
+        """Return the connection to the processor's messages; None: they are in a database that was not named.
+
+        Raises:
+            RefusedError: the source that was named is not the processor's.
+
+        """
+        written = apart.fetch_source(self._home, ProcessorKey(self._context.subject.schema, processor_id))
+        if written is None:
+            return self._home
+        if not self._is_named:
+            return None
+        connection, identity = self._open()
+        if written.identity not in (None, identity):
+            raise RefusedError(f"processor {processor_id} reads {written.described}, which is not the source you name")
+        return connection
+
+    def need(self, processor_id: str) -> psycopg.Connection[Any]:
+        """Return the connection to the processor's messages.
+
+        Raises:
+            RefusedError: they are in a database that was not named, or in another one.
+
+        """
+        found = self.find(processor_id)
+        if found is None:
+            raise RefusedError(
+                f"processor {processor_id} reads another database than the one that holds its checkpoint: name that "
+                "one with --target-connection DIR, and the source with --connection DIR"
+            )
+        return found
+
+    @property
+    def _is_named(self) -> bool:
+        options, environment = self._context.options, self._context.environment
+        return target_directory(options) is not None and names_source(options, environment)
+
+    def _open(self) -> tuple[psycopg.Connection[Any], str]:
+        if self._source is None:
+            connection = connect_source(self._context.options, self._context.environment)
+            self._closing.enter_context(connection)
+            self._source = connection, apart.identify(connection, self._context.subject.source).identity
+        return self._source
+
+    def reader(self, view: ProcessorView) -> MessageReader:
+        """Return the reader of the partition's own messages, divided as the database says."""
+        source = self.source
+        if view.division is None:
+            return MessageReader(source)
+        return part_reader(source, replace(view.division, line=None), view.partition)

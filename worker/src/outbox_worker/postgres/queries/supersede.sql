@@ -1,0 +1,4 @@
+-- The last statement of a swap.
+SELECT {schema}.supersede_processor(
+    %(processor_id)s, %(by)s, %(partition)s, %(epoch)s, %(token)s::uuid, %(transaction_id)s::xid8, %(position)s,
+    %(decided_by)s)
