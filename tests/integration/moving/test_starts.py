@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from datetime import UTC, datetime
 
@@ -71,10 +72,12 @@ def visible(database):
     return {row[0]: row[1:] for row in rows}
 
 
-@pytest.mark.parametrize("seed", [1, 7, random.randrange(1 << 30)])
+@pytest.mark.parametrize("seed", [1, 7, None])
 @pytest.mark.parametrize("kind", ["End", "Position", "Timestamp"])
 def test_nothing_that_is_in_flight_at_the_start_is_lost(database, kind, seed):
     """Known fault 5, attacked: open, prepared and rolled back transactions, whose ids and positions are interleaved."""
+    seed = seed or int(os.environ.get("OUTBOX_SEED", "0")) or random.randrange(1 << 30)
+    print(f"OUTBOX_SEED={seed}")
     writers = Writers(database, seed)
     for _ in range(40):
         writers.step()

@@ -168,7 +168,7 @@ class CircuitBreaker(SpecModel):
 class RateLimit(SpecModel):
     """How much of a target a processor may use, over all its replicas."""
 
-    messages_per_second: Annotated[float, Field(gt=0, le=10_000_000)] = Field(
+    messages_per_second: Annotated[float, Field(ge=0.001, le=10_000_000)] = Field(
         description="Messages handed to the target in a second, attempts included."
     )
     burst: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
