@@ -117,7 +117,20 @@ INVALID = [
         "checkpoint BeforeHandling needs guarantee Transactional",
         id="checkpoint first at least once",
     ),
-    pytest.param(worker(delivery={"mode": "Competing"}), 'supported values: "Ordered"', id="a mode of later"),
+    pytest.param(worker(delivery={"mode": "Sorted"}), 'supported values: "Ordered"', id="no mode"),
+    pytest.param(
+        worker(delivery={"mode": "Competing"}), "competing goes with mode Competing", id="competing by halves"
+    ),
+    pytest.param(
+        worker(delivery={"mode": "Competing", "competing": {}, "blocks": "Key"}),
+        "leave blocks and rateLimit out",
+        id="competing for keys",
+    ),
+    pytest.param(
+        worker(delivery={"mode": "Competing", "competing": {}, "leaseDuration": "30s"}),
+        "set competing.leaseDuration",
+        id="two leases",
+    ),
     pytest.param(
         worker(delivery={"leaseDuration": "1s"}), "leaseDuration must be between 2s and 10m", id="a short lease"
     ),
@@ -146,7 +159,8 @@ INVALID = [
         worker(delivery={"retry": {"initialBackoff": "2m"}}), "retry.initialBackoff must not be longer", id="backoffs"
     ),
     pytest.param(worker(delivery={"retry": {"jitter": 2}}), "less than or equal to 1", id="jitter"),
-    pytest.param(worker(delivery={"whenExhausted": "Skip"}), 'supported values: "Stop"', id="skip"),
+    pytest.param(worker(delivery={"whenExhausted": "Hide"}), 'supported values: "Stop"', id="hide"),
+    pytest.param(worker(delivery={"whenExhausted": "Requeue"}), "Requeue needs mode Competing", id="requeue in order"),
     pytest.param(worker(startFrom={"type": "Position"}), "position goes with type Position", id="no position"),
     pytest.param(worker(startFrom={"position": 1}), "position goes with type Position", id="a position at random"),
     pytest.param(worker(startFrom={"type": "Processor"}), "processorId goes with type Processor", id="no processor"),
@@ -307,7 +321,7 @@ def test_kubectl_shows_what_matters_and_explains_the_fields(cluster: Cluster, na
     header, row = kubectl("get", "obp", "--namespace", namespace, "--output", "wide").splitlines()
     explained = kubectl("explain", "obp.spec.delivery")
     cluster.delete("OutboxProcessor", namespace, "orders")
-    shown = ["ENGINE", "MODE", "PHASE", "OWNER", "LAG", "CONFLICTS", "AGE", "READY", "CHECKPOINT"]
+    shown = ["ENGINE", "MODE", "PHASE", "OWNER", "LAG", "CONFLICTS", "AGE", "READY", "CHECKPOINT", "HELD", "DEAD"]
     assert header.split() == ["NAME", *shown]
     assert row.split()[:3] == ["orders", "Worker", "Ordered"]
     assert "How messages are handled." in explained

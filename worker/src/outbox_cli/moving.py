@@ -20,7 +20,7 @@ from outbox_core.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.spec import StartFrom, StartType
 from outbox_core.window import LOWEST_POSITION
-from outbox_worker.postgres import apart, conflicts
+from outbox_worker.postgres import apart, competing, conflicts
 from outbox_worker.postgres.checkpoints import start_pair
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.overview import list_acts
@@ -143,6 +143,11 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
         raise UsageError("--reason is missing: it is kept with the act")
     views = _find_views(connection, subject, options.partition)
     several = len(views) > 1
+    if views and views[0].processor_id in competing.list_competing(connection, subject.schema):
+        raise RefusedError(
+            f"{views[0].processor_id} is in mode Competing: batches are handed out, and no checkpoint says where it "
+            "is; to handle messages again use another processorId with startFrom"
+        )
     with Sources(connection, context) as sources:
         moves = _plan(context, sources, views, direction)
     if options.dry_run:
