@@ -121,4 +121,7 @@ def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
         room.shop.produce(200)
         orders.until("400 messages are handled", lambda: len(room.handled()) >= 400)
         assert len(room.handled()) == len(set(room.handled())) == 400
-        assert [p["partition"] for p in orders.status["partitions"]] == [0, 1, 2, 3]
+        orders.until(
+            "status has the new partitions",
+            lambda: [p["partition"] for p in orders.status["partitions"]] == [0, 1, 2, 3],
+        )
