@@ -39,8 +39,11 @@ class CommitCutter:
         return uri.replace(f":{self._target[1]}/", f":{self.port}/") + "?sslmode=disable"
 
     def close(self) -> None:
+        _shut(self._listener)  # wakes the thread that accepts
+        self._accepting.join()
         self._listener.close()
         for open_socket in self._sockets:
+            _shut(open_socket)
             open_socket.close()
 
     def _accept(self) -> None:
