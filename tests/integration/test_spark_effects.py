@@ -145,7 +145,7 @@ def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):
 
 
 def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path):
-    for page, heading in (("sql/README.md", "A processor"), ("docs/spark.md", "where it does not own the schema")):
+    for page, heading in (("sql/README.md", "### A processor"), ("docs/spark.md", "where it does not own the schema")):
         text = Path(page).read_text()
         block = re.search(r"```sql\n(.*?)```", text[text.index(heading) :], re.DOTALL)
         assert block is not None
