@@ -7,7 +7,10 @@ SELECT d.next_count IS NOT NULL
     AND d.partition_count = (
         SELECT count(*) FROM processor_checkpoints c
         WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
-          AND (c.last_processed_transaction_id, c.last_processed_position) = (d.line_transaction_id, d.line_position))
+          AND CASE WHEN d.line_mark IS NULL
+                   THEN (c.last_processed_transaction_id, c.last_processed_position)
+                        = (d.line_transaction_id, d.line_position)
+                   ELSE c.lower_snapshot::text = d.line_snapshot::text AND c.upper_snapshot IS NULL END)
     AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
                     WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
                       AND f.needs_person AND f.resolved_at IS NULL)

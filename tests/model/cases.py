@@ -42,6 +42,13 @@ def _division(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
     return Case(f"partitions: {sentence}", question, verdict)
 
 
+def _windows(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+    """Ask the same where checkpoints are windows between snapshots."""
+    invariants = () if verdict == HOLDS else (verdict,)
+    question = Question("Windows", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    return Case(f"partitions, cursor Snapshot: {sentence}", question, verdict)
+
+
 GOOD: Final = (
     Case("what runs, two faults", Question(symmetric=True)),
     Case(
@@ -51,6 +58,7 @@ GOOD: Final = (
     Case("what runs: a standby goes on", Question(constants=_SMALL, properties=("StandbyGoesOn",))),
     Case("what runs: it goes on in time", Question("Takeover")),
     _division("what runs"),
+    _windows("what runs"),
 )
 
 BAD: Final = (
@@ -83,11 +91,18 @@ BAD: Final = (
     _division("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
     _division("leases outlast it unseen", "NothingSkipped", LeasesEnded="FALSE", NumberLooked="FALSE"),
     _division("leases outlast it unseen: a false alarm", "NoFalseConflict", LeasesEnded="FALSE", NumberLooked="FALSE"),
+    _windows("the line is the asking transaction's own snapshot", "NobodyBeyond", Line='"own"'),
+    _windows("a reader looks for the wish before it takes its snapshot", "NobodyBeyond", LooksAfter="FALSE"),
+    _windows("a window that sees the mark is kept", "NobodyBeyond", Drops="FALSE"),
+    _windows("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
 )
 
 POSSIBLE: Final = (
     _division("the model comes to a change", "NeverChanged"),
     _division("the model comes to a process of another number at work", "NeverStale"),
+    _windows("the model comes to a change", "NeverChanged"),
+    _windows("the model comes to a line that an idle partition has to store", "NeverAtLineInMemory"),
+    _windows("the model comes to a wish inside an open window", "NeverInsideAtWish"),
     _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
     _invariant("NobodyWorksDuringConflict", "not promised: a conflict recorded late stops the new owner", **_HANDS),
     Case(
@@ -102,6 +117,8 @@ POSSIBLE: Final = (
 )
 
 LARGE: Final = (
+    _windows("what runs, two changes or one taken back", Asks="2", Acquires="3"),
+    _windows("what runs, four transactions", Last="4"),
     _division("what runs, two changes or one taken back", Asks="2", Acquires="3"),
     _division("what runs, four transactions", Last="4"),
     _division("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),

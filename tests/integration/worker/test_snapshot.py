@@ -144,23 +144,6 @@ def test_a_small_load_with_kills_loses_repeats_and_reorders_nothing(database, tm
     assert result.lines[0].stored >= rows
 
 
-def test_the_number_of_partitions_cannot_be_changed(database, outbox, workers):
-    """A stop line is a pair; a window has no such place."""
-
-    def config(count):
-        delivery = {"mode": "Partitioned", "partitions": {"count": count}}
-        return build_config(database, IN_ORDER, source=SNAPSHOT, delivery=delivery)
-
-    first = workers.start(config(2), database.uri())
-    expected = outbox.produce(5)
-    wait_until(lambda: sorted(outbox.handled()) == sorted(expected), "handled by two partitions")
-    assert first.terminate() == 0
-
-    refused = workers.start(config(3), database.uri())
-    message = refused.wait_state("Unavailable", "PartitionsDiffer").message
-    assert "cannot be changed with cursor Snapshot" in message
-
-
 def test_a_failing_message_blocks_its_key_only(database, outbox, workers):
     outbox.connection.execute("ALTER TABLE handled ADD CONSTRAINT refused CHECK (message_id <> 'm2')")
     outbox.connection.execute(

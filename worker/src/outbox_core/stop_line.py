@@ -1,8 +1,9 @@
 """PURE: changing the number of partitions: where the stop line is, who has not reached it, and how that is said.
 
-A stop line is a pair that nobody has read beyond. Every partition stops there; when all have, the number changes and
-the new partitions go on from it. So each key's messages up to the line are handled under the old number, those after it
-under the new one, and a message that cannot be handled keeps the change waiting.
+A stop line is a place that nobody has read beyond: a pair, or with the cursor Snapshot a snapshot that sees all that
+anybody has read. Every partition stops there; when all have, the number changes and the new partitions go on from it.
+So each key's messages up to the line are handled under the old number, those after it under the new one, and a message
+that cannot be handled keeps the change waiting.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.checkpoint import Checkpoint
 from outbox_core.spec import PartitionKey
+from outbox_core.window import Window, parse_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.message import Message
 
 _NAMED: Final = 3
@@ -31,7 +33,9 @@ class Partitioning:
         count: partitions.
         by: the key, in `describe_key`'s words.
         next_count: what it changes to; None: it stays.
-        line: the stop line of that change.
+        line: the stop line of that change; `window_line` for the cursor Snapshot, None while it is not drawn.
+        mark: cursor Snapshot: the transaction that asked for the change. Whoever has a window that sees it may know of
+            the change, and whoever has one that does not is behind the line, drawn or not.
 
     """
 
@@ -39,6 +43,32 @@ class Partitioning:
     by: str
     next_count: int | None = None
     line: Checkpoint | None = None
+    mark: int | None = None
+
+    @property
+    def is_drawn(self) -> bool:
+        """The line is known, or none is needed."""
+        return self.mark is None or self.line is not None
+
+    def has_same_line(self, other: Partitioning | None) -> bool:
+        """Say whether the other one was seen under the same line, or both under none; None: nothing was seen yet."""
+        return (self.mark, self.line) == ((None, None) if other is None else (other.mark, other.line))
+
+    def is_at_line(self, checkpoint: Checkpoint | None) -> bool:
+        """Say whether exactly what is up to the line has been examined."""
+        if self.line is None or checkpoint is None:
+            return False
+        if self.line.window is None:
+            return checkpoint == self.line
+        return checkpoint.window == self.line.window
+
+    def is_beyond_line(self, checkpoint: Checkpoint) -> bool:
+        """Say whether more than what is up to the line has been examined, or is being: a batch must be dropped then."""
+        if self.mark is None or checkpoint.window is None:
+            return self.line is not None and checkpoint > self.line
+        end = checkpoint.window.end
+        at_line = self.line is not None and self.line.window is not None and end == self.line.window.lower
+        return end is not None and not at_line and parse_snapshot(end).sees(self.mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +82,24 @@ class Obstacle:
     conflict: int | None = None
 
 
+def window_line(snapshot: str | None) -> Checkpoint | None:
+    """Write a snapshot as a stop line. Counters are each partition's own: only the window says where the line is."""
+    return None if snapshot is None else Checkpoint(0, 0, Window(snapshot))
+
+
+def describe_line(partitioning: Partitioning) -> str:
+    """Write the line down for people; empty while there is none."""
+    line = partitioning.line
+    if line is None:
+        return ""
+    return str(line) if line.window is None else str(line.window.lower)
+
+
 def find_waiting(partitioning: Partitioning, stored: Mapping[int, Checkpoint]) -> tuple[int, ...]:
     """Return the partitions that are not at the line, in order."""
-    if partitioning.line is None:
+    if partitioning.next_count is None:
         return ()
-    return tuple(number for number in range(partitioning.count) if stored.get(number) != partitioning.line)
+    return tuple(number for number in range(partitioning.count) if not partitioning.is_at_line(stored.get(number)))
 
 
 def describe_change(

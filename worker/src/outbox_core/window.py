@@ -27,6 +27,10 @@ class Snapshot:
         """Say whether the transaction was over (committed or rolled back) when this was taken."""
         return transaction_id < self.end and transaction_id not in self.in_progress
 
+    def covers(self, other: Snapshot) -> bool:
+        """Say whether this sees all that the other one sees: it was taken at the same time or later."""
+        return other.end <= self.end and not any(other.sees(each) for each in self.in_progress)
+
 
 class Plan(Enum):
     """How the messages of a window are found; which ones they are does not depend on it."""

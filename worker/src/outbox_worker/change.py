@@ -32,17 +32,19 @@ def look_at_change(
     stored: Mapping[int, Checkpoint],
 ) -> DivisionView:
     """Say how far the change is. A fixed number of statements, each of which reads a few rows."""
-    if now.next_count is None or now.line is None:
+    if now.next_count is None:
         return DivisionView(count=now.count)
     waiting = find_waiting(now, stored)
     obstacles = stop_line.fetch_obstacles(connection, key)
     told = {obstacle.partition for obstacle in obstacles}
     for number in [number for number in waiting if number not in told and number in stored][:_NAMED]:
+        if now.line is None:
+            break
         batch = part_reader(source, now, number).fetch(connection, stored[number], 1)
         first = next(iter(batch), None)
         if first is not None:
             obstacles.append(Obstacle(number, first.message_id, key_of(first, parse_key(now.by))))
-    settled = stop_line.is_settled(connection, now.line)
+    settled = now.line is None or stop_line.is_settled(connection, now.line)
     return DivisionView(
         count=now.count,
         next_count=now.next_count,

@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from outbox_core import happening as h
 from outbox_core.errors import ConfigurationError, OutboxError
+from outbox_core.message import Batch
 from outbox_core.report import Reason
 from outbox_core.state import Step
-from outbox_core.stop_line import describe_key
+from outbox_core.stop_line import describe_key, describe_line
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import checkpoints, ownership, partitions, starts, stop_line
 from outbox_worker.postgres.slots import ensure_slot_index
@@ -22,9 +23,9 @@ from outbox_worker.steps import Steps, lease_of
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
+    from outbox_core.stop_line import Partitioning
     from outbox_worker.membership import Membership
     from outbox_worker.steps import Parts
 
@@ -49,7 +50,7 @@ class PartitionSteps(Steps):
         super().__init__(parts, take_over=take_over)
         self._outage = outage
         self._membership = membership
-        self._line: Checkpoint | None = None
+        self._division: Partitioning | None = None
         self._actions[Step.RELEASE] = self._release
         divided = parts.config.delivery.partitions
         if divided is None:
@@ -82,16 +83,14 @@ class PartitionSteps(Steps):
     def _ask(self, connection: psycopg.Connection[Any]) -> None:
         """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
         config, key, membership = self._parts.config, self._parts.key, self._membership
-        apart = self._parts.databases.apart
-        windowed = any(each.pair.window is not None for each in partitions.load_checkpoints(connection, key).values())
-        if windowed or apart:
-            # The line is a pair of this database: it means nothing to a window, nor to another database's pairs.
+        if self._parts.databases.apart:
+            # The line is a place of this database: it means nothing to another database's messages.
             there = partitions.fetch_count(connection, key)
             if there is not None and there != membership.asked:
-                where = "where the messages are in another database" if apart else "with cursor Snapshot"
                 raise ConfigurationError(
                     f"processor {key.processor_id!r} has {there} partitions and {membership.asked} are asked for: the "
-                    f"number cannot be changed {where}. Ask for {there}, or use another processorId",
+                    "number cannot be changed where the messages are in another database. "
+                    f"Ask for {there}, or use another processorId",
                     reason=Reason.PARTITIONS_DIFFER,
                 )
         there = stop_line.ask(
@@ -148,37 +147,64 @@ class PartitionSteps(Steps):
 
     @override
     def _fetch(self, state: ProcessorState) -> h.Happening:
-        """Read, and then look for a stop line: whoever reads before it is drawn cannot have read beyond it."""
-        connection, line = self._connection(), self._line
+        """Read, and then look for a stop line: whoever reads before it is asked for cannot have read beyond it."""
+        connection, known = self._connection(), self._division
+        line = None if known is None else known.line
         # Before reading: from here on nothing more can appear below the line.
         settled = line is not None and stop_line.is_settled(connection, line)
         fetched = super()._fetch(state)
-        now = stop_line.fetch(connection, self._parts.key)
+        now = self._look(connection)
         if not isinstance(fetched, h.Fetched) or now is None:
             return fetched
         self._membership.note_count(now.count)
         if self._membership.outdated:
             return h.Unwanted()
-        if now.line != line:
-            self._line = now.line
-            self._reader = reader_of(self._parts.config, self._parts.key.partition, now.line)
-            beyond = now.line is not None and fetched.batch.examined > now.line
-            return self._fetch(state) if beyond else fetched
-        return fetched if line is None else self._stop_at(line, fetched, settled=settled)
+        beyond = now.is_beyond_line(fetched.batch.examined)
+        if now.has_same_line(known):
+            return fetched if now.next_count is None else self._stop_at(now, state, fetched, settled=settled)
+        self._division = now
+        self._reader = reader_of(self._parts.config, self._parts.key.partition, now.line)
+        # What was read up to another line, or beyond this one, is dropped: nothing of it was handled.
+        return self._fetch(state) if beyond or line is not None else fetched
 
-    def _stop_at(self, line: Checkpoint, fetched: h.Fetched, *, settled: bool) -> h.Fetched:
+    def _look(self, connection: psycopg.Connection[Any]) -> Partitioning | None:
+        """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
+        key = self._parts.key
+        now = stop_line.fetch(connection, key)
+        if now is None or now.is_drawn:
+            return now
+        stop_line.draw(connection, key, self._parts.config.resource.uid)
+        return stop_line.fetch(connection, key)
+
+    def _stop_at(self, now: Partitioning, state: ProcessorState, fetched: h.Fetched, *, settled: bool) -> h.Fetched:
         """End the last batch before the line at the line; once it is stored, change the number if all are there."""
         batch = fetched.batch
-        if batch.after >= line:
+        if now.is_beyond_line(batch.after) or (now.is_at_line(batch.after) and now.is_at_line(state.stored)):
             if stop_line.change(self._connection(), self._parts.key, self._parts.config.resource.uid):
-                _log.info("the number of partitions changed", extra={"line": str(line)})
-            return fetched
+                _log.info("the number of partitions changed", extra={"line": describe_line(now)})
+            return h.Fetched(_nothing(batch))
+        if now.line is None:  # somebody holds the row for longer than we wait
+            return h.Fetched(_nothing(batch)) if now.is_beyond_line(batch.examined) else fetched
+        if now.line.window is not None:
+            return _store_at_line(batch, fetched) if now.is_at_line(batch.examined) else fetched
         if not settled or batch.full:
             return fetched
-        return h.Fetched(replace(batch, examined=line), at_line=True)
+        return h.Fetched(replace(batch, examined=now.line), at_line=True)
 
     def _release(self, state: ProcessorState) -> h.Happening:
         lease = lease_of(state)
         ownership.release_lease(self._connection(), self._parts.key, epoch=lease.epoch, token=lease.token)
         self._parts.ownership.drop_lease()
         return h.Released()
+
+
+def _nothing(batch: Batch) -> Batch:
+    return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition)
+
+
+def _store_at_line(batch: Batch, fetched: h.Fetched) -> h.Fetched:
+    """Let the line itself be stored: an idle partition has moved its lower snapshot in memory only."""
+    if batch.matched or batch.aside:
+        return fetched
+    line = replace(batch.examined, position=max(batch.examined.position, batch.after.position + 1))
+    return h.Fetched(replace(batch, examined=line), at_line=True)

@@ -78,7 +78,8 @@ class MessageReader:
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else slots_of(part.partition, part.partitions.count)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
-        self._line = None if part is None else part.line
+        line = None if part is None else part.line
+        self._line = None if line is None or line.window is not None else line
         self._publications = tuple(dict.fromkeys(source.publications))
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
         if self._publications and self._table.columns.publication_id is None:
@@ -86,7 +87,8 @@ class MessageReader:
                 "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
             )
         scan = WindowScan(self._table, self._types, self._publications, self._slot, tuple(self._slots))
-        self._windows = WindowReader(scan, self._partition)
+        end = None if line is None or line.window is None else line.window.lower
+        self._windows = WindowReader(scan, self._partition, end=end)
         self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:

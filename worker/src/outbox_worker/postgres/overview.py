@@ -12,16 +12,18 @@ from psycopg.rows import dict_row
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
-from outbox_core.stop_line import Partitioning
 from outbox_worker.postgres.checkpoints import build_window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.stop_line import build_partitioning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     import psycopg
+
+    from outbox_core.stop_line import Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +162,10 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
         holder = ResourceRef(cluster=row["cluster"], namespace=row["namespace"], name=row["name"], uid=row["uid"])
     division = None
     if row["partition_count"] is not None:
-        line = _pair(row, "line_transaction_id", "line_position")
-        division = Partitioning(row["partition_count"], row["key"], row["next_count"], line)
+        division = build_partitioning(
+            row["partition_count"], row["key"], row["next_count"], row["line_transaction_id"], row["line_position"],
+            row["line_mark"], row["line_snapshot"],
+        )  # fmt: skip
     same = ("processor_id", "partition", "claimed_at", "vacated_at", "epoch", "pod", "expires_at", "live", "stored_at")
     pair = _pair(row, "transaction_id", "position")
     if pair is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.stop_line import Obstacle, Partitioning
+from outbox_core.stop_line import Obstacle, Partitioning, window_line
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -61,9 +61,31 @@ def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitionin
         ).fetchone()
     if row is None:
         return None
-    count, by, next_count, transaction_id, position = row
-    line = None if transaction_id is None else Checkpoint(int(transaction_id), position)
-    return Partitioning(count, by, next_count, line)
+    count, by, next_count, transaction_id, position, mark, snapshot = row
+    return build_partitioning(count, by, next_count, transaction_id, position, mark, snapshot)
+
+
+def build_partitioning(
+    count: int,
+    by: str,
+    next_count: int | None,
+    transaction_id: str | None,
+    position: int | None,
+    mark: str | None,
+    snapshot: str | None,
+) -> Partitioning:
+    """Return what a row of the table says, ids and snapshot as text."""
+    if mark is not None:
+        return Partitioning(count, by, next_count, window_line(snapshot), int(mark))
+    pair = None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
+    return Partitioning(count, by, next_count, pair)
+
+
+def draw(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> None:
+    """Cursor Snapshot: draw the line of a change that was asked for, unless somebody has; it is drawn once."""
+    parameters = {"processor_id": key.processor_id, "claim_uid": claim_uid}
+    with translated():
+        connection.execute(in_schema("draw_line", key.schema), parameters)
 
 
 def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> list[Obstacle]:
@@ -78,7 +100,12 @@ def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> l
 
 
 def is_settled(connection: psycopg.Connection[Any], line: Checkpoint) -> bool:
-    """Say whether everything up to the line can be read: no transaction below it is open any more."""
+    """Say whether everything up to the line can be read: no transaction below it is open any more.
+
+    What a snapshot sees is over.
+    """
+    if line.window is not None:
+        return True
     with translated():
         row = connection.execute(load("fetch_bound")).fetchone()
     return row is not None and int(row[0]) > line.transaction_id

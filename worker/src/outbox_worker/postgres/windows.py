@@ -22,7 +22,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.report import Lag, Reason
 from outbox_core.spec import StartType
-from outbox_core.window import LOWEST_POSITION, Plan, Window
+from outbox_core.window import LOWEST_POSITION, Plan, Window, parse_snapshot
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.table import OutboxTable, build_message
@@ -53,8 +53,15 @@ class _Page:
 class WindowReader:
     """Reads windows of one source, or of one partition of it."""
 
-    def __init__(self, scan: WindowScan, partition: int = 0, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
-        """Keep the statements."""
+    def __init__(
+        self,
+        scan: WindowScan,
+        partition: int = 0,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        end: str | None = None,
+    ) -> None:
+        """Keep the statements; with `end`, a stop line, no window is opened beyond that snapshot."""
+        self._end = end
         self._limits = limits
         self._scan = scan
         self._partition = partition
@@ -127,6 +134,9 @@ class WindowReader:
             opened_after, lower, upper = self._opened
             if (opened_after, lower) == (after, _window(after).end):
                 return upper
+        if self._end is not None:
+            # A person may have put the checkpoint beyond the line: nothing is read then, and nothing is read again.
+            return self._end if _is_later(self._end, _window(after).end) else str(_window(after).end)
         return fetch_snapshot(connection)
 
     def _empty(self, after: Checkpoint, upper: str) -> Batch:
@@ -274,6 +284,10 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
     with translated():
         row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
     return None if row is None or row[0] is None else int(row[0])
+
+
+def _is_later(snapshot: str, other: str | None) -> bool:
+    return other is None or parse_snapshot(snapshot).covers(parse_snapshot(other))
 
 
 def _window(checkpoint: Checkpoint) -> Window:

@@ -1,0 +1,233 @@
+------------------------------ MODULE Windows -------------------------------
+(***************************************************************************)
+(* Division with the cursor Snapshot: the same change, but a checkpoint is *)
+(* a window between two snapshots, and the line is a snapshot.             *)
+(*                                                                         *)
+(* Of two snapshots the later one sees all that the earlier one sees.  So  *)
+(* a snapshot is a number here: how many transactions were over, in the    *)
+(* order in which they ended.  Transaction m is the m-th to end, when it   *)
+(* took its id does not matter.  It wrote one message of the key `m % 2`,  *)
+(* or it asked for the change; a snapshot sees it if it is not below m.    *)
+(* The order within a key is that in which its transactions ended, because *)
+(* producers lock the key before they insert.                              *)
+(***************************************************************************)
+EXTENDS Integers, FiniteSets, TLC
+
+CONSTANTS
+  Workers,        \* processes, each with one lane at a time
+  Last,           \* transactions that end
+  Asks,           \* how often the resource is changed
+  Acquires,       \* how often a lease is acquired
+  \* What the change consists of. All TRUE, and Line = "after", is what runs.
+  Line,           \* a snapshot "after" the asking commit; or the asking transaction's "own"
+  LooksAfter,     \* a reader looks for the wish after it has taken its upper snapshot, not before
+  Drops,          \* it drops a window that sees the wish's mark
+  AllAwaited,     \* the change waits for every partition
+  NumberChecked,  \* whoever acquired a lease compares the number of partitions under it
+  LeasesEnded     \* the change ends all leases
+
+VARIABLES
+  over,    \* how many transactions are: what a snapshot taken now sees
+  asking,  \* the transaction that asks and has not committed: [own |-> its snapshot, to], or NotAsking
+  asked,   \* transactions that wrote no message
+  number,  \* processor_partitions: how many there are,
+  next,    \* ... how many there shall be (0: as many),
+  mark,    \* ... who asked for it,
+  line,    \* ... and the stop line, None until it is drawn
+  cp,      \* processor_checkpoints by partition: [seen, upper], see Window
+  lease,   \* processor_leases, by partition; rows stay
+  me,      \* what each process remembers
+  done,    \* ghost: how often each message was handled
+  skipped, \* ghost: a message was handled before an earlier one of its key
+  alarm,   \* ghost: a live owner found another checkpoint than its own, and a person was called
+  asks, acquires
+
+vars == <<over, asking, asked, number, next, mark, line, cp, lease, me, done, skipped, alarm, asks, acquires>>
+division == <<number, next, mark, line>>
+ghosts == <<done, skipped, alarm>>
+
+Numbers == {1, 2}
+Partitions == {0, 1}
+None == -1
+Nobody == "nobody"
+NotAsking == [own |-> None, to |-> 0]
+Has(p, n, m) == (m % 2) % n = p /\ m \notin asked
+
+(* Examined up to `seen`; the window it is in ends at `upper`, which stays  *)
+(* until the window is read. Between two windows they are the same.         *)
+Window(seen, upper) == [seen |-> seen, upper |-> upper]
+Read0(n) == Window(n, n)
+Gone == Read0(None)
+
+NoMemory(n) == [at |-> "out", n |-> n, p |-> 0, epoch |-> 0, stored |-> Read0(0), from |-> Read0(0), to |-> Read0(0),
+                line |-> None]
+Become(w, m) == me' = [me EXCEPT ![w] = m]
+Out(w) == \E n \in Numbers : Become(w, NoMemory(n))
+
+----------------------------------------------------------------------------
+(* Producers, and the process that asks for another number.                *)
+
+End ==
+  /\ over < Last /\ over' = over + 1
+  /\ UNCHANGED <<asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+
+(* ask_partitions.sql ... *)
+Ask ==
+  /\ asking = NotAsking /\ next = 0 /\ asks < Asks
+  /\ asking' = [own |-> over, to |-> 3 - number] /\ asks' = asks + 1
+  /\ UNCHANGED <<over, asked, division, cp, lease, me, ghosts, acquires>>
+
+(* ... and its commit.                                                      *)
+Asked ==
+  /\ asking # NotAsking /\ over < Last
+  /\ over' = over + 1 /\ asked' = asked \cup {over + 1}
+  /\ next' = asking.to /\ mark' = over + 1 /\ line' = IF Line = "own" THEN asking.own ELSE None
+  /\ asking' = NotAsking
+  /\ UNCHANGED <<asks, number, cp, lease, me, ghosts, acquires>>
+
+(* draw_snapshot_line.sql, by any process.                                  *)
+Draw ==
+  /\ next # 0 /\ line = None /\ line' = over
+  /\ UNCHANGED <<over, asking, asked, asks, number, next, mark, cp, lease, me, ghosts, acquires>>
+
+(* The resource asks for the number there is: the change is taken back.     *)
+TakeBack ==
+  /\ next # 0 /\ asks < Asks /\ asks' = asks + 1
+  /\ next' = 0 /\ mark' = 0 /\ line' = None
+  /\ UNCHANGED <<over, asking, asked, number, cp, lease, me, ghosts, acquires>>
+
+----------------------------------------------------------------------------
+(* A process, made for `n` partitions: perhaps not for as many as there are.*)
+
+Owner(w) == lease[me[w].p].owner = w /\ lease[me[w].p].epoch = me[w].epoch
+
+Acquire(w) ==
+  /\ me[w].at = "out" /\ acquires < Acquires
+  /\ \E p \in 0..(me[w].n - 1) :
+       /\ lease[p].owner = Nobody
+       /\ lease' = [lease EXCEPT ![p] = [epoch |-> @.epoch + 1, owner |-> w]]
+       /\ Become(w, [NoMemory(me[w].n) EXCEPT !.at = "load", !.p = p, !.epoch = lease[p].epoch + 1])
+  /\ acquires' = acquires + 1
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, ghosts>>
+
+Load(w) ==
+  /\ me[w].at = "load"
+  /\ IF ~Owner(w) THEN Out(w) /\ UNCHANGED lease
+     ELSE IF (NumberChecked /\ number # me[w].n) \/ cp[me[w].p] = Gone
+     THEN lease' = [lease EXCEPT ![me[w].p].owner = Nobody] /\ Become(w, NoMemory(number))
+     ELSE Become(w, [me[w] EXCEPT !.at = "read", !.stored = cp[me[w].p], !.from = cp[me[w].p]]) /\ UNCHANGED lease
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, ghosts, acquires>>
+
+(* A page of the open window, or of a new one: up to the line it knows, or  *)
+(* to now. Of any size.                                                     *)
+Read(w) ==
+  LET m == me[w]
+      upper == IF m.from.seen < m.from.upper THEN m.from.upper ELSE IF m.line = None THEN over ELSE m.line
+  IN
+  /\ m.at = (IF LooksAfter THEN "read" ELSE "looked")
+  /\ \E seen \in (m.from.seen + 1)..upper :
+       Become(w, [m EXCEPT !.at = IF LooksAfter THEN "look" ELSE "work", !.to = Window(seen, upper)])
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+
+(* Is it beyond a line that may not be drawn yet? (stop_line.py)            *)
+Beyond(window) == next # 0 /\ window.upper >= mark /\ window.upper # line
+Empty(m) == \A x \in (m.from.seen + 1)..m.to.seen : ~Has(m.p, m.n, x)
+
+Look(w) ==
+  LET m == me[w] IN
+  /\ m.at = (IF LooksAfter THEN "look" ELSE "read")
+  /\ IF number # m.n
+     THEN Become(w, [m EXCEPT !.at = "load"])       \* finds that it owns nothing any more
+     ELSE IF ~LooksAfter THEN Become(w, [m EXCEPT !.at = "looked", !.line = line])
+     ELSE IF Drops /\ (Beyond(m.to) \/ (m.line # line /\ m.line # None))
+     THEN Become(w, [m EXCEPT !.at = "read", !.line = line])
+     ELSE \/ Become(w, [m EXCEPT !.at = "work", !.line = line])
+          \/ /\ Empty(m) /\ m.to # Read0(line)      \* nothing to store: it moves on in memory only
+             /\ Become(w, [m EXCEPT !.at = "read", !.line = line, !.from = m.to])
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+
+(* It has nothing to read; it looks again now and then.                     *)
+Rest(w) ==
+  LET m == me[w] IN
+  /\ m.at \in {"read", "looked"} /\ m.from.seen = m.from.upper /\ m.line # None /\ m.from.seen >= m.line
+  /\ m.line # line \/ number # m.n
+  /\ Become(w, IF number # m.n THEN [m EXCEPT !.at = "load"] ELSE [m EXCEPT !.at = "read", !.line = line])
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+
+(* Effects and checkpoint, under the fence; between batches what was stored *)
+(* is compared, not what moved in memory.                                   *)
+Store(w) ==
+  LET m == me[w]
+      batch == {x \in (m.from.seen + 1)..m.to.seen : Has(m.p, m.n, x)}
+  IN
+  /\ m.at = "work"
+  /\ IF Owner(w) /\ cp[m.p] = m.stored
+     THEN /\ cp' = [cp EXCEPT ![m.p] = m.to]
+          /\ done' = [x \in 1..Last |-> IF x \in batch THEN done[x] + 1 ELSE done[x]]
+          /\ skipped' = (skipped \/ \E x \in batch : \E y \in 1..(x - 1) :
+                           y % 2 = x % 2 /\ y \notin asked /\ y \notin batch /\ done[y] = 0)
+          /\ Become(w, [m EXCEPT !.at = "read", !.stored = m.to, !.from = m.to])
+     ELSE Out(w) /\ UNCHANGED <<cp, done, skipped>>
+  /\ alarm' = (alarm \/ (Owner(w) /\ cp[m.p] # m.stored))
+  /\ UNCHANGED <<over, asking, asked, asks, division, lease, acquires>>
+
+(* change_partitions.sql, by any process.                                   *)
+Change ==
+  /\ next # 0 /\ line # None
+  /\ IF AllAwaited THEN \A p \in 0..(number - 1) : cp[p] = Read0(line)
+                   ELSE \E p \in 0..(number - 1) : cp[p] = Read0(line)
+  /\ number' = next /\ next' = 0 /\ mark' = 0 /\ line' = None
+  /\ cp' = [p \in Partitions |-> IF p < next THEN Read0(line) ELSE Gone]
+  /\ lease' = IF LeasesEnded THEN [p \in Partitions |-> [lease[p] EXCEPT !.owner = Nobody]] ELSE lease
+  /\ UNCHANGED <<over, asking, asked, asks, me, ghosts, acquires>>
+
+(* A lease lapses; its holder may be dead, or frozen and wake up later.     *)
+Lapse ==
+  /\ \E p \in Partitions : lease[p].owner # Nobody /\ lease' = [lease EXCEPT ![p].owner = Nobody]
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, me, ghosts, acquires>>
+
+(* SIGKILL; what starts in its place was perhaps given another number.      *)
+Crash(w) ==
+  /\ me[w].at # "out" /\ Out(w)
+  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+
+----------------------------------------------------------------------------
+Init ==
+  /\ over = 0 /\ asking = NotAsking /\ asked = {} /\ asks = 0 /\ acquires = 0
+  /\ number \in Numbers /\ next = 0 /\ mark = 0 /\ line = None
+  /\ cp = [p \in Partitions |-> IF p < number THEN Read0(0) ELSE Gone]
+  /\ lease = [p \in Partitions |-> [epoch |-> 0, owner |-> Nobody]]
+  /\ me \in [Workers -> {NoMemory(n) : n \in Numbers}]
+  /\ done = [x \in 1..Last |-> 0] /\ skipped = FALSE /\ alarm = FALSE
+
+Next ==
+  \/ End \/ Ask \/ Asked \/ Draw \/ TakeBack \/ Change \/ Lapse
+  \/ \E w \in Workers : Acquire(w) \/ Load(w) \/ Read(w) \/ Look(w) \/ Rest(w) \/ Store(w) \/ Crash(w)
+
+Spec == Init /\ [][Next]_vars
+
+----------------------------------------------------------------------------
+(* No message is handled under two numbers, or twice at all.                *)
+ExactlyOnce == \A x \in 1..Last : done[x] <= 1
+
+(* None is passed over: what a checkpoint has examined was handled, and each*)
+(* key in order, whatever the number was.                                   *)
+NothingSkipped ==
+  /\ ~skipped
+  /\ \A p \in 0..(number - 1) : \A x \in 1..cp[p].seen : Has(p, number, x) => done[x] = 1
+
+(* No change is taken for somebody who edits checkpoints.                   *)
+NoFalseConflict == ~alarm
+
+(* The line holds every window that somebody has stored a page of.          *)
+NobodyBeyond == line # None => \A p \in 0..(number - 1) : cp[p].upper <= line
+
+(* These shall fail: the model does come to what it is about.               *)
+NeverChanged == ~(asks > 0 /\ next = 0 /\ asked # {} /\ \E x \in asked : \E w \in Workers :
+                    me[w].at = "work" /\ me[w].from.seen >= x)
+NeverAtLineInMemory == ~(\E w \in Workers : me[w].at = "work" /\ me[w].to = Read0(line) /\ Empty(me[w])
+                           /\ me[w].stored # me[w].from)
+NeverInsideAtWish == ~(next # 0 /\ line = None /\ \E p \in 0..(number - 1) : cp[p].seen < cp[p].upper)
+
+Symmetry == Permutations(Workers)
+=============================================================================
