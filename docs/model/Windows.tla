@@ -5,7 +5,7 @@
 (*                                                                         *)
 (* Of two snapshots the later one sees all that the earlier one sees.  So  *)
 (* a snapshot is a number here: how many transactions were over, in the    *)
-(* order in which they ended.  Transaction m is the m-th to end, when it   *)
+(* order in which they ended.  Transaction m is the m-th to end; when it   *)
 (* took its id does not matter.  It wrote one message of the key `m % 2`,  *)
 (* or it asked for the change; a snapshot sees it if it is not below m.    *)
 (* The order within a key is that in which its transactions ended, because *)
@@ -18,6 +18,7 @@ CONSTANTS
   Last,           \* transactions that end
   Asks,           \* how often the resource is changed
   Acquires,       \* how often a lease is acquired
+  Begun,          \* into how many partitions it may be divided at first
   \* What the change consists of. All TRUE, and Line = "after", is what runs.
   Line,           \* a snapshot "after" the asking commit; or the asking transaction's "own"
   LooksAfter,     \* a reader looks for the wish after it has taken its upper snapshot, not before
@@ -194,7 +195,7 @@ Crash(w) ==
 ----------------------------------------------------------------------------
 Init ==
   /\ over = 0 /\ asking = NotAsking /\ asked = {} /\ asks = 0 /\ acquires = 0
-  /\ number \in Numbers /\ next = 0 /\ mark = 0 /\ line = None
+  /\ number \in Begun /\ next = 0 /\ mark = 0 /\ line = None
   /\ cp = [p \in Partitions |-> IF p < number THEN Read0(0) ELSE Gone]
   /\ lease = [p \in Partitions |-> [epoch |-> 0, owner |-> Nobody]]
   /\ me \in [Workers -> {NoMemory(n) : n \in Numbers}]

@@ -14,13 +14,21 @@ from outbox_core.stop_line import (
     Partitioning,
     describe_change,
     describe_key,
+    describe_line,
     find_waiting,
     key_of,
     parse_key,
+    window_line,
 )
+from outbox_core.window import Window, parse_snapshot
 
 LINE = Checkpoint(100, 9)
 CHANGE = Partitioning(8, "partition key", 4, LINE)
+MARK = 50
+SNAPSHOT = "40:60:40,55"
+ASKED = Partitioning(3, "partition key", 5, None, MARK)
+DRAWN = Partitioning(3, "partition key", 5, window_line(SNAPSHOT), MARK)
+"""The line of windows: it sees the mark."""
 
 
 @pytest.mark.parametrize(
@@ -93,3 +101,70 @@ def test_a_key_is_read_as_it_was_written(key):
 def test_the_key_of_a_message_for_people(key, found):
     message = Message(LINE, "m", "t", "default", "ann", '{"order": {"id": 7}}', None, datetime.now(UTC))
     assert key_of(message, key) == found
+
+
+def window(lower, upper=None, position=None, counter=7):
+    return Checkpoint(0, counter, Window(lower, upper, position))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "at_line", "beyond"),
+    [
+        pytest.param(window(None), False, False, id="nothing is examined"),
+        pytest.param(window("40:50:40"), False, False, id="taken before the wish was asked for"),
+        pytest.param(window("40:60:40,50,55"), False, False, id="taken while the asking transaction was open"),
+        pytest.param(window("40:50:40", "40:60:40,50,55", 9), False, False, id="inside a window that does not see it"),
+        pytest.param(window("40:50:40", SNAPSHOT, 9), False, False, id="inside the last window"),
+        pytest.param(window(SNAPSHOT), True, False, id="at the line"),
+        pytest.param(window(SNAPSHOT, counter=999), True, False, id="at the line, whatever the counter"),
+        pytest.param(window("40:61:55"), False, True, id="taken later"),
+        pytest.param(window("40:50:40", "40:61:55", 9), False, True, id="inside a window that was opened later"),
+    ],
+)
+def test_where_a_window_lies(checkpoint, at_line, beyond):
+    assert (DRAWN.is_at_line(checkpoint), DRAWN.is_beyond_line(checkpoint)) == (at_line, beyond)
+    assert not ASKED.is_at_line(checkpoint)
+    assert ASKED.is_beyond_line(checkpoint) is (beyond or checkpoint.window.end == SNAPSHOT), "not drawn: it may be"
+
+
+def test_where_a_pair_lies():
+    assert [CHANGE.is_beyond_line(each) for each in (Checkpoint(100, 8), LINE, Checkpoint(101, 0))] == [
+        False,
+        False,
+        True,
+    ]
+    assert [CHANGE.is_at_line(each) for each in (None, Checkpoint(100, 8), LINE)] == [False, False, True]
+    assert not Partitioning(8, "partition key").is_beyond_line(LINE)
+
+
+def test_a_line_is_another_one_by_its_mark():
+    assert Partitioning(3, "partition key").has_same_line(None)
+    assert DRAWN.has_same_line(Partitioning(3, "partition key", 8, window_line(SNAPSHOT), MARK))
+    for other in (None, ASKED, CHANGE, Partitioning(3, "partition key", 5, window_line(SNAPSHOT), MARK + 1)):
+        assert not DRAWN.has_same_line(other)
+    assert (CHANGE.is_drawn, ASKED.is_drawn, DRAWN.is_drawn) == (True, False, True)
+
+
+def test_all_are_waited_for_while_the_line_is_not_drawn():
+    stored = dict.fromkeys(range(3), window(SNAPSHOT))
+    assert (find_waiting(ASKED, stored), find_waiting(DRAWN, stored)) == ((0, 1, 2), ())
+    said = "changing partitions 3 -> 5: 0 of 3 at the line, waiting for partitions 0, 1, 2"
+    assert describe_change(ASKED, (0, 1, 2), ()) == said
+
+
+def test_a_line_is_written_for_people():
+    assert [describe_line(each) for each in (CHANGE, ASKED, DRAWN)] == ["100:9", "", SNAPSHOT]
+
+
+@pytest.mark.parametrize(
+    ("later", "earlier", "covers"),
+    [
+        ("40:60:40,55", "40:60:40,55", True),
+        ("40:60:55", "40:60:40,55", True),
+        ("40:60:40,55", "40:60:55", False),
+        ("40:70:40,65", "40:60:40,55", True),
+        ("40:60:40", "40:70:40,65", False),
+    ],
+)
+def test_a_later_snapshot_covers_an_earlier_one(later, earlier, covers):
+    assert parse_snapshot(later).covers(parse_snapshot(earlier)) is covers

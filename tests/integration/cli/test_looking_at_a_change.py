@@ -1,0 +1,78 @@
+"""`outbox status` while the number of partitions changes, where checkpoints are windows between snapshots."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.partition import partition_of
+from outbox_core.window import Window
+from outbox_worker.postgres import partitions, stop_line
+from outbox_worker.postgres.windows import fetch_snapshot
+
+COUNT = 3
+
+
+@pytest.fixture
+def divided(shop):
+    """Three partitions at the present, and one message of key a behind it."""
+    epoch, token = shop.own(live=True)
+    start = Checkpoint(0, 1, Window(fetch_snapshot(shop.connection)))
+    with shop.connection.transaction():
+        partitions.begin(
+            shop.connection, shop.key, count=COUNT, by="partition key", start=start, epoch=epoch, token=token
+        )
+    insert(shop)
+    return shop
+
+
+def insert(shop):
+    shop.connection.execute("INSERT INTO outbox.messages (partition_key, message_type, data) VALUES ('a', 't', '{}')")
+
+
+def ask(shop, count, generation):
+    stop_line.ask(shop.connection, shop.key, shop.resource, generation=generation, count=count, by="partition key")
+
+
+def change_of(cli):
+    found = cli.json("status", "orders")
+    assert len(found) == COUNT
+    return found[0]["change"]
+
+
+def test_it_says_how_far_the_change_is_and_names_the_message_it_waits_for(cli, divided):
+    assert change_of(cli) is None
+    ask(divided, 5, 1)
+    asked = change_of(cli)
+    assert (asked["count"], asked["nextCount"], asked["atLine"]) == (3, 5, 0)
+    assert asked["message"] == "changing partitions 3 -> 5: 0 of 3 at the line, waiting for partitions 0, 1, 2"
+
+    stop_line.draw(divided.connection, divided.key, divided.resource.uid)
+    now = stop_line.fetch(divided.connection, divided.key)
+    message_id = divided.connection.execute("SELECT message_id FROM outbox.messages").fetchone()[0]
+    insert(divided)  # behind the line: nobody waits for it
+    here = partition_of("a", COUNT)
+    divided.connection.execute(
+        "UPDATE outbox.processor_checkpoints SET last_processed_position = 2, lower_snapshot = %s::text::pg_snapshot "
+        "WHERE partition <> %s",
+        (now.line.window.lower, here),
+    )
+
+    waiting = f"partition {here}: message {message_id!r} of key 'a'"
+    assert change_of(cli)["message"] == f"changing partitions 3 -> 5: 2 of 3 at the line, waiting for {waiting}"
+    assert sum(each["lag"]["messages"] for each in cli.json("status", "orders")) == 2
+
+
+def test_the_change_is_an_act_with_the_snapshot(cli, divided):
+    ask(divided, 5, 1)
+    stop_line.draw(divided.connection, divided.key, divided.resource.uid)
+    line = stop_line.fetch(divided.connection, divided.key).line.window.lower
+    divided.connection.execute(
+        "UPDATE outbox.processor_checkpoints SET last_processed_position = 2, lower_snapshot = %s::text::pg_snapshot",
+        (line,),
+    )
+    assert stop_line.change(divided.connection, divided.key, divided.resource.uid)
+    (act,) = cli.json("acts", "orders")
+    assert (act["act"], act["to"], act["reason"]) == (
+        "ChangePartitions", "0:3", f"3 partitions became 5 (after the snapshot {line})",
+    )  # fmt: skip
