@@ -21,10 +21,12 @@ def text_of(snapshot: Snapshot) -> str | None:
     return f"{listed[0] if listed else snapshot.end}:{snapshot.end}:{','.join(map(str, listed))}"
 
 
-@st.composite
-def snapshots(draw):
-    end = draw(st.integers(0, 12))
-    return Snapshot(end, frozenset(draw(st.sets(st.integers(0, 11)))) & frozenset(range(end)))
+def build_snapshot(end: int, mask: int) -> Snapshot:
+    return Snapshot(end, frozenset(each for each in range(end) if mask >> each & 1))
+
+
+def snapshots():
+    return st.builds(build_snapshot, st.integers(0, 12), st.integers(0, 4095))
 
 
 @st.composite

@@ -191,19 +191,17 @@ class Workers:
 class Effects:
     """What a projection made of messages, in the order in which it did, and the checkpoint beside it."""
 
-    def __init__(self, connection: psycopg.Connection[Any], table: str, *, patience: float = 20.0) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], table: str) -> None:
         self.connection = connection
         self._table = table
-        self._patience = patience
 
     def handled(self) -> list[str]:
         rows = self.connection.execute(f"SELECT message_id FROM {self._table} ORDER BY n").fetchall()
         return [row[0] for row in rows]
 
-    def wait_handled(self, expected: list[str], seconds: float | None = None) -> None:
+    def wait_handled(self, expected: list[str], seconds: float = 60.0) -> None:
         """Wait for exactly these, once each and in order."""
-        what = f"{len(expected)} messages handled"
-        wait_until(lambda: len(self.handled()) >= len(expected), what, seconds or self._patience)
+        wait_until(lambda: len(self.handled()) >= len(expected), f"{len(expected)} messages handled", seconds)
         assert self.handled() == expected
 
     def stored(self, processor_id: str = "orders") -> str | None:

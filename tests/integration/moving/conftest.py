@@ -25,7 +25,7 @@ class Apart(Effects):
     """A source's database and a target's, as a worker is given them."""
 
     def __init__(self, outbox: Outbox, target: Database, workers: Workers, cursor: str = "TransactionOrder") -> None:
-        super().__init__(target.direct(), "seen", patience=60.0)
+        super().__init__(target.direct(), "seen")
         self.outbox, self.target, self.workers, self.cursor = outbox, target, workers, cursor
         self.connection.execute("CREATE TABLE seen (n serial PRIMARY KEY, message_id text, total int, pair text)")
 
