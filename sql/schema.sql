@@ -144,6 +144,38 @@ CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_
                         AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
 $$;
 
+CREATE FUNCTION outbox.advance_lanes(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions integer[], p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The owner of one partition has handled, in this transaction, what others had before them (a swap): their checkpoints go
+-- there, and their leases end, so that whoever owned them reads anew. p_standing: where the others stood when that was
+-- begun (standing_of without the caller's own). False: one of them stored something since, or the caller is no owner.
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR p_partition = ANY (p_partitions) THEN
+        RETURN false;
+    END IF;
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions) ORDER BY l.partition FOR UPDATE;
+    PERFORM 1 FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition <> p_partition ORDER BY c.partition FOR UPDATE;
+    IF standing_of(p_processor_id, p_partition) IS DISTINCT FROM p_standing THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions);
+    UPDATE processor_checkpoints c
+    SET last_processed_transaction_id = n.transaction_id, last_processed_position = n.counter,
+        lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position",
+        stored_at = clock_timestamp()
+    FROM unnest(p_partitions, p_transaction_ids, p_counters, p_lowers, p_uppers, p_positions)
+        AS n (partition, transaction_id, counter, lower_snapshot, upper_snapshot, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition;
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) RETURNS TABLE(partition_count integer, key text, next_count integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -585,6 +617,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) RETURNS boolean
+    LANGUAGE sql IMMUTABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Does a snapshot see whatever the other one sees? Null sees nothing. As outbox_core.standing.covers.
+SELECT p_other IS NULL OR p_snapshot IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM pg_snapshot_xip(p_snapshot) AS i (id) WHERE pg_visible_in_snapshot(i.id, p_other))
+    AND greatest(pg_snapshot_xmax(p_other)::text::numeric - pg_snapshot_xmax(p_snapshot)::text::numeric, 0)
+        = (SELECT count(*) FROM pg_snapshot_xip(p_other) AS i (id) WHERE i.id >= pg_snapshot_xmax(p_snapshot))
+$$;
+
 CREATE FUNCTION outbox.create_queue(p_queue text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1011,6 +1054,67 @@ BEGIN
         claimed_at = clock_timestamp()
     WHERE c.processor_id = p_processor_id;
     RETURN true;
+END
+$$;
+
+CREATE TABLE outbox.processor_checkpoints (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    last_processed_transaction_id xid8 NOT NULL,
+    last_processed_position bigint NOT NULL,
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    window_position bigint,
+    generation bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
+    CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
+CASE cursor_kind
+    WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
+    ELSE ((lower_snapshot IS NULL) AND (upper_snapshot IS NULL))
+END),
+    CONSTRAINT processor_checkpoints_window_is_whole CHECK (((upper_snapshot IS NULL) = (window_position IS NULL)))
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.lower_snapshot IS 'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.upper_snapshot IS 'Of what this sees besides, everything up to window_position is examined; null between two windows.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
+
+CREATE FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) RETURNS boolean
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Has one checkpoint examined whatever the other one has? A pair (x, p) is the window from x:x: to x+1:x+1: at p. A pair
+-- can only be said to cover a window as a whole.
+DECLARE
+    v_x numeric := p_other.last_processed_transaction_id::text::numeric;
+    v_lower pg_snapshot := p_other.lower_snapshot;
+    v_upper pg_snapshot := p_other.upper_snapshot;
+    v_position bigint := p_other.window_position;
+BEGIN
+    IF p_one.cursor_kind <> 'Snapshot' AND p_other.cursor_kind <> 'Snapshot' THEN
+        RETURN (p_one.last_processed_transaction_id, p_one.last_processed_position)
+            >= (p_other.last_processed_transaction_id, p_other.last_processed_position);
+    ELSIF p_one.cursor_kind <> 'Snapshot' THEN
+        RETURN coalesce(
+            (p_one.last_processed_transaction_id::text::numeric, p_one.last_processed_position)
+            >= (pg_snapshot_xmax(coalesce(v_upper, v_lower))::text::numeric - 1, 9223372036854775807), true);
+    ELSIF p_other.cursor_kind <> 'Snapshot' AND v_x > 0 THEN
+        v_lower := format('%s:%s:', v_x, v_x)::pg_snapshot;
+        v_upper := format('%s:%s:', v_x + 1, v_x + 1)::pg_snapshot;
+        v_position := p_other.last_processed_position;
+    END IF;
+    RETURN covers_snapshot(p_one.lower_snapshot, coalesce(v_upper, v_lower))
+        OR coalesce(p_one.window_position >= v_position, false)
+           AND covers_snapshot(p_one.lower_snapshot, v_lower) AND covers_snapshot(p_one.upper_snapshot, v_upper);
 END
 $$;
 
@@ -1586,9 +1690,16 @@ BEGIN
             RAISE EXCEPTION 'the cursor of % is Snapshot: name 0:POSITION, the first position to handle again, not %:%',
                 p_processor_id, p_transaction_id, p_position USING ERRCODE = 'invalid_parameter_value';
         END IF;
+        IF v_stored.processor_id IS NULL AND p_position > 0
+           AND EXISTS (SELECT 1 FROM processor_sources s WHERE s.processor_id = p_processor_id) THEN
+            RAISE EXCEPTION 'the checkpoint of % is gone, and its messages are in another database: what is committed there is not '
+                'known here', p_processor_id
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Name 0:0, and everything is handled again.';
+        END IF;
         -- As outbox_core.window.Window.rewound: what is examined shrinks to what is below the position. Where the row is gone,
         -- what is committed by now is all there is to go by.
-        v_back := CASE WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
+        v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
+                       WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
                        WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
                        ELSE v_stored.lower_snapshot END;
         RETURN rewind_processor_window(p_processor_id, p_partition, NULL, v_back,
@@ -1953,6 +2064,37 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
+        SELECT 1 FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_checkpoints c
+    SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
+    FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
+    RETURN true;
+END
+$$;
+
+CREATE FUNCTION outbox.standing_of(p_processor_id text, p_but_partition integer DEFAULT NULL::integer) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Where a processor stands, in words that differ if anything of it does: to see that nobody stored anything meanwhile.
+SELECT string_agg(concat_ws(' ', c.partition, c.last_processed_transaction_id, c.last_processed_position,
+                            coalesce(c.lower_snapshot::text, '-'), coalesce(c.upper_snapshot::text, '-'),
+                            coalesce(c.window_position::text, '-')), ', ' ORDER BY c.partition)
+FROM processor_checkpoints c
+WHERE c.processor_id = p_processor_id AND c.partition IS DISTINCT FROM p_but_partition
+$$;
+
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -2153,15 +2295,16 @@ CREATE FUNCTION outbox.stranger_refusals(p_processor_id text) RETURNS bigint
 SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
 $$;
 
-CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) RETURNS integer
+CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     SET lock_timeout TO '2s'
     AS $$
 -- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
--- place. The pair is the furthest that the caller saw stored for the former: what it has handled besides counts from there.
--- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no pair, or reads another
--- source; 4 the caller is not the live owner of `p_by`, or its checkpoint is behind the pair; 5 another one replaced it.
+-- place. p_standing: where the former stood when the caller looked (standing_of).
+-- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
+-- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
+-- the former has; 5 another one replaced it.
 DECLARE
     v_by text;
     v_claim processor_claims;
@@ -2189,23 +2332,21 @@ BEGIN
     SET cluster = excluded.cluster, namespace = excluded.namespace, name = excluded.name, uid = excluded.uid,
         claimed_at = clock_timestamp(), vacated_at = NULL;
     PERFORM end_leases(p_processor_id, v_claim.uid);
-    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
     PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
     SELECT c.last_processed_transaction_id, c.last_processed_position INTO v_transaction_id, v_position
     FROM processor_checkpoints c WHERE c.processor_id = p_processor_id
     ORDER BY 1 DESC, 2 DESC LIMIT 1;
-    -- Windows and batches have no place that could be compared.
-    IF NOT FOUND OR v_new.cursor_kind <> 'TransactionOrder'
-       OR EXISTS (SELECT 1 FROM processor_checkpoints c
-                  WHERE c.processor_id = p_processor_id AND c.cursor_kind <> 'TransactionOrder')
-       OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
+    IF NOT FOUND OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
        OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
        IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
         RETURN 3;
-    ELSIF (v_transaction_id, v_position) <> (p_transaction_id, p_position) THEN
+    ELSIF standing_of(p_processor_id) IS DISTINCT FROM p_standing THEN
         RETURN 2;
-    ELSIF v_new.processor_id IS NULL
-          OR (v_new.last_processed_transaction_id, v_new.last_processed_position) < (v_transaction_id, v_position) THEN
+    END IF;
+    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
+    IF NOT FOUND OR EXISTS (SELECT 1 FROM processor_checkpoints n CROSS JOIN processor_checkpoints o
+                            WHERE n.processor_id = p_by AND o.processor_id = p_processor_id
+                              AND NOT has_examined(n, o)) THEN
         RETURN 4;
     END IF;
     INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id, swapped_at, transaction_id, "position")
@@ -2636,37 +2777,6 @@ ALTER TABLE outbox.messages ALTER COLUMN "position" ADD GENERATED BY DEFAULT AS 
     CACHE 1
 );
 
-CREATE TABLE outbox.processor_checkpoints (
-    processor_id text NOT NULL,
-    partition integer DEFAULT 0 NOT NULL,
-    last_processed_transaction_id xid8 NOT NULL,
-    last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
-    lower_snapshot pg_snapshot,
-    upper_snapshot pg_snapshot,
-    window_position bigint,
-    generation bigint DEFAULT 0 NOT NULL,
-    CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
-    CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
-CASE cursor_kind
-    WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
-    ELSE ((lower_snapshot IS NULL) AND (upper_snapshot IS NULL))
-END),
-    CONSTRAINT processor_checkpoints_window_is_whole CHECK (((upper_snapshot IS NULL) = (window_position IS NULL)))
-)
-WITH (fillfactor='50');
-
-COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.lower_snapshot IS 'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.upper_snapshot IS 'Of what this sees besides, everything up to window_position is examined; null between two windows.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
-
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
     processor_id text NOT NULL,
@@ -3082,6 +3192,8 @@ REVOKE ALL ON FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) 
 
 REVOKE ALL ON FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.advance_lanes(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions integer[], p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_competing(p_processor_id text, p_claim_uid text, p_queue text, p_lower pg_snapshot, p_after_transaction_id xid8, p_after_position bigint) FROM PUBLIC;
@@ -3105,6 +3217,8 @@ REVOKE ALL ON FUNCTION outbox.complete_batch(p_processor_id text, p_batch bigint
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.create_queue(p_queue text) FROM PUBLIC;
 
@@ -3133,6 +3247,8 @@ REVOKE ALL ON FUNCTION outbox.guard_superseded() FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
@@ -3192,6 +3308,10 @@ REVOKE ALL ON FUNCTION outbox.settle_processor_checkpoint(p_processor_id text, p
 
 REVOKE ALL ON FUNCTION outbox.spread_start(p_processor_id text, p_partitions integer[], p_transaction_ids xid8[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.standing_of(p_processor_id text, p_but_partition integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
@@ -3200,7 +3320,7 @@ REVOKE ALL ON FUNCTION outbox.store_processor_window(p_processor_id text, p_part
 
 REVOKE ALL ON FUNCTION outbox.stranger_refusals(p_processor_id text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) FROM PUBLIC;
 

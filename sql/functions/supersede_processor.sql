@@ -1,13 +1,14 @@
 CREATE OR REPLACE FUNCTION :"schema".supersede_processor(
     p_processor_id text, p_by text, p_partition int, p_epoch bigint, p_owner_token uuid,
-    p_transaction_id xid8, p_position bigint, p_decided_by text
+    p_standing text, p_decided_by text
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
--- place. The pair is the furthest that the caller saw stored for the former: what it has handled besides counts from there.
--- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no pair, or reads another
--- source; 4 the caller is not the live owner of `p_by`, or its checkpoint is behind the pair; 5 another one replaced it.
+-- place. p_standing: where the former stood when the caller looked (standing_of).
+-- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
+-- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
+-- the former has; 5 another one replaced it.
 DECLARE
     v_by text;
     v_claim processor_claims;
@@ -35,23 +36,21 @@ BEGIN
     SET cluster = excluded.cluster, namespace = excluded.namespace, name = excluded.name, uid = excluded.uid,
         claimed_at = clock_timestamp(), vacated_at = NULL;
     PERFORM end_leases(p_processor_id, v_claim.uid);
-    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
     PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
     SELECT c.last_processed_transaction_id, c.last_processed_position INTO v_transaction_id, v_position
     FROM processor_checkpoints c WHERE c.processor_id = p_processor_id
     ORDER BY 1 DESC, 2 DESC LIMIT 1;
-    -- Windows and batches have no place that could be compared.
-    IF NOT FOUND OR v_new.cursor_kind <> 'TransactionOrder'
-       OR EXISTS (SELECT 1 FROM processor_checkpoints c
-                  WHERE c.processor_id = p_processor_id AND c.cursor_kind <> 'TransactionOrder')
-       OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
+    IF NOT FOUND OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
        OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
        IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
         RETURN 3;
-    ELSIF (v_transaction_id, v_position) <> (p_transaction_id, p_position) THEN
+    ELSIF standing_of(p_processor_id) IS DISTINCT FROM p_standing THEN
         RETURN 2;
-    ELSIF v_new.processor_id IS NULL
-          OR (v_new.last_processed_transaction_id, v_new.last_processed_position) < (v_transaction_id, v_position) THEN
+    END IF;
+    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
+    IF NOT FOUND OR EXISTS (SELECT 1 FROM processor_checkpoints n CROSS JOIN processor_checkpoints o
+                            WHERE n.processor_id = p_by AND o.processor_id = p_processor_id
+                              AND NOT has_examined(n, o)) THEN
         RETURN 4;
     END IF;
     INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id, swapped_at, transaction_id, "position")

@@ -222,9 +222,16 @@ BEGIN
             RAISE EXCEPTION 'the cursor of % is Snapshot: name 0:POSITION, the first position to handle again, not %:%',
                 p_processor_id, p_transaction_id, p_position USING ERRCODE = 'invalid_parameter_value';
         END IF;
+        IF v_stored.processor_id IS NULL AND p_position > 0
+           AND EXISTS (SELECT 1 FROM processor_sources s WHERE s.processor_id = p_processor_id) THEN
+            RAISE EXCEPTION 'the checkpoint of % is gone, and its messages are in another database: what is committed there is not '
+                'known here', p_processor_id
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Name 0:0, and everything is handled again.';
+        END IF;
         -- As outbox_core.window.Window.rewound: what is examined shrinks to what is below the position. Where the row is gone,
         -- what is committed by now is all there is to go by.
-        v_back := CASE WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
+        v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
+                       WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
                        WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
                        ELSE v_stored.lower_snapshot END;
         RETURN rewind_processor_window(p_processor_id, p_partition, NULL, v_back,

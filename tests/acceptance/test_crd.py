@@ -55,6 +55,7 @@ VALID = [
     pytest.param(worker(target=APART), id="into another database"),
     pytest.param(worker(startFrom={"type": "Processor", "processorId": "first"}), id="from another's checkpoint"),
     pytest.param(worker(rebuildOf=REBUILD), id="a rebuild"),
+    pytest.param(worker(rebuildOf=REBUILD, delivery=PARTITIONED), id="a divided rebuild"),
     pytest.param(worker(delivery=PARTITIONED), id="partitioned"),
     pytest.param(
         worker(delivery={**PARTITIONED, "partitions": {"count": 64, "key": {"data": ["order", "id"]}}}),
@@ -169,7 +170,6 @@ INVALID = [
     ),
     pytest.param(worker(rebuildOf={**REBUILD, "processorId": "orders"}), "is this very processor", id="of itself"),
     pytest.param(worker(rebuildOf=REBUILD, target=RABBITMQ), "rebuildOf needs engine Worker", id="rebuilt in a broker"),
-    pytest.param(worker(rebuildOf=REBUILD, delivery=PARTITIONED), "delivery.mode Ordered", id="a divided rebuild"),
     pytest.param(spark(target=APART), "leave target.sql.connection out", id="Spark into another database"),
     pytest.param(worker(startFrom={"type": "Timestamp"}), "timestamp goes with type Timestamp", id="no timestamp"),
     pytest.param(

@@ -262,6 +262,7 @@ class Database:
 
 _EMPTY = """
 DO $$ DECLARE t record; BEGIN
+    PERFORM set_config('session_replication_role', 'replica', true);  -- no trigger keeps what a swap left
     PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND state LIKE 'idle in transaction%' AND pid <> pg_backend_pid();
     FOR t IN SELECT c.relname, c.relkind FROM pg_class c

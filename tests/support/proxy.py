@@ -1,10 +1,12 @@
-"""A small TCP proxy that cuts a connection at a COMMIT, before or after the server has heard of it."""
+"""Small TCP proxies: one cuts a connection at a COMMIT, another plays a server or a network that is gone."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from enum import Enum
+
+from typing_extensions import override
 
 
 class Cut(Enum):
@@ -15,28 +17,21 @@ class Cut(Enum):
     UNNOTICED = "the COMMIT never reaches the server, which does not see the connection end"
 
 
-class CommitCutter:
-    """Forwards one port to another; `arm` cuts every connection at its next COMMIT, or once one that said `after`."""
+class Proxy:
+    """Forwards one port to another; what is done with a connection is the subclass's."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
-        self._cut: Cut | None = None
-        self._after = b""
-        self._once = False
-        self._waiting: socket.socket | None = None
-        self.cuts = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
-    def arm(self, cut: Cut, *, after: bytes = b"", once: bool = False) -> None:
-        self._cut, self._after, self._once = cut, after, once
-
     def uri(self, uri: str) -> str:
-        """The same database through this proxy, without TLS: it must read what is said."""
-        return uri.replace(f":{self._target[1]}/", f":{self.port}/") + "?sslmode=disable"
+        """The same database through this proxy."""
+        return uri.replace(f":{self._target[1]}/", f":{self.port}/")
 
     def close(self) -> None:
         _shut(self._listener)  # wakes the thread that accepts
@@ -44,6 +39,9 @@ class CommitCutter:
         self._listener.close()
         for open_socket in self._sockets:
             _shut(open_socket)
+        for thread in self._threads:
+            thread.join(5)
+        for open_socket in self._sockets:
             open_socket.close()
 
     def _accept(self) -> None:
@@ -52,11 +50,95 @@ class CommitCutter:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if not self._admits():
+                client.close()
+                continue
             server = socket.create_connection(self._target)
             self._sockets += [client, server]
-            threading.Thread(target=self._to_server, args=(client, server), daemon=True).start()
-            threading.Thread(target=self._to_client, args=(server, client), daemon=True).start()
+            for serve in (self._to_server, self._to_client):
+                ends = (client, server) if serve == self._to_server else (server, client)
+                self._threads.append(threading.Thread(target=serve, args=ends, daemon=True))
+                self._threads[-1].start()
 
+    def _admits(self) -> bool:
+        return True
+
+    def _to_server(self, client: socket.socket, server: socket.socket) -> None:
+        raise NotImplementedError
+
+    def _to_client(self, server: socket.socket, client: socket.socket) -> None:
+        raise NotImplementedError
+
+
+class Relay(Proxy):
+    """Can cut what is open and refuse what comes, or take it and say nothing."""
+
+    def __init__(self, port: int) -> None:
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._refusing = False
+        super().__init__(port)
+
+    def cut(self) -> None:
+        """The server is gone: connections break, new ones are refused."""
+        self._refusing = True
+        for each in self._sockets:
+            _shut(each)
+
+    def hang(self) -> None:
+        """The network is gone: nothing comes through and nothing breaks."""
+        self._flowing.clear()
+
+    def heal(self) -> None:
+        self._refusing = False
+        self._flowing.set()
+
+    @override
+    def close(self) -> None:
+        self._flowing.set()
+        super().close()
+
+    @override
+    def _admits(self) -> bool:
+        return not self._refusing
+
+    @override
+    def _to_server(self, client: socket.socket, server: socket.socket) -> None:
+        self._pump(client, server)
+
+    @override
+    def _to_client(self, server: socket.socket, client: socket.socket) -> None:
+        self._pump(server, client)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        while data := _receive(source):
+            self._flowing.wait()
+            if not _send(sink, data):
+                break
+        _shut(source)
+        _shut(sink)
+
+
+class CommitCutter(Proxy):
+    """`arm` cuts every connection at its next COMMIT, or once one that said `after`."""
+
+    def __init__(self, port: int) -> None:
+        self._cut: Cut | None = None
+        self._after = b""
+        self._once = False
+        self._waiting: socket.socket | None = None
+        self.cuts = 0
+        super().__init__(port)
+
+    def arm(self, cut: Cut, *, after: bytes = b"", once: bool = False) -> None:
+        self._cut, self._after, self._once = cut, after, once
+
+    @override
+    def uri(self, uri: str) -> str:
+        """Without TLS: this proxy must read what is said."""
+        return super().uri(uri) + "?sslmode=disable"
+
+    @override
     def _to_server(self, client: socket.socket, server: socket.socket) -> None:
         said_it = False
         while data := _receive(client):
@@ -78,6 +160,7 @@ class CommitCutter:
         if self._cut is not Cut.UNNOTICED:
             _shut(server)
 
+    @override
     def _to_client(self, server: socket.socket, client: socket.socket) -> None:
         while data := _receive(server):
             if self._waiting is server and b"COMMIT\x00" in data:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import psycopg
+
     from tests.support.postgres import Database
 
 FAST: dict[str, Any] = {
@@ -71,6 +73,12 @@ class Worker:
 
     def report(self) -> Report:
         return Report.model_validate_json(self.get("/status")[1])
+
+    def answers(self) -> bool:
+        """Whether it has begun to tell its state."""
+        with contextlib.suppress(OSError):
+            return self.get("/livez")[0] > 0
+        return False
 
     def wait_for(self, what: str, condition: Callable[[Report], bool], seconds: float = 60.0) -> Report:
         """Poll /status until the condition holds; fail with the last report and the log."""
@@ -180,12 +188,50 @@ class Workers:
                 worker.kill()
 
 
-class Outbox:
+class Effects:
+    """What a projection made of messages, in the order in which it did, and the checkpoint beside it."""
+
+    def __init__(self, connection: psycopg.Connection[Any], table: str) -> None:
+        self.connection = connection
+        self._table = table
+
+    def handled(self) -> list[str]:
+        rows = self.connection.execute(f"SELECT message_id FROM {self._table} ORDER BY n").fetchall()
+        return [row[0] for row in rows]
+
+    def wait_handled(self, expected: list[str], seconds: float = 60.0) -> None:
+        """Wait for exactly these, once each and in order."""
+        wait_until(lambda: len(self.handled()) >= len(expected), f"{len(expected)} messages handled", seconds)
+        assert self.handled() == expected
+
+    def stored(self, processor_id: str = "orders") -> str | None:
+        row = self.connection.execute(
+            "SELECT last_processed_transaction_id::text || ':' || last_processed_position "
+            "FROM outbox.processor_checkpoints WHERE processor_id = %s",
+            (processor_id,),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def has_examined(self, last: str, processor_id: str = "orders") -> bool:
+        """Whether the stored checkpoint, of either cursor, says that a pair is examined."""
+        row = self.connection.execute(
+            "SELECT CASE cursor_kind WHEN 'Snapshot' "
+            "THEN coalesce(pg_visible_in_snapshot(t, lower_snapshot), false) "
+            "OR coalesce(pg_visible_in_snapshot(t, upper_snapshot) AND p <= window_position, false) "
+            "ELSE (last_processed_transaction_id, last_processed_position) = (t, p) END "
+            "FROM outbox.processor_checkpoints, (SELECT %s::text::xid8 AS t, %s::bigint AS p) AS last "
+            "WHERE processor_id = %s AND partition = 0",
+            (*last.split(":"), processor_id),
+        ).fetchone()
+        return row is not None and row[0] is True
+
+
+class Outbox(Effects):
     """A producer and a look at what became of its messages."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.connection = database.direct()
+        super().__init__(database.direct(), "handled")
         self.connection.execute(
             "CREATE TABLE handled (n serial PRIMARY KEY, message_id text, total int, pod text DEFAULT '')"
         )
@@ -200,17 +246,6 @@ class Outbox:
         ).fetchall()
         return [row[0] for row in rows]
 
-    def handled(self) -> list[str]:
-        return [row[0] for row in self.connection.execute("SELECT message_id FROM handled ORDER BY n").fetchall()]
-
-    def stored(self, processor_id: str = "orders") -> str | None:
-        row = self.connection.execute(
-            "SELECT last_processed_transaction_id::text || ':' || last_processed_position "
-            "FROM outbox.processor_checkpoints WHERE processor_id = %s",
-            (processor_id,),
-        ).fetchone()
-        return None if row is None else str(row[0])
-
     def last(self) -> str:
         """The pair of the last message."""
         row = self.connection.execute(
@@ -219,11 +254,6 @@ class Outbox:
         ).fetchone()
         assert row is not None
         return str(row[0])
-
-    def wait_handled(self, expected: list[str], seconds: float = 20.0) -> None:
-        """Wait for exactly these, once each and in order."""
-        wait_until(lambda: len(self.handled()) >= len(expected), f"{len(expected)} messages handled", seconds)
-        assert self.handled() == expected
 
 
 SQL_TARGET = {

@@ -285,19 +285,10 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "resource, with startFrom: {type: Processor, processorId: …} to go on from here",
     ),
     rule(
-        f"!has(self.rebuildOf) || (self.engine == 'Worker' && {_PROJECTS} && self.delivery.mode == 'Ordered' && "
+        f"!has(self.rebuildOf) || (self.engine == 'Worker' && {_PROJECTS} && self.delivery.mode != 'Competing' && "
         "(!has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'))",
-        "rebuildOf needs engine Worker, target.sql or target.python, delivery.mode Ordered and guarantee "
-        "Transactional: the swap is one transaction of one owner",
-    ),
-    rule(
-        "!has(self.rebuildOf) || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",
-        "rebuildOf compares two pairs, and windows have no place: leave source.cursor out",
-    ),
-    rule(
-        f"!{_IS_APART.format('self')} || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",
-        "source.cursor Snapshot needs the checkpoint beside the messages: leave source.cursor out, or the target's "
-        "connection",
+        "rebuildOf needs engine Worker, target.sql or target.python, delivery.mode Ordered or Partitioned and "
+        "guarantee Transactional: the swap is one transaction",
     ),
     rule(
         f"self.delivery.mode != 'Competing' || !{_IS_APART.format('self')}",

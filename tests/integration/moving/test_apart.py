@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 
-from tests.integration.moving.conftest import STATEMENT, Apart, Relay
+from outbox_core.window import parse_snapshot
+from tests.integration.moving.conftest import BOTH, STATEMENT, Apart
 from tests.support.postgres import POOLED, wait_until
-from tests.support.proxy import CommitCutter, Cut
+from tests.support.proxy import CommitCutter, Cut, Relay
 from tests.support.worker import SQL_TARGET, Gate, Outbox, build_config
 
 HANDLER = """
@@ -33,27 +34,45 @@ def has_rows(connection, table, count):
 
 
 def has_seen(apart, count):
-    return len(apart.seen()) >= count
+    return len(apart.handled()) >= count
 
 
-@pytest.mark.parametrize("target", [None, PYTHON], ids=["sql", "python"])
-@pytest.mark.parametrize("checkpoint", ["AfterHandling", "BeforeHandling"])
-def test_each_message_once_in_order(apart, target, checkpoint):
-    first = apart.outbox.produce(2500)
-    worker = apart.start(target=target, handler=HANDLER, delivery={"checkpoint": checkpoint})
-    apart.wait_seen(first)
-    second = apart.outbox.produce(3, start=2500)
-    apart.wait_seen(first + second)
-    report = worker.wait_for("everything is stored", lambda r: r.checkpoints[0].pair == apart.outbox.last())
-    assert (report.handled, report.start_from_used) == (2503, True)
-    worker.wait_for("the source is observed", lambda r: r.lag is not None and r.bound is not None)
-    assert apart.stored() == apart.outbox.last()
-    assert worker.terminate() == 0
-    kept = apart.outbox.connection.execute(
+def wait_examined(apart):
+    """The checkpoint says so of the last message there is."""
+    wait_until(lambda: apart.has_examined(apart.outbox.last()), "the checkpoint is at the last message")
+
+
+def kept_in_the_source(apart):
+    return apart.outbox.connection.execute(
         "SELECT (SELECT count(*) FROM outbox.processor_checkpoints), (SELECT count(*) FROM outbox.processor_claims), "
         "(SELECT count(*) FROM outbox.processor_leases)"
     ).fetchone()
-    assert kept == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "checkpoint", "cursor"),
+    [
+        pytest.param(None, "AfterHandling", "TransactionOrder", id="sql"),
+        pytest.param(None, "BeforeHandling", "TransactionOrder", id="sql, checkpoint first"),
+        pytest.param(PYTHON, "AfterHandling", "TransactionOrder", id="python"),
+        pytest.param(PYTHON, "BeforeHandling", "TransactionOrder", id="python, checkpoint first"),
+        pytest.param(None, "BeforeHandling", "Snapshot", id="sql, checkpoint first, Snapshot"),
+        pytest.param(PYTHON, "AfterHandling", "Snapshot", id="python, Snapshot"),
+    ],
+    indirect=["cursor"],
+)
+def test_each_message_once_in_order(apart, target, checkpoint):
+    first = apart.outbox.produce(2500)
+    worker = apart.start(target=target, handler=HANDLER, delivery={"checkpoint": checkpoint})
+    apart.wait_handled(first)
+    second = apart.outbox.produce(3, start=2500)
+    apart.wait_handled(first + second)
+    wait_examined(apart)
+    report = worker.wait_for("everything is stored", lambda r: r.checkpoints[0].pair == apart.stored())
+    assert (report.handled, report.start_from_used) == (2503, True)
+    worker.wait_for("the source is observed", lambda r: r.lag is not None and r.bound is not None)
+    assert worker.terminate() == 0
+    assert kept_in_the_source(apart) == (0, 0, 0)
 
 
 def test_the_batch_looks_the_same_as_in_the_source(outbox, apart):
@@ -92,7 +111,7 @@ def test_a_batch_is_two_statements_however_large(apart):
     apart.target.direct().execute(f"ALTER DATABASE \"{apart.target.name}\" SET log_statement = 'all'")
     log = apart.target.server._daemon.directory / "log"
     apart.start(delivery={"batchSize": 300})
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     inserts = [line for line in log.read_text().splitlines() if "INSERT INTO seen" in line]
     assert len(inserts) == 1
 
@@ -102,11 +121,12 @@ def test_through_pgbouncer(servers, workers):
         apart = Apart(Outbox(source), target, workers)
         ids = apart.outbox.produce(500)
         worker = apart.start(delivery={"batchSize": 50})
-        apart.wait_seen(ids)
+        apart.wait_handled(ids)
         assert worker.terminate() == 0
-        assert apart.stored() == apart.outbox.last()
+        assert apart.has_examined(apart.outbox.last())
 
 
+@BOTH
 def test_the_source_needs_only_rights_to_read(apart):
     """The grants of docs/moving.md, and no more."""
     ids = apart.outbox.produce(20)
@@ -115,9 +135,23 @@ def test_the_source_needs_only_rights_to_read(apart):
         "GRANT SELECT ON outbox.messages, outbox.database_identity TO stranger; "
         "GRANT EXECUTE ON FUNCTION outbox.current_timeline() TO stranger"
     )
+    writing = apart.outbox.connection.execute(
+        "SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'outbox'::regnamespace AND c.relkind IN ('r', 'p') "
+        "AND has_table_privilege('stranger', c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') UNION ALL "
+        "SELECT s.relname FROM pg_class AS s WHERE s.relnamespace = 'outbox'::regnamespace "
+        "AND CASE s.relkind WHEN 'S' THEN has_sequence_privilege('stranger', s.oid, 'USAGE, UPDATE') END"
+    ).fetchall()
+    assert writing == []
+    assert not apart.outbox.connection.execute(
+        "SELECT has_schema_privilege('stranger', 'outbox', 'CREATE') OR "
+        "has_database_privilege('stranger', current_database(), 'CREATE')"
+    ).fetchone()[0]
     worker = apart.start(source_uri=apart.outbox.database.uri("stranger"))
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     worker.wait_for("the source is observed", lambda r: r.lag is not None and r.lag.messages == 0)
+    wait_examined(apart)
+    assert worker.terminate() == 0
+    assert kept_in_the_source(apart) == (0, 0, 0)
 
 
 def test_a_source_without_the_right_to_read_is_refused_with_the_remedy(apart):
@@ -150,14 +184,15 @@ def test_a_mapped_table_beside_which_nothing_is_ours(servers, workers):
         assert source.direct().execute("SELECT to_regnamespace('outbox')").fetchone() == (None,)
 
 
+@BOTH
 def test_partitioned(apart):
     ids = apart.outbox.produce(700)
     workers = [
         apart.start(delivery={"mode": "Partitioned", "partitions": {"count": 4}, "batchSize": 40}) for _ in range(2)
     ]
-    wait_until(lambda: len(apart.seen()) >= len(ids), "all are projected")
-    assert sorted(apart.seen()) == sorted(ids)
-    numbers = [int(each.removeprefix("message-")) for each in apart.seen()]
+    wait_until(lambda: len(apart.handled()) >= len(ids), "all are projected")
+    assert sorted(apart.handled()) == sorted(ids)
+    numbers = [int(each.removeprefix("message-")) for each in apart.handled()]
     for key in range(7):
         of_key = [n for n in numbers if n % 7 == key]
         assert of_key == sorted(of_key)
@@ -168,7 +203,7 @@ class TestTheCheckpointKnowsItsSource:
     def test_another_source_is_refused(self, apart, servers):
         ids = apart.outbox.produce(5)
         worker = apart.start()
-        apart.wait_seen(ids)
+        apart.wait_handled(ids)
         worker.terminate()
         with servers.database() as other:
             other.direct().execute(
@@ -179,7 +214,7 @@ class TestTheCheckpointKnowsItsSource:
             assert apart.outbox.database.name in report.message
             assert other.name in report.message
             assert second.report().lease is None
-        assert apart.seen() == ids
+        assert apart.handled() == ids
 
     def test_a_checkpoint_of_the_database_itself_is_not_taken_for_one_of_another(self, apart, servers):
         """The connection was added to a resource that had run without: its pairs are of the target's own messages."""
@@ -197,21 +232,27 @@ class TestTheCheckpointKnowsItsSource:
     def test_a_checkpoint_of_another_database_is_not_taken_for_one_of_this(self, apart):
         ids = apart.outbox.produce(3)
         worker = apart.start()
-        apart.wait_seen(ids)
+        apart.wait_handled(ids)
         worker.terminate()
         second = apart.workers.start(build_config(apart.target, {"sql": {"statement": STATEMENT}}), apart.target.uri())
-        second.wait_state("Unavailable", "SourceDiffers")
+        report = second.wait_state("Unavailable", "SourceDiffers")
+        assert apart.handled() == ids
+        assert report.lease is None
+        assert apart.connection.execute(
+            "SELECT count(*) FROM outbox.processor_leases WHERE expires_at > clock_timestamp()"
+        ).fetchone() == (0,)
 
     def test_a_target_that_is_a_copy_runs_nothing(self, apart):
         ids = apart.outbox.produce(3)
         worker = apart.start()
-        apart.wait_seen(ids)
+        apart.wait_handled(ids)
         worker.terminate()
         apart.connection.execute("UPDATE outbox.database_identity SET database_oid = 1")
         apart.start().wait_state("Unavailable", "DatabaseCopied")
-        assert apart.seen() == ids
+        assert apart.handled() == ids
 
 
+@BOTH
 def test_killed_again_and_again_nothing_is_lost_or_doubled(apart):
     seed = int(os.environ.get("OUTBOX_SEED", "0")) or random.randrange(1 << 30)
     chance = random.Random(seed)
@@ -220,15 +261,18 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(apart):
     for _ in range(int(os.environ.get("OUTBOX_KILLS", "5"))):
         worker = apart.start(delivery={"batchSize": 20})
         ids += apart.outbox.produce(400, start=len(ids))
-        at = len(apart.seen()) + chance.randrange(1, 200)
+        at = len(apart.handled()) + chance.randrange(1, 200)
         wait_until(partial(has_seen, apart, min(at, len(ids))), f"{at} messages are projected")
         worker.kill()
     apart.start()
-    apart.wait_seen(ids)
-    pairs = apart.connection.execute("SELECT pair FROM seen ORDER BY n DESC LIMIT 1").fetchone()
-    wait_until(lambda: apart.stored() == pairs[0], "the checkpoint is that of the last effect")
+    apart.wait_handled(ids)
+    wait_examined(apart)
+    (pair,) = apart.connection.execute("SELECT pair FROM seen ORDER BY n DESC LIMIT 1").fetchone()
+    assert pair == apart.outbox.last()
+    assert apart.handled() == ids
 
 
+@BOTH
 def test_a_frozen_owner_cannot_commit_in_the_other_database(apart):
     ids = apart.outbox.produce(10)
     home = apart.prepare(target=PYTHON, handler=HANDLER)
@@ -239,14 +283,36 @@ def test_a_frozen_owner_cannot_commit_in_the_other_database(apart):
     second = apart.start(pod="pod-b")
     second.wait_state("Standby")
     owner.send(signal.SIGSTOP)
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     gate.open()
     owner.send(signal.SIGCONT)
     owner.wait_state("Standby", "LeaseHeld")
     more = apart.outbox.produce(5, start=10)
-    apart.wait_seen(ids + more)
+    apart.wait_handled(ids + more)
+    wait_examined(apart)
 
 
+def test_a_window_ends_at_the_last_message_not_at_what_a_crash_of_the_source_would_take_back(apart):
+    """Ids of transactions that rolled back, or wrote no message, may be handed out again when it has crashed."""
+    apart.cursor = "Snapshot"
+    ids = apart.outbox.produce(5)
+    (last,) = apart.outbox.connection.execute("SELECT max(transaction_id::text::int8) FROM outbox.messages").fetchone()
+    worker = apart.start()
+    apart.wait_handled(ids)
+    for _ in range(3):
+        with apart.outbox.database.direct(autocommit=False) as lost:
+            lost.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('Lost', '{}')")
+            lost.rollback()
+    wait_examined(apart)
+    assert worker.terminate() == 0
+    (lower,) = apart.connection.execute("SELECT lower_snapshot::text FROM outbox.processor_checkpoints").fetchone()
+    assert parse_snapshot(lower).end == last + 1
+    more = apart.outbox.produce(2, start=5)
+    apart.start()
+    apart.wait_handled(ids + more)
+
+
+@BOTH
 @pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER], ids=["not committed", "committed"])
 def test_a_commit_without_an_answer_is_settled(apart, cut):
     cutter = CommitCutter(apart.target.server.port)
@@ -255,10 +321,10 @@ def test_a_commit_without_an_answer_is_settled(apart, cut):
         worker.wait_state("Active")
         cutter.arm(cut, after=b"INSERT INTO seen", once=True)
         ids = apart.outbox.produce(30)
-        apart.wait_seen(ids)
+        apart.wait_handled(ids)
         assert cutter.cuts == 1
         more = apart.outbox.produce(3, start=30)
-        apart.wait_seen(ids + more)
+        apart.wait_handled(ids + more)
         assert worker.report().conflicts.count == 0
     finally:
         cutter.close()
@@ -278,7 +344,7 @@ def started(apart, relays, **fields):
     worker = apart.start(
         source_uri=source.uri(apart.outbox.database.uri()), target_uri=target.uri(apart.target.uri()), **fields
     )
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     return worker, ids
 
 
@@ -295,7 +361,7 @@ def test_a_database_that_is_down_is_named_and_waited_for(apart, relays, which):
     )
     ids += apart.outbox.produce(10, start=10)
     relay.heal()
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     worker.wait_state("Active")
     assert worker.report().conflicts.count == 0
 
@@ -317,12 +383,18 @@ def test_a_source_that_does_not_answer_costs_no_lease(apart, relays):
     wait_until(renewed_often, "the lease is renewed for longer than it lasts")
     relays[0].heal()
     ids += apart.outbox.produce(10, start=10)
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     assert apart.connection.execute("SELECT epoch FROM outbox.processor_leases").fetchone() == (epoch,)
 
 
 @pytest.mark.parametrize(
-    "mode", [{"mode": "Partitioned", "partitions": {"count": 2}}, {}], ids=["partitioned", "ordered"]
+    ("mode", "cursor"),
+    [
+        pytest.param({"mode": "Partitioned", "partitions": {"count": 2}}, "TransactionOrder", id="partitioned"),
+        pytest.param({}, "TransactionOrder", id="ordered"),
+        pytest.param({"mode": "Partitioned", "partitions": {"count": 2}}, "Snapshot", id="partitioned, Snapshot"),
+    ],
+    indirect=["cursor"],
 )
 def test_a_failing_message_blocks_its_key_only_and_is_held_where_the_checkpoint_is(apart, mode):
     apart.connection.execute("ALTER TABLE seen ADD CONSTRAINT refused CHECK (message_id <> 'm2')")
@@ -333,12 +405,12 @@ def test_a_failing_message_blocks_its_key_only_and_is_held_where_the_checkpoint_
     retry = {"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "100ms"}
     worker = apart.start(delivery={"blocks": "Key", "batchSize": 10, "retry": retry} | mode)
     free = {f"m{n}" for n in range(30) if n % 5 != 2}
-    wait_until(lambda: set(apart.seen()) == free, "the other keys are projected")
+    wait_until(lambda: set(apart.handled()) == free, "the other keys are projected")
     worker.wait_for("its key waits", lambda r: r.failures.held == 6 and bool(r.failures.blocked_keys))
     assert has_rows(apart.outbox.connection, "outbox.held_messages", 0)
     apart.connection.execute("ALTER TABLE seen DROP CONSTRAINT refused")
     wait_until(lambda: has_seen(apart, 30), "what was held is projected")
-    of_key = [name for name in apart.seen() if int(name[1:]) % 5 == 2]
+    of_key = [name for name in apart.handled() if int(name[1:]) % 5 == 2]
     assert of_key == [f"m{n}" for n in range(2, 30, 5)]
-    assert len(set(apart.seen())) == len(apart.seen()) == 30
+    assert len(set(apart.handled())) == len(apart.handled()) == 30
     wait_until(partial(has_rows, apart.connection, "outbox.held_messages", 0), "nothing is held")

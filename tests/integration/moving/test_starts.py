@@ -8,15 +8,21 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_core.checkpoint import parse_checkpoint
+from outbox_core.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.spec import StartFrom
+from outbox_core.standing import as_window
+from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.messages import MessageReader
+from tests.integration.moving.conftest import BOTH
 from tests.support.postgres import build_source, wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
 SOURCE = build_source()
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+SNAPSHOT = {"cursor": "Snapshot"}
+PAIRS = {"cursor": "TransactionOrder"}
+TWO = {"mode": "Partitioned", "partitions": {"count": 2}}
 
 
 class Writers:
@@ -108,12 +114,19 @@ def test_nothing_that_is_in_flight_at_the_start_is_lost(database, kind, seed):
 class TestWhereAnotherProcessorStands:
     @staticmethod
     def other(outbox, pairs, *, by="partition key"):
-        """A processor `first` that stands there; several pairs: divided."""
+        """A processor `first` that stands there; several pairs, or windows: divided."""
         for partition, pair in enumerate(pairs):
+            window = pair.window or Window()
             outbox.connection.execute(
-                "INSERT INTO outbox.processor_checkpoints VALUES ('first', %s, %s::text::xid8, %s)",
-                (partition, str(pair.transaction_id), pair.position),
-            )
+                "INSERT INTO outbox.processor_checkpoints (processor_id, partition, last_processed_transaction_id, "
+                "last_processed_position, cursor_kind, lower_snapshot, upper_snapshot, window_position) VALUES "
+                "('first', %s, %s::text::xid8, %s, %s, %s::text::pg_snapshot, %s::text::pg_snapshot, %s)",
+                (
+                    partition, str(pair.transaction_id), pair.position,
+                    "TransactionOrder" if pair.window is None else "Snapshot",
+                    window.lower, window.upper, window.position,
+                ),
+            )  # fmt: skip
         if len(pairs) > 1:
             outbox.connection.execute(
                 "INSERT INTO outbox.processor_partitions VALUES ('first', %s, %s)", (len(pairs), by)
@@ -129,9 +142,24 @@ class TestWhereAnotherProcessorStands:
         return pairs
 
     @staticmethod
+    def window(outbox):
+        """A checkpoint that has examined whatever is committed now."""
+        (now,) = outbox.connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+        return Checkpoint(0, 1, Window(now))
+
+    @staticmethod
+    def caught_up(worker):
+        """Nothing is left to read: what is handled now is all that it handles."""
+        return worker.wait_for(
+            "it has caught up",
+            lambda r: r.lag is not None and r.lag.messages == 0 and r.handled > 0 and r.state in ("Active", "Idle"),
+        )
+
+    @staticmethod
     def config(outbox, **fields):
         start = {"type": "Processor", "processorId": "first"}
-        return build_config(outbox.database, SQL_TARGET, startFrom=start, **fields)
+        source = PAIRS | fields.pop("source", {})
+        return build_config(outbox.database, SQL_TARGET, startFrom=start, source=source, **fields)
 
     @staticmethod
     def first_stored(worker, count):
@@ -149,8 +177,11 @@ class TestWhereAnotherProcessorStands:
     def test_ordered_from_partitioned_takes_the_lowest(self, outbox, workers):
         pairs = self.produce(outbox, 5)
         self.other(outbox, [pairs[3], pairs[1], pairs[4]])
-        workers.start(self.config(outbox), outbox.database.uri())
+        worker = workers.start(self.config(outbox), outbox.database.uri())
         outbox.wait_handled(["message-3", "message-4", "message-5"])
+        report = self.caught_up(worker)
+        assert (report.start_from_used, report.handled) == (True, 3)
+        assert outbox.stored() == outbox.last()
 
     @pytest.mark.parametrize(
         ("by", "mine"),
@@ -169,8 +200,71 @@ class TestWhereAnotherProcessorStands:
         pairs = self.produce(outbox, 5)
         self.other(outbox, [pairs[2]])
         delivery = {"mode": "Partitioned", "partitions": {"count": 2}}
-        workers.start(self.config(outbox, delivery=delivery), outbox.database.uri())
+        worker = workers.start(self.config(outbox, delivery=delivery), outbox.database.uri())
         wait_until(lambda: sorted(outbox.handled()) == ["message-4", "message-5"], "what lies behind is handled")
+        report = self.caught_up(worker)
+        assert (report.start_from_used, report.handled) == (True, 2)
+        assert sorted(outbox.handled()) == ["message-4", "message-5"]
+
+    @pytest.mark.parametrize("delivery", [{}, TWO], ids=["ordered", "partitioned"])
+    def test_windows_from_a_pair_go_on_exactly_behind_it(self, outbox, workers, delivery):
+        """Also in the middle of a transaction's messages."""
+        self.produce(outbox, 2)
+        outbox.produce(3, start=2)
+        last = parse_checkpoint(outbox.last())
+        self.other(outbox, [Checkpoint(last.transaction_id, last.position - 1)])
+        self.produce(outbox, 1)
+        expected = [*outbox.produce(2, start=5)]
+        worker = workers.start(self.config(outbox, source=SNAPSHOT, delivery=delivery), outbox.database.uri())
+        wait_until(lambda: len(outbox.handled()) >= 4, "what lies behind is handled")
+        report = self.caught_up(worker)
+        assert sorted(outbox.handled()) == sorted(["message-5", "message-1", *expected])
+        assert (report.start_from_used, report.handled) == (True, 4)
+
+    def test_pairs_from_a_window_miss_nothing_that_it_had_left(self, outbox, workers):
+        """What comes again: what began after the transaction that was open."""
+        self.produce(outbox, 2)
+        late = outbox.database.direct(autocommit=False)
+        late.execute(
+            "INSERT INTO outbox.messages (message_id, message_type, data) VALUES ('late', 'T', '{\"total\": 1}')"
+        )
+        self.produce(outbox, 1)
+        self.other(outbox, [self.window(outbox)])
+        outbox.produce(1, start=3)
+        late.commit()
+        worker = workers.start(self.config(outbox, source=PAIRS), outbox.database.uri())
+        outbox.wait_handled(["late", "message-1", "message-4"])
+        report = self.caught_up(worker)
+        assert (report.start_from_used, report.handled) == (True, 3)
+        assert outbox.handled() == ["late", "message-1", "message-4"]
+
+    def test_windows_from_several_take_what_is_common_to_them(self, outbox, workers):
+        places = []
+        for number in range(5):
+            outbox.produce(1, start=number)
+            places.append(self.window(outbox))
+        self.other(outbox, [places[3], places[1], places[4]])
+        worker = workers.start(self.config(outbox, source=SNAPSHOT), outbox.database.uri())
+        outbox.wait_handled(["message-3", "message-4", "message-5"])
+        report = self.caught_up(worker)
+        assert (report.start_from_used, report.handled) == (True, 3)
+
+    @pytest.mark.parametrize("windowed", [True, False], ids=["from windows", "from pairs"])
+    def test_windows_partition_by_partition_where_the_keys_are_divided_alike(self, outbox, workers, windowed):
+        places = []
+        for number in range(4):
+            outbox.produce(1, start=number)
+            places.append(self.window(outbox) if windowed else parse_checkpoint(outbox.last()))
+        stand = [places[2], places[0]]
+        self.other(outbox, stand)
+        fields = {"source": SNAPSHOT | {"messageTypes": ["Nothing"]}, "delivery": TWO}
+        worker = workers.start(self.config(outbox, **fields), outbox.database.uri())
+        self.first_stored(worker, 2)
+        rows = outbox.connection.execute(
+            "SELECT lower_snapshot::text, window_position FROM outbox.processor_checkpoints "
+            "WHERE processor_id = 'orders' ORDER BY partition"
+        ).fetchall()
+        assert rows == [(as_window(each).lower, as_window(each).position) for each in stand]
 
     def test_without_a_checkpoint_it_is_refused_and_goes_on_when_there_is_one(self, outbox, workers):
         pairs = self.produce(outbox, 3)
@@ -194,23 +288,29 @@ class TestWhereAnotherProcessorStands:
         assert second.report().start_from_used is False
 
 
+@BOTH
 def test_a_projection_elsewhere_goes_on_where_one_of_the_source_stands(apart):
     """How a projection moves into another database: stop, start there from the former's checkpoint."""
     outbox = apart.outbox
     ids = outbox.produce(10)
-    config = build_config(outbox.database, SQL_TARGET, processor_id="first")
+    config = build_config(outbox.database, SQL_TARGET, processor_id="first", source={"cursor": apart.cursor})
     former = apart.workers.start(config, outbox.database.uri())
     outbox.wait_handled(ids)
     former.terminate()
     more = outbox.produce(5, start=10)
-    apart.start(startFrom={"type": "Processor", "processorId": "first"})
-    apart.wait_seen(more)
+    worker = apart.start(startFrom={"type": "Processor", "processorId": "first"})
+    apart.wait_handled(more)
+    wait_until(lambda: apart.has_examined(outbox.last()), "the checkpoint is at the last message")
+    report = worker.wait_for("it has caught up", lambda r: r.lag is not None and r.lag.messages == 0)
+    assert (report.start_from_used, report.handled) == (True, 5)
+    assert apart.handled() == more
+    assert outbox.handled() == ids
 
 
 def test_a_processor_of_another_source_is_no_start(apart):
     ids = apart.outbox.produce(3)
     apart.start(processor_id="first")
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     # In the target's database, where `first` stores its checkpoint, this one reads that database's own messages.
     start = {"type": "Processor", "processorId": "first"}
     config = build_config(apart.target, {"sql": {"statement": "SELECT 1 FROM batch"}}, startFrom=start)

@@ -1,4 +1,4 @@
-"""A worker's surroundings: a database with messages, a directory for its files, a broker."""
+"""A broker for workers; their database and files: tests/integration/conftest.py."""
 
 from __future__ import annotations
 
@@ -7,27 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.rabbitmq import RabbitmqServer
-from tests.support.worker import Outbox, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.postgres import Database
-
-
-@pytest.fixture
-def outbox(database: Database) -> Outbox:
-    """An outbox with a table `handled` for effects."""
-    return Outbox(database)
-
-
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
-    """Starts worker processes and ends what is left of them."""
-    running = Workers(tmp_path)
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="session")

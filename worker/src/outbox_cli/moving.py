@@ -172,7 +172,8 @@ def _plan(context: Context, sources: Sources, views: list[ProcessorView], direct
     if any(view.pair is not None and view.pair.window is not None for view in views):
         for view in views:
             _let_move(context, view, alone=len(views) == 1)
-        moves = [_plan_window(reading, context, view, direction) for view in views]
+        apart = sources.is_apart(context.subject.needed)
+        moves = [_plan_window(reading, context, view, direction, apart=apart) for view in views]
         # Of several windows only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
     after = _wanted(reading, context)
@@ -190,11 +191,11 @@ def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
 
 
 def _plan_window(
-    connection: psycopg.Connection[Any], context: Context, view: ProcessorView, direction: Direction
+    connection: psycopg.Connection[Any], context: Context, view: ProcessorView, direction: Direction, *, apart: bool
 ) -> Move:
     if direction is Direction.FORWARD and view.open_conflict is not None:
         raise RefusedError(f"conflict {view.open_conflict} is open: accept it or rewind first, then skip")
-    after, count, position = plan_move(connection, context, view, back=direction is Direction.BACK)
+    after, count, position = plan_move(connection, context, view, back=direction is Direction.BACK, apart=apart)
     ends = "the beginning" if direction is Direction.BACK else "the end"
     place = ends if position is None else f"position {position}"
     return Move(view, view.pair, after, direction, count, place)

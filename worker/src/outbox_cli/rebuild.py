@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -12,7 +13,12 @@ from outbox_cli.console import Column
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
 from outbox_cli.sources import Sources
+from outbox_core.standing import decide_way
+from outbox_worker.change import part_reader
+from outbox_worker.postgres import stop_line
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.partitions import load_checkpoints
 from outbox_worker.postgres.preview import count_between
 from outbox_worker.postgres.rebuilds import list_rebuilds
 from outbox_worker.statement import find_transaction_end
@@ -40,24 +46,33 @@ def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     subject = context.subject
     with Sources(connection, context) as sources:
         records = [
-            _record(row, _behind(sources, row))
+            _record(row, _behind(sources, connection, subject.schema, row))
             for row in list_rebuilds(connection, subject.schema, subject.processor_id)
         ]
     context.console.show(records, _STATUS, empty=f"no processor of schema {subject.schema} replaces another one")
     return Exit.DONE
 
 
-def _behind(sources: Sources, row: RebuildRow) -> str | int | None:
-    """Count what lies between the two checkpoints, where the messages can be seen."""
+def _behind(sources: Sources, connection: psycopg.Connection[Any], schema: str, row: RebuildRow) -> str | int | None:
+    """Count what the other one has examined and this one has not, where the messages can be seen."""
     if row.swapped_at is not None or row.new is None or row.old is None:
         return None
-    if row.old <= row.new:
-        return 0
-    reading = sources.find(row.processor_id)
+    reading, key = sources.find(row.processor_id), ProcessorKey(schema, row.processor_id)
     if reading is None:
         return None
-    found = count_between(reading, MessageReader(sources.source), row.new, row.old, cap=_CAP)
-    return f"{found.total}+" if found.at_least else found.total
+    division = stop_line.fetch(connection, key)
+    theirs = [each.pair for each in load_checkpoints(connection, ProcessorKey(schema, row.of)).values()]
+    total = 0
+    for partition, stored in load_checkpoints(connection, key).items():
+        reader = MessageReader(sources.source)
+        if division is not None:
+            reader = part_reader(sources.source, replace(division, line=None), partition)
+        for after, up_to in decide_way(stored.pair, theirs).ranges:
+            found = count_between(reading, reader, after, up_to, cap=_CAP - total)
+            total += found.total
+            if found.at_least:
+                return f"{total}+"
+    return total
 
 
 def _record(row: RebuildRow, behind: str | int | None) -> Record:

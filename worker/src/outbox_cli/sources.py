@@ -85,6 +85,10 @@ class Sources:
             )
         return found
 
+    def is_apart(self, processor_id: str) -> bool:
+        """Say whether the processor's messages are in another database than its checkpoint."""
+        return self.find(processor_id) is not self._home
+
     @property
     def _is_named(self) -> bool:
         options, environment = self._context.options, self._context.environment

@@ -6,23 +6,18 @@ is committed now and lies below the position is passed over; what commits later 
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_cli.errors import RefusedError, UsageError
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom, StartType
 from outbox_core.window import LOWEST_POSITION, Plan, Window
-from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.preview import PAGE, Count
-from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.windows import fetch_snapshot, find_start
+from outbox_worker.postgres.preview import Count, count_window
+from outbox_worker.postgres.window_scan import WindowScan
+from outbox_worker.postgres.windows import find_start, take_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import psycopg
 
     from outbox_cli.command import Context
@@ -30,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def plan_move(
-    connection: psycopg.Connection[Any], context: Context, view: ProcessorView, *, back: bool
+    connection: psycopg.Connection[Any], context: Context, view: ProcessorView, *, back: bool, apart: bool = False
 ) -> tuple[Checkpoint, Count, int | None]:
     """Return the checkpoint to move to, the messages that it concerns, and the position (None: the beginning or end).
 
@@ -42,9 +37,11 @@ def plan_move(
     stored = view.pair
     if stored is None or stored.window is None:
         raise RefusedError(f"the checkpoint of {view.processor_id} is no window")
-    window, now = stored.window, fetch_snapshot(connection)
+    window, source = stored.window, context.subject.source
+    scan = WindowScan.whole(source)
+    now = take_snapshot(connection, scan if apart else None, window.end)
     position = _find_position(connection, context)
-    reader = MessageReader(context.subject.source)
+    reader = MessageReader(source)
     if back:
         target = Window() if position is None else window.rewound(position)
         first = Window() if window.end is None else Window(None, window.end, target.position or LOWEST_POSITION)
@@ -54,7 +51,7 @@ def plan_move(
         reached = LOWEST_POSITION if window.position is None else window.position
         first, last = Window(window.lower, now, reached), target
     with context.console.progress("messages counted") as progress:
-        count = _count(connection, reader, first, last, cap=context.options.count_at_most, watch=progress.reach)
+        count = count_window(connection, reader, first, last, cap=context.options.count_at_most, watch=progress.reach)
     return Checkpoint(0, stored.position + 1, target), count, position
 
 
@@ -75,32 +72,3 @@ def _find_position(connection: psycopg.Connection[Any], context: Context) -> int
     if start.position is None:
         raise RefusedError(f"nothing was stored since {options.to_time}")
     return start.position + 1
-
-
-def _count(
-    connection: psycopg.Connection[Any],
-    reader: MessageReader,
-    first: Window,
-    last: Window,
-    *,
-    cap: int,
-    watch: Callable[[int], None],
-) -> Count:
-    """Count what matches the source's filters between two windows, page by page, exactly up to a cap."""
-    found: Counter[str] = Counter()
-    if last.end is None:
-        return Count({}, at_least=False)
-    after = first if first.is_open else Window(first.lower, last.end, LOWEST_POSITION)
-    while True:
-        limit = min(PAGE, cap + 1 - found.total())
-        rows = reader.batch_relation(Checkpoint(0, 1, after), Checkpoint(0, 2, last))
-        with translated():
-            page = connection.execute(load("count_window_types").format(rows=rows), {"limit": limit}).fetchall()
-        for message_type, count, end in page:
-            found[message_type] += count
-            after = replace(after, position=end)
-        watch(found.total())
-        if sum(count for _, count, _ in page) < limit:
-            return Count(dict(found.most_common()), at_least=False)
-        if found.total() > cap:
-            return Count(dict(found.most_common()), at_least=True)

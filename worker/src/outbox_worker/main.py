@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
-from outbox_core.spec import Guarantee, Mode
+from outbox_core.spec import Guarantee
 from outbox_core.state import initial_state
 from outbox_worker.competing import (
     CompetingHeartbeat,
@@ -38,7 +38,7 @@ from outbox_worker.partition_steps import Outage, PartitionSteps
 from outbox_worker.postgres import holding
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.reading import divided_into, reader_of
-from outbox_worker.rebuilding import RebuildSteps
+from outbox_worker.rebuilding import PartitionRebuildSteps, RebuildSteps
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
 from outbox_worker.source_watch import SourceWatch
@@ -201,6 +201,10 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
 
 def _compete(process: Process, *, take_over: bool) -> None:
     """Work as one of several consumers until the process shall end."""
+    if process.config.rebuild_of is not None:
+        raise ConfigurationError(
+            "rebuildOf needs delivery.mode Ordered or Partitioned: batches have no place to compare"
+        )
     (parts,), target = _build_crew(process, process.config, None)
     consumer = build_consumer(parts, process.settings.pod_uid)
     watching = open_databases(process.config, process.settings.connections, f"{process.name} heartbeat")
@@ -282,22 +286,19 @@ def _make_steps(
     """Make the steps of each partition; the first of them takes the claim over, if that is asked."""
     if membership is None:
         return [process.engine.make_steps(crew[0], take_over=take_over)]
-    outage = Outage()
-    return [
+    outage, rest = Outage(), crew
+    first: list[Steps] = []
+    if crew[0].config.rebuild_of is not None:
+        first = [PartitionRebuildSteps(crew[0], take_over=take_over, outage=outage, membership=membership, crew=crew)]
+        rest = crew[1:]
+    return first + [
         PartitionSteps(parts, take_over=take_over and parts is crew[0], outage=outage, membership=membership)
-        for parts in crew
+        for parts in rest
     ]
 
 
 def choose_steps(config: ProcessorConfig) -> Callable[..., Steps]:
-    """Choose how the steps of a processor that is not divided are done.
-
-    Raises:
-        ConfigurationError: a rebuild of another mode.
-
-    """
-    if config.rebuild_of is not None and config.delivery.mode is not Mode.ORDERED:
-        raise ConfigurationError("rebuildOf needs delivery.mode Ordered: the swap is one transaction of one owner")
+    """Choose how the steps of a processor that is not divided are done."""
     return Steps if config.rebuild_of is None else RebuildSteps
 
 

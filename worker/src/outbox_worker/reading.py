@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def reader_of(config: ProcessorConfig, partition: int, line: Checkpoint | None = None) -> MessageReader:
     """Return the reader of one partition, up to the stop line; a processor that is not divided has number 0 only."""
     divided = config.delivery.partitions
-    return MessageReader(config.source, None if divided is None else Slice(partition, divided, line))
+    part = None if divided is None else Slice(partition, divided, line)
+    return MessageReader(config.source, part, apart=config.is_apart)
 
 
 def divided_into(config: ProcessorConfig, count: int) -> ProcessorConfig:

@@ -5,12 +5,13 @@ of deadlocks:
 
 1. The old processor stands still: its worker's transactions hold an advisory lock, shared, from their first statement
    on. Ours takes it exclusively: it waits for the batch in hand to be committed, and the next one waits for us before
-   it has locked anything.
-2. What lies between our checkpoint and the old one's, `maxLag` messages at most, is handled here, and our checkpoint
-   stored: now the new tables hold whatever the old ones do.
+   it has locked anything. Where this processor is divided, its other partitions are made to stand still likewise.
+2. What the old one has examined and we have not, `maxLag` messages at most, is handled here, for all our partitions,
+   and our checkpoint stored: now the new tables hold whatever the old ones do.
 3. The user's statement.
-4. The old processor is superseded: its leases end, its claim becomes ours for good. Should anything have been stored
-   for it since 1 (by somebody who takes no lock), all is rolled back.
+4. Our other partitions' checkpoints are moved, and their leases end, so that their owners read them anew. The old
+   processor is superseded: its leases end, its claim becomes ours for good. Should anything have been stored for it, or
+   by another partition of ours, since 1 (by somebody who takes no lock), all is rolled back.
 
 A swap that cannot be made now is rolled back, told, and tried again; this processor goes on meanwhile.
 """
@@ -18,22 +19,22 @@ A swap that cannot be made now is rolled back, told, and tried again; this proce
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from typing_extensions import override
 
 from outbox_core import happening as h
-from outbox_core.checkpoint import BEGINNING
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
-from outbox_core.message import Batch
 from outbox_core.report import Reason, RebuildState, RebuildView
+from outbox_worker.catching_up import CatchUp, NotNowError, plan_ways
 from outbox_worker.guard import GuardedConnection
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import holding, rebuilds
+from outbox_worker.partition_steps import PartitionSteps
+from outbox_worker.postgres import rebuilds, stop_line
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.preview import count_between
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.statement import find_transaction_end
@@ -41,12 +42,14 @@ from outbox_worker.steps import Steps, lease_of
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from outbox_core.checkpoint import Checkpoint
-    from outbox_core.ports import TransactionTarget
     from outbox_core.spec import Rebuild
     from outbox_core.state import ProcessorState
+    from outbox_worker.membership import Membership
+    from outbox_worker.partition_steps import Outage
+    from outbox_worker.postgres.rebuilds import Standing
     from outbox_worker.steps import Parts
 
 LOOK_SECONDS: Final = 0.5
@@ -57,16 +60,10 @@ LOCK_TIMEOUT: Final = "2s"
 _log = get_logger("outbox.rebuild")
 _ANSWERS: Final = {
     SupersedeAnswer.MOVED: "the other processor's checkpoint was moved during the swap",
-    SupersedeAnswer.NO_MATCH: "the other processor has no checkpoint here, or reads another source",
+    SupersedeAnswer.NO_MATCH: "the other processor has no checkpoint here, hands out batches, or reads another source",
     SupersedeAnswer.BY_ANOTHER: "the other processor was replaced already",
     SupersedeAnswer.ALREADY: "the swap was made before",
 }
-
-
-class NotNowError(OutboxError):
-    """The swap is rolled back and tried again later."""
-
-    reason = Reason.STATEMENT_FAILED
 
 
 class SwapRunner(TransactionRunner):
@@ -100,53 +97,58 @@ class SwapRunner(TransactionRunner):
         return None if request is None else h.Stored(request.new, count)
 
 
-class RebuildSteps(Steps):
-    """The steps of a processor that is not divided, with a look at the one that it replaces before each fetch."""
+class Rebuilder:
+    """Looks how far the processor to be replaced is ahead, and swaps where that is near enough."""
 
-    def __init__(self, parts: Parts, *, take_over: bool) -> None:
-        """Keep the parts.
+    def __init__(self, parts: Parts, *, on_swapped: Callable[[], None] = lambda: None) -> None:
+        """Keep the parts; `on_swapped` is called when partitions of ours that others own were moved.
 
         Raises:
-            ConfigurationError: the resource has no `rebuildOf`, or a swap that cannot be.
+            ConfigurationError: the resource has no `rebuildOf`, or a target that cannot be swapped.
 
         """
-        super().__init__(parts, take_over=take_over)
         if parts.config.rebuild_of is None or not parts.transactional_target:
             raise ConfigurationError("rebuildOf needs target.sql or target.python: a projection in the database")
+        self._parts = parts
+        self._on_swapped = on_swapped
         self._rebuild: Rebuild = parts.config.rebuild_of
         self._old = ProcessorKey(parts.key.schema, self._rebuild.processor_id)
-        self._swapper = SwapRunner(parts.key, lease=self._lease.total_seconds(), timeout=self._timeout)
+        delivery = parts.config.delivery
+        self._timeout = delivery.timeout.total_seconds()
+        self._swapper = SwapRunner(parts.key, lease=delivery.lease_duration.total_seconds(), timeout=self._timeout)
+        self._catching_up = CatchUp(parts)
+        self._divided = delivery.partitions
         self._next_look = 0.0
         self._failures = 0
         self._swapped = False
-        self._at: Checkpoint = BEGINNING
 
-    @override
-    def _prepare(self, _state: ProcessorState) -> h.Happening:
+    def check(self) -> None:
+        """Refuse a statement that would end the swap's transaction.
+
+        Raises:
+            ConfigurationError: it would.
+
+        """
         if (command := find_transaction_end(self._rebuild.swap_statement)) is not None:
             raise ConfigurationError(
                 f"rebuildOf.swapStatement holds {command}: the transaction is the worker's, take it out"
             )
-        return super()._prepare(_state)
 
-    @override
-    def _fetch(self, state: ProcessorState) -> h.Happening:
+    def look(self, state: ProcessorState) -> h.Happening | None:
+        """See, every so often, how far the other processor is ahead; None: go on."""
         # While a message fails, this projection is not what readers should get.
         troubled = state.attempt > 0 or state.suspect is not None or state.suspicion is not None
-        if not self._swapped and not troubled and time.monotonic() >= self._next_look:
-            began = time.monotonic()
-            happened = self._look(state)
-            # Counting costs a scan of what lies between: a tenth of the time at most.
-            self._next_look = max(self._next_look, time.monotonic() + max(LOOK_SECONDS, 9 * (time.monotonic() - began)))
-            if happened is not None:
-                return happened
-        return super()._fetch(state)
+        if self._swapped or troubled or time.monotonic() < self._next_look:
+            return None
+        began = time.monotonic()
+        happened = self._look(state)
+        # Counting costs a scan of what lies between: a tenth of the time at most.
+        self._next_look = max(self._next_look, time.monotonic() + max(LOOK_SECONDS, 9 * (time.monotonic() - began)))
+        return happened
 
     def _look(self, state: ProcessorState) -> h.Happening | None:
-        """See how far the other processor is ahead, and swap where that is near enough."""
-        lease, cursor = lease_of(state), state.cursor
-        home = self._connection()
-        noted = rebuilds.note(home, self._parts.key, self._old.processor_id, epoch=lease.epoch, token=lease.token)
+        lease, home, key = lease_of(state), self._home, self._parts.key
+        noted = rebuilds.note(home, key, self._old.processor_id, epoch=lease.epoch, token=lease.token)
         if noted.swapped_at is not None:
             self._swapped = True
             self._tell(RebuildState.SWAPPED, f"swapped at {noted.swapped_at:%Y-%m-%d %H:%M:%S%z}", behind=0)
@@ -155,15 +157,18 @@ class RebuildSteps(Steps):
             self._tell(RebuildState.NOT_POSSIBLE, f"processor {noted.superseded_by!r} replaced it already")
             return None
         try:
-            found = self._find_old(cursor)
+            standing = self._find_old(home)
         except ConfigurationError as err:
             self._tell(RebuildState.NOT_POSSIBLE, str(err))
             return None
-        cursor, theirs = found
-        behind, at_least = self._count(cursor, theirs)
-        held = rebuilds.count_held(home, self._parts.key)
-        if behind > self._rebuild.max_lag or held:
-            waits = f"{held} messages are held and not handled yet" if held else ""
+        places, _ = self._places(state, home)
+        plans = plan_ways(places, standing.places)
+        plans, behind, at_least = self._catching_up.count(plans, cap=self._rebuild.max_lag)
+        unhandled = rebuilds.count_unhandled(home, key)
+        waits = str(unhandled)
+        if not unhandled and not self._catching_up.is_settled(plans):
+            waits = "transactions are open below what the other one has handled: cursor TransactionOrder waits for them"
+        if behind > self._rebuild.max_lag or waits:
             self._tell(RebuildState.CATCHING_UP, waits, behind=behind, at_least=at_least)
             return None
         if self._rebuild.hold:
@@ -171,23 +176,31 @@ class RebuildSteps(Steps):
             return None
         return self._swap(state, lease, behind)
 
-    def _find_old(self, cursor: Checkpoint | None) -> tuple[Checkpoint, Checkpoint]:
-        """Return where this processor reads and where the other one stands: two pairs that can be compared."""
-        found = rebuilds.furthest(self._connection(), self._old)
-        if found is None or cursor is None:
-            raise ConfigurationError(f"it has no checkpoint in schema {self._old.schema} of this database")
-        if cursor.window is not None:
-            raise ConfigurationError("this one's cursor is Snapshot: its checkpoint is no pair to compare")
-        return cursor, found[0]
+    @property
+    def _home(self) -> psycopg.Connection[Any]:
+        return self._parts.databases.home.connection()
 
-    def _count(self, after: Checkpoint, up_to: Checkpoint) -> tuple[int, bool]:
-        if up_to <= after:
-            return 0, False
-        found = count_between(self._source_connection(), self._reader, after, up_to, cap=self._rebuild.max_lag)
-        return found.total, found.at_least
+    def _find_old(self, connection: psycopg.Connection[Any]) -> Standing:
+        standing = rebuilds.find_standing(connection, self._old)
+        if standing is None:
+            raise ConfigurationError(f"it has no checkpoint in schema {self._old.schema} of this database")
+        return standing
+
+    def _places(
+        self, state: ProcessorState, connection: psycopg.Connection[Any]
+    ) -> tuple[dict[int, tuple[Checkpoint, Checkpoint]], Standing | None]:
+        """Return where each partition of ours is, and where the other ones stand as the database has it."""
+        if state.cursor is None or state.stored is None:
+            raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
+        key = self._parts.key
+        places = {key.partition: (state.cursor, state.stored)}
+        if self._divided is None:
+            return places, None
+        others = rebuilds.find_standing(connection, key, but_partition=key.partition)
+        return places | {number: (pair, pair) for number, pair in (others.pairs if others else {}).items()}, others
 
     def _swap(self, state: ProcessorState, lease: h.HeldLease, behind: int) -> h.Happening | None:
-        connection = self._connection()
+        connection, swap = self._home, _Swap()
         self._parts.ownership.enter(connection)
         try:
             happened = self._parts.shutdown.limited(
@@ -195,8 +208,8 @@ class RebuildSteps(Steps):
                 lambda: self._swapper.swap(
                     connection,
                     lease,
-                    lambda transaction: self._catch_up(state, lease, transaction),
-                    lambda transaction: self._finish(lease, transaction),
+                    lambda transaction: self._catch_up(state, lease, transaction, swap),
+                    lambda transaction: self._finish(lease, transaction, swap),
                 ),
             )
         except Interrupted as err:
@@ -205,61 +218,75 @@ class RebuildSteps(Steps):
         finally:
             self._parts.ownership.leave()
         if isinstance(happened, h.Failed) and not connection.closed:
-            self._failures += 1
-            self._next_look = time.monotonic() + min(LONGEST_WAIT, 2.0 ** min(self._failures, 10) / 4)
-            _log.warning("not swapped", extra={"of": self._old.processor_id, "error": str(happened.error)})
-            passing = isinstance(happened.error, TransientError | NotNowError)
-            self._tell(
-                RebuildState.SWAPPING if passing else RebuildState.NOT_POSSIBLE,
-                f"rolled back, and tried again: {happened.error}", behind=behind,
-            )  # fmt: skip
+            self._note_failure(happened, behind)
             return None
         if happened is None or isinstance(happened, h.Stored):
             _log.info("swapped", extra={"of": self._old.processor_id})
             self._next_look = 0.0
+            if swap.goals:
+                self._on_swapped()
         if isinstance(happened, h.Stored) and happened.count:
             self._parts.board.add_batch(happened.count)
         return happened
 
+    def _note_failure(self, failed: h.Failed, behind: int) -> None:
+        self._failures += 1
+        self._next_look = time.monotonic() + min(LONGEST_WAIT, 2.0 ** min(self._failures, 10) / 4)
+        _log.warning("not swapped", extra={"of": self._old.processor_id, "error": str(failed.error)})
+        passing = isinstance(failed.error, TransientError | NotNowError)
+        self._tell(
+            RebuildState.SWAPPING if passing else RebuildState.NOT_POSSIBLE,
+            f"rolled back, and tried again: {failed.error}", behind=behind,
+        )  # fmt: skip
+
     def _catch_up(
-        self, state: ProcessorState, lease: h.HeldLease, transaction: Transaction
+        self, state: ProcessorState, lease: h.HeldLease, transaction: Transaction, swap: _Swap
     ) -> tuple[StoreRequest | None, int]:
         """Stop the other processor where it stands, and handle what it has handled."""
-        rebuilds.stand_still(transaction.connection, self._old)
-        found = rebuilds.furthest(transaction.connection, self._old)
-        cursor = state.cursor
-        if found is None or cursor is None:
-            raise NotNowError("the other processor's checkpoint is gone")
-        self._at, end = found[0], max(found[0], cursor)
-        behind, _ = self._count(cursor, end)
+        connection, key = transaction.connection, self._parts.key
+        rebuilds.stand_still(connection, self._old)
+        if self._divided is not None:
+            rebuilds.stand_still(connection, key)
+            self._check_division(connection, self._divided.count)
+        try:
+            swap.standing = self._find_old(connection)
+        except ConfigurationError as err:
+            raise NotNowError(str(err)) from err
+        if unhandled := rebuilds.count_unhandled(connection, key):
+            raise NotNowError(str(unhandled))
+        places, swap.others = self._places(state, connection)
+        plans = plan_ways(places, swap.standing.places)
+        self._catching_up.wait_settled(plans)
+        plans, behind, _ = self._catching_up.count(plans, cap=self._rebuild.max_lag)
         if behind > self._rebuild.max_lag:
             raise NotNowError(f"the other processor is more than {self._rebuild.max_lag} messages ahead again")
-        count = self._handle_range(transaction, cursor, end, behind) if behind else 0
-        stored = state.stored
-        if stored is not None and end <= stored:
-            return None, count
-        return StoreRequest(lease, stored, end), count
+        count = sum(self._catching_up.handle(transaction, plan) for plan in plans)
+        goals = {plan.partition: goal for plan in plans if (goal := plan.decide_checkpoint()) is not None}
+        mine = goals.pop(key.partition, None)
+        swap.goals = goals
+        return None if mine is None else StoreRequest(lease, state.stored, mine), count
 
-    def _handle_range(self, transaction: Transaction, after: Checkpoint, end: Checkpoint, count: int) -> int:
-        target = cast("TransactionTarget", self._parts.target)
-        batch = Batch(after, end, (), count, full=True, matched_count=count)
-        delayed = holding.find_delayed(transaction.connection, self._relation(batch))
-        if delayed is not None:
-            raise NotNowError(f"message {delayed[0].message_id} is delayed, and lies between the two")
-        if target.needs_payload:
-            batch = self._reader.fetch_range(self._source_connection(), after, end)
-        return target.handle(transaction, batch)
+    def _check_division(self, connection: psycopg.Connection[Any], count: int) -> None:
+        now = stop_line.fetch(connection, self._parts.key)
+        if now is None or now.count != count or now.next_count is not None:
+            raise NotNowError("the number of partitions is being changed")
 
-    def _finish(self, lease: h.HeldLease, transaction: Transaction) -> None:
-        """Run the user's statement; let the other processor never store again."""
-        connection = transaction.connection
+    def _finish(self, lease: h.HeldLease, transaction: Transaction, swap: _Swap) -> None:
+        """Run the user's statement; move our other partitions; let the other processor never store again."""
+        connection, key = transaction.connection, self._parts.key
         try:
             connection.execute(self._rebuild.swap_statement.encode())
         except psycopg.Error as err:
             raise _explain(err) from err
         GuardedConnection(connection, transaction.mark).check_after()
+        if swap.goals and not rebuilds.advance_lanes(
+            connection, key, swap.others, swap.goals, epoch=lease.epoch, token=lease.token
+        ):
+            raise NotNowError("a partition of this processor stored something during the swap")
+        if swap.standing is None:
+            raise NotNowError("the other processor's checkpoint is gone")
         answer = rebuilds.supersede(
-            connection, self._parts.key, self._old.processor_id, self._at,
+            connection, key, self._old.processor_id, swap.standing,
             epoch=lease.epoch, token=lease.token, decided_by=str(self._parts.config.resource),
         )  # fmt: skip
         if answer is not SupersedeAnswer.DONE:
@@ -270,6 +297,60 @@ class RebuildSteps(Steps):
             of=self._old.processor_id, state=state, behind=behind, at_least=at_least, message=message[:500]
         )
         self._parts.board.set_rebuild(view)
+
+
+@dataclass(slots=True)
+class _Swap:
+    """What one try of a swap found when everybody stood still."""
+
+    standing: Standing | None = None
+    others: Standing | None = None
+    goals: Mapping[int, Checkpoint] = field(default_factory=dict)
+
+
+class RebuildSteps(Steps):
+    """The steps of a processor that is not divided, with a look at the one that it replaces before each fetch."""
+
+    def __init__(self, parts: Parts, *, take_over: bool) -> None:
+        """Keep the parts."""
+        super().__init__(parts, take_over=take_over)
+        self._rebuilder = Rebuilder(parts)
+
+    @override
+    def _prepare(self, state: ProcessorState) -> h.Happening:
+        self._rebuilder.check()
+        return super()._prepare(state)
+
+    @override
+    def _fetch(self, state: ProcessorState) -> h.Happening:
+        return self._rebuilder.look(state) or super()._fetch(state)
+
+
+class PartitionRebuildSteps(PartitionSteps):
+    """The steps of the first partition of a divided one: its owner makes the swap for all of them."""
+
+    def __init__(
+        self, parts: Parts, *, take_over: bool, outage: Outage, membership: Membership, crew: Sequence[Parts]
+    ) -> None:
+        """Keep the parts; `crew` are those of all partitions of this process."""
+        super().__init__(parts, take_over=take_over, outage=outage, membership=membership)
+        self._rebuilder = Rebuilder(parts, on_swapped=lambda: _let_go(crew, parts))
+
+    @override
+    def _prepare(self, state: ProcessorState) -> h.Happening:
+        self._rebuilder.check()
+        return super()._prepare(state)
+
+    @override
+    def _fetch(self, state: ProcessorState) -> h.Happening:
+        return self._rebuilder.look(state) or super()._fetch(state)
+
+
+def _let_go(crew: Sequence[Parts], but: Parts) -> None:
+    """The swap ended the leases of our other partitions: nobody should try to store under them."""
+    for each in crew:
+        if each is not but and (lease := each.ownership.lease) is not None:
+            each.ownership.lose_lease(lease, "the swap moved its checkpoint")
 
 
 def _explain(err: psycopg.Error) -> OutboxError:

@@ -236,7 +236,9 @@ class Steps(HeldSteps):
             return self._start
         if config.start_from.processor_id is not None:
             return self._find_other(connection, config.start_from.processor_id).start
-        return checkpoints.compute_start(self._source_connection(), config.source, config.start_from)
+        return checkpoints.compute_start(
+            self._source_connection(), config.source, config.start_from, apart=self._parts.databases.apart
+        )
 
     def _find_other(self, connection: psycopg.Connection[Any], other_id: str) -> starts.OtherStart:
         return starts.find_other(

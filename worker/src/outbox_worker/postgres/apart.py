@@ -13,6 +13,7 @@ from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
+from outbox_core.window import parse_snapshot
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 from outbox_worker.postgres.queries import in_schema, load
@@ -89,8 +90,13 @@ def check_reach(source: SourceIdentity, stored: Checkpoint | None) -> None:
         ConfigurationError: `DatabaseBehind`.
 
     """
-    if stored is not None and stored.transaction_id >= source.next_transaction_id:
-        raise _behind(source.next_transaction_id, stored.transaction_id)
+    if stored is None:
+        return
+    reached = stored.transaction_id
+    if stored.window is not None and stored.window.end is not None:
+        reached = parse_snapshot(stored.window.end).end - 1
+    if reached >= source.next_transaction_id:
+        raise _behind(source.next_transaction_id, reached)
 
 
 def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:

@@ -26,7 +26,7 @@ from outbox_worker.postgres.queries import load as load_query
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -158,15 +158,19 @@ def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: 
             raise ConfigurationError("startFrom.processorId is no place in the outbox")
 
 
-def compute_start(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
+def compute_start(
+    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, apart: bool = False
+) -> Checkpoint:
     """Compute the first checkpoint of a new processor, of the kind that the source asks for.
+
+    `apart`: it will be stored in another database than the messages'.
 
     Raises:
         ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
 
     """
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
-        return Checkpoint(0, 1, windows.find_start(connection, source, start_from))
+        return Checkpoint(0, 1, windows.find_start(connection, source, start_from, apart=apart))
     return start_pair(connection, source, start_from)
 
 
@@ -250,6 +254,19 @@ def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any
         f"{name}_lower": window.lower,
         f"{name}_upper": window.upper,
         f"{name}_position": window.position,
+    }
+
+
+def lane_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:
+    """Spread the checkpoints of several partitions, of either cursor, over lists of the same order."""
+    windows_of = [pair.window or Window() for pair in pairs.values()]
+    return {
+        "partitions": list(pairs),
+        "transaction_ids": [str(pair.transaction_id) for pair in pairs.values()],
+        "positions": [pair.position for pair in pairs.values()],
+        "lowers": [window.lower for window in windows_of],
+        "uppers": [window.upper for window in windows_of],
+        "window_positions": [window.position for window in windows_of],
     }
 
 

@@ -67,8 +67,8 @@ class Slice:
 class MessageReader:
     """Reads one source, or one partition of it. Holds no connection."""
 
-    def __init__(self, source: Source, part: Slice | None = None) -> None:
-        """Prepare the statements.
+    def __init__(self, source: Source, part: Slice | None = None, *, apart: bool = False) -> None:
+        """Prepare the statements; `apart`: the checkpoint is in another database.
 
         Raises:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
@@ -88,7 +88,7 @@ class MessageReader:
             )
         scan = WindowScan(self._table, self._types, self._publications, self._slot, tuple(self._slots))
         end = None if line is None or line.window is None else line.window.lower
-        self._windows = WindowReader(scan, self._partition, end=end)
+        self._windows = WindowReader(scan, self._partition, end=end, apart=apart)
         self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
@@ -112,7 +112,9 @@ class MessageReader:
         )  # fmt: skip
 
     def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, up_to: Checkpoint) -> Batch:
-        """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled."""
+        """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window."""
+        if up_to.window is not None:
+            return self._windows.fetch_range(connection, after, up_to)
         messages = self._fetch_rows(connection, _Range(after, up_to=up_to))
         count = len(messages)
         return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)

@@ -1,4 +1,4 @@
-"""What a move of a checkpoint would mean: how many messages of which type lie between two pairs.
+"""What a move of a checkpoint would mean: how many messages of which type lie between two checkpoints.
 
 Counted page by page on the server, each page a statement of its own, so that nothing runs for long, a bound can be set,
 and somebody can watch. What lies below the reading bound is settled: pages add up to one truth.
@@ -7,10 +7,11 @@ and somebody can watch. What lies below the reading bound is settled: pages add 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.checkpoint import parse_checkpoint
+from outbox_core.checkpoint import Checkpoint, parse_checkpoint
+from outbox_core.window import LOWEST_POSITION, Window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_worker.postgres.messages import MessageReader
 
 PAGE: Final = 50_000
@@ -49,7 +49,12 @@ def count_between(
     page: int = PAGE,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Count:
-    """Count what matches the source's filters in (after, up_to], exactly up to `cap`; tell `watch` the sum so far."""
+    """Count what matches the source's filters in (after, up_to], exactly up to `cap`; tell `watch` the sum so far.
+
+    Of windows at most one may lie between the two.
+    """
+    if up_to.window is not None:
+        return count_window(connection, reader, after.window or Window(), up_to.window, cap=cap, page=page, watch=watch)
     found: Counter[str] = Counter()
     while True:
         limit = min(page, cap + 1 - found.total())
@@ -61,6 +66,36 @@ def count_between(
             after = parse_checkpoint(end)
         watch(found.total())
         if sum(count for _, count, _ in rows) < limit:
+            return Count(dict(found.most_common()), at_least=False)
+        if found.total() > cap:
+            return Count(dict(found.most_common()), at_least=True)
+
+
+def count_window(
+    connection: psycopg.Connection[Any],
+    reader: MessageReader,
+    first: Window,
+    last: Window,
+    *,
+    cap: int,
+    page: int = PAGE,
+    watch: Callable[[int], None] = lambda _: None,
+) -> Count:
+    """Count what matches the source's filters between two places of one window, exactly up to `cap`."""
+    found: Counter[str] = Counter()
+    if last.end is None:
+        return Count({}, at_least=False)
+    after = first if first.is_open else Window(first.lower, last.end, LOWEST_POSITION)
+    while True:
+        limit = min(page, cap + 1 - found.total())
+        rows = reader.batch_relation(Checkpoint(0, 1, after), Checkpoint(0, 2, last))
+        with translated():
+            counted = connection.execute(load("count_window_types").format(rows=rows), {"limit": limit}).fetchall()
+        for message_type, count, end in counted:
+            found[message_type] += count
+            after = replace(after, position=end)
+        watch(found.total())
+        if sum(count for _, count, _ in counted) < limit:
             return Count(dict(found.most_common()), at_least=False)
         if found.total() > cap:
             return Count(dict(found.most_common()), at_least=True)

@@ -7,14 +7,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
+from typing_extensions import override
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
-from outbox_core.spec import Cursor
+from outbox_worker.postgres.checkpoints import build_window, lane_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -31,7 +33,7 @@ class SupersedeAnswer(IntEnum):
     MOVED = 2
     """The other processor stored something since it was looked at."""
     NO_MATCH = 3
-    """It has no checkpoint here, or reads another source."""
+    """It has no checkpoint here, hands out batches, or reads another source."""
     NOT_OWNER = 4
     """The caller is not the live owner, or has not handled what the other one has."""
     BY_ANOTHER = 5
@@ -48,7 +50,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class RebuildRow:
-    """One rebuild for people; `at` is the pair at which the replaced one stood."""
+    """One rebuild for people; `at` is the pair at which the replaced one stood, of a divided one the furthest."""
 
     processor_id: str
     of: str
@@ -79,32 +81,75 @@ def find_superseding(connection: psycopg.Connection[Any], key: ProcessorKey) -> 
     return None if row is None else str(row[0])
 
 
-def furthest(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[Checkpoint, str | None] | None:
-    """Return the furthest pair that a processor has stored, over its partitions, and which source it reads.
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a processor stands, by partition; `words` differ if anything of it does (`standing_of`)."""
+
+    pairs: Mapping[int, Checkpoint]
+    words: str
+
+    @property
+    def places(self) -> list[Checkpoint]:
+        """Where its partitions stand."""
+        return list(self.pairs.values())
+
+
+def find_standing(
+    connection: psycopg.Connection[Any], key: ProcessorKey, *, but_partition: int | None = None
+) -> Standing | None:
+    """Read where a processor stands, without one partition where that is named; None: it has no such checkpoint.
 
     Raises:
-        ConfigurationError: it has no pair, but windows or batches, whose ends cannot be compared with ours.
+        ConfigurationError: it hands out batches: behind its checkpoint are messages that are handled already.
 
     """
+    parameters = {"processor_id": key.processor_id, "but_partition": but_partition}
     with translated():
-        rows = connection.execute(
-            in_schema("find_processor", key.schema), {"processor_id": key.processor_id}
-        ).fetchall()
+        rows = connection.execute(in_schema("find_standing", key.schema), parameters).fetchall()
     if not rows:
         return None
-    if rows[0][10] or any(row[6] == Cursor.SNAPSHOT for row in rows):
+    if rows[0][1]:
         raise ConfigurationError(
-            f"processor {key.processor_id!r} cannot be replaced by a swap: its checkpoint is no pair, for its cursor "
-            "is Snapshot or its mode Competing. Stop it, and start the new one with startFrom"
+            f"processor {key.processor_id!r} cannot be replaced by a swap: its mode is Competing, so behind its "
+            "checkpoint are messages that are handled already. Stop it, and start the new one with startFrom"
         )
-    return max(Checkpoint(int(row[1]), row[2]) for row in rows), rows[0][5]
+    pairs = {row[2]: Checkpoint(int(row[3]), row[4], build_window(*row[5:9])) for row in rows}
+    return Standing(pairs, rows[0][0])
 
 
-def count_held(connection: psycopg.Connection[Any], key: ProcessorKey) -> int:
-    """Count the messages that the processor's checkpoint has passed and that wait to be handled."""
+@dataclass(frozen=True, slots=True)
+class Unhandled:
+    """What a processor's checkpoint has passed and that is not handled, and more of the same keys may follow.
+
+    Attributes:
+        held: messages that wait to be tried again, or for their time.
+        dead: dead letters behind which their key waits.
+
+    """
+
+    held: int
+    dead: int
+
+    def __bool__(self) -> bool:
+        """There is some."""
+        return bool(self.held or self.dead)
+
+    @override
+    def __str__(self) -> str:
+        """Say it to a person, with what to do."""
+        said = [f"{self.held} messages are held and not handled yet"] if self.held else []
+        if self.dead:
+            said.append(f"{self.dead} dead letters block their keys: redrive or drop them (`outbox dead-letters`)")
+        return "; ".join(said)
+
+
+def count_unhandled(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unhandled:
+    """Count what keeps a projection from being what readers should get."""
     with translated():
-        row = connection.execute(in_schema("count_held", key.schema), {"processor_id": key.processor_id}).fetchone()
-    return int(row[0]) if row is not None else 0
+        row = connection.execute(
+            in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    return Unhandled(*row) if row is not None else Unhandled(0, 0)
 
 
 def stand_still(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
@@ -119,11 +164,36 @@ def stand_still(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
         connection.execute(in_schema("stand_still", key.schema), parameters)
 
 
+def advance_lanes(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    standing: Standing | None,
+    goals: Mapping[int, Checkpoint],
+    *,
+    epoch: int,
+    token: UUID,
+) -> bool:
+    """Put other partitions' checkpoints to where their messages were handled in the open transaction.
+
+    `standing` is where they stood when that began. False: one of them stored something since.
+    """
+    parameters = lane_parameters(goals) | {
+        "processor_id": key.processor_id,
+        "partition": key.partition,
+        "epoch": epoch,
+        "token": token,
+        "standing": None if standing is None else standing.words,
+    }
+    with translated():
+        row = connection.execute(in_schema("advance_lanes", key.schema), parameters).fetchone()
+    return row is not None and row[0] is True
+
+
 def supersede(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
     of: str,
-    at: Checkpoint,
+    standing: Standing,
     *,
     epoch: int,
     token: UUID,
@@ -136,8 +206,7 @@ def supersede(
         "partition": key.partition,
         "epoch": epoch,
         "token": token,
-        "transaction_id": str(at.transaction_id),
-        "position": at.position,
+        "standing": standing.words,
         "decided_by": decided_by,
     }
     with translated():

@@ -1,18 +1,25 @@
-"""Starting where another processor stands: its checkpoint, copied once, when the new one is first owned."""
+"""Starting where another processor stands: its checkpoint, copied once, when the new one is first owned.
+
+Where the cursors differ it is turned into one of the other kind. A pair is a window, exactly. Of a window only its
+lower end is a pair: messages above it come that were examined already, those whose transactions began after another
+one's that the window leaves.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.checkpoint import Checkpoint
+from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
+from outbox_core.standing import as_window, find_common
 from outbox_worker.postgres import apart
-from outbox_worker.postgres.checkpoints import build_window
+from outbox_worker.postgres.checkpoints import build_window, lane_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.window_scan import WindowScan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,19 +47,14 @@ class OtherStart:
     by: str | None
 
     @property
-    def windowed(self) -> bool:
-        """Its cursor is Snapshot."""
-        return any(pair.window is not None for pair in self.pairs.values())
-
-    @property
     def start(self) -> Checkpoint:
-        """Where one that starts here begins: behind it nothing was handled that is not handled by all."""
-        lowest = min(self.pairs.values())
-        return lowest if lowest.window is None else Checkpoint(0, 1, lowest.window)
+        """Where one that starts here begins: before it lies nothing that is not examined by all."""
+        pairs = list(self.pairs.values())
+        return min(pairs) if pairs[0].window is None else Checkpoint(0, 1, find_common(pairs))
 
     def divided_like(self, count: int, by: str) -> bool:
-        """The same keys are in the same partitions, and each stands at a pair."""
-        return (self.count, self.by) == (count, by) and len(self.pairs) == count and not self.windowed
+        """The same keys are in the same partitions."""
+        return (self.count, self.by) == (count, by) and len(self.pairs) == count
 
 
 def find_other(
@@ -62,7 +64,7 @@ def find_other(
     key: ProcessorKey,
     other_id: str,
 ) -> OtherStart:
-    """Find another processor's checkpoint: beside our own, or in the source's database.
+    """Find another processor's checkpoint, as one of our cursor: beside our own, or in the source's database.
 
     Raises:
         ConfigurationError: `StartNotFound`: it has none, or in both, or it is of another source.
@@ -88,26 +90,26 @@ def find_other(
             "startFrom.processorId, or let that processor start first",
             reason=Reason.START_NOT_FOUND,
         )
-    _check_kind(found, source, other_id)
-    return found
+    if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
+        pairs = {partition: Checkpoint(0, 1, as_window(each)) for partition, each in found.pairs.items()}
+    else:
+        pairs = {partition: _as_pair(reading, source, each) for partition, each in found.pairs.items()}
+    return OtherStart(pairs, found.count, found.by)
 
 
-def _check_kind(found: OtherStart, source: Source, other_id: str) -> None:
-    kind = Cursor.SNAPSHOT if found.windowed else Cursor.TRANSACTION_ORDER
-    wanted = source.cursor or DEFAULT_CURSOR
-    if kind is not wanted:
-        raise ConfigurationError(
-            f"startFrom: the checkpoint of processor {other_id!r} is of cursor {kind}, and this one would read by "
-            f"{wanted}: a checkpoint of one kind means nothing to the other. Set source.cursor to {kind}, or start "
-            "from a position or a time",
-            reason=Reason.START_NOT_FOUND,
-        )
-    if found.windowed and len(found.pairs) > 1:
-        raise ConfigurationError(
-            f"startFrom: the {len(found.pairs)} partitions of processor {other_id!r} stand at windows between "
-            "snapshots, of which none is the lowest: start from a position or a time",
-            reason=Reason.START_NOT_FOUND,
-        )
+def _as_pair(reading: psycopg.Connection[Any], source: Source, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the pair up to which all is examined: below the first message that is not, and all that is in flight."""
+    if checkpoint.window is None:
+        return checkpoint
+    scan = WindowScan.whole(source)
+    statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.window))
+    with translated():
+        row = reading.execute(statement).fetchone()
+    if row is None:
+        return BEGINNING
+    bound, transaction_id, position = row
+    settled = Checkpoint(int(bound) - 1, MAX_POSITION)
+    return settled if transaction_id is None else min(settled, Checkpoint(int(transaction_id), position - 1))
 
 
 def _read(
@@ -149,15 +151,13 @@ def spread(
     token: UUID,
 ) -> bool:
     """Give each partition the start that is its own, in the transaction that divided the processor."""
-    parameters = {
+    parameters = lane_parameters(pairs) | {
         "processor_id": key.processor_id,
-        "partitions": list(pairs),
-        "transaction_ids": [str(pair.transaction_id) for pair in pairs.values()],
-        "positions": [pair.position for pair in pairs.values()],
         "partition": key.partition,
         "epoch": epoch,
         "token": token,
     }
+    query = "spread_windows" if any(pair.window is not None for pair in pairs.values()) else "spread_start"
     with translated():
-        row = connection.execute(in_schema("spread_start", key.schema), parameters).fetchone()
+        row = connection.execute(in_schema(query, key.schema), parameters).fetchone()
     return row is not None and row[0] is True

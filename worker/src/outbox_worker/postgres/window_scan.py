@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from psycopg import sql
 
 from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions, parse_snapshot
+from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
-    from outbox_worker.postgres.table import OutboxTable
+    from outbox_core.spec import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class WindowScan:
     publications: tuple[str, ...] = ()
     slot: sql.Composable | None = None
     slots: tuple[int, ...] = ()
+
+    @classmethod
+    def whole(cls, source: Source) -> WindowScan:
+        """Take a source as a whole, all partitions and types of it."""
+        return cls(OutboxTable.of(source), publications=tuple(dict.fromkeys(source.publications)))
 
     @property
     def keys(self) -> sql.Composed:
@@ -100,6 +106,49 @@ class WindowScan:
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
             columns, inside, self.table.matches(self.types), self._position
         )
+
+    def newest(self) -> sql.Composed:
+        """Return the SELECT of the highest transaction id of a committed message; of all partitions."""
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        conditions: list[sql.Composable] = [sql.SQL("")]
+        if self.publications:
+            column = sql.SQL("o.{}").format(self._name("publication_id"))
+            conditions = [sql.SQL("WHERE {} = {}").format(column, sql.Literal(each)) for each in self.publications]
+        # Backwards along the index, whichever of the two there is.
+        arms = [
+            sql.SQL("(SELECT {t} AS id FROM {table} AS o {where} ORDER BY {t} DESC, o.{p} DESC LIMIT 1)").format(
+                t=transaction_id, table=self.table.identifier, where=each, p=self._name("position")
+            )
+            for each in conditions
+        ]
+        return sql.SQL("SELECT n.id::text FROM ({}) AS n ORDER BY n.id DESC LIMIT 1").format(
+            sql.SQL(" UNION ALL ").join(arms)
+        )
+
+    def first_unexamined(self, window: Window) -> sql.Composed:
+        """Return the SELECT of the lowest pair of a committed message that is not examined; of all partitions."""
+        conditions: list[sql.Composable] = [sql.SQL("true")]
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        low = 0
+        if window.lower is not None:
+            lower = parse_snapshot(window.lower)
+            low = min(lower.in_progress, default=lower.end)
+            conditions = [sql.SQL("NOT {}").format(_sees(window.lower, transaction_id))]
+        if window.upper is not None:
+            conditions.append(
+                sql.SQL("NOT ({} AND {} <= {})").format(
+                    _sees(window.upper, transaction_id), self._position, sql.Literal(window.position)
+                )
+            )
+        if self.publications:
+            conditions.append(self._published())
+        return sql.SQL(
+            "SELECT {t} AS transaction_id, {p} AS position FROM {table} AS o WHERE {t} >= {low}::xid8 AND {rest} "
+            "ORDER BY {t}, {p} LIMIT 1"
+        ).format(
+            t=transaction_id, p=self._position, table=self.table.identifier, low=sql.Literal(str(low)),
+            rest=sql.SQL(" AND ").join(conditions),
+        )  # fmt: skip
 
     def nothing(self, columns: sql.Composable) -> sql.Composed:
         """Return a SELECT of no row."""

@@ -22,6 +22,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.report import Lag, Reason
 from outbox_core.spec import StartType
+from outbox_core.standing import cut
 from outbox_core.window import LOWEST_POSITION, Plan, Window, parse_snapshot
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
@@ -58,10 +59,16 @@ class WindowReader:
         scan: WindowScan,
         partition: int = 0,
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        *,
         end: str | None = None,
+        apart: bool = False,
     ) -> None:
-        """Keep the statements; with `end`, a stop line, no window is opened beyond that snapshot."""
+        """Keep the statements.
+
+        `end`, a stop line: no window is opened beyond that snapshot. `apart`: what is read is remembered elsewhere.
+        """
         self._end = end
+        self._apart = apart
         self._limits = limits
         self._scan = scan
         self._partition = partition
@@ -79,6 +86,15 @@ class WindowReader:
             found = connection.execute(load("fetch_window_matching").format(rows=relation)).fetchall()
         messages = tuple(build_message(row) for row in found)
         return replace(reach, messages=messages, matched_count=len(messages))
+
+    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint) -> Batch:
+        """Return all messages between two checkpoints of which at most one window lies between, payloads as text."""
+        relation = self.relation(self._scan.table.selection(payload="text"), after, examined)
+        with translated():
+            found = connection.execute(load("fetch_window_matching").format(rows=relation)).fetchall()
+        messages = tuple(build_message(row) for row in found)
+        count = len(messages)
+        return Batch(after, examined, messages, count, full=True, matched_count=count, partition=self._partition)
 
     def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
@@ -137,7 +153,7 @@ class WindowReader:
         if self._end is not None:
             # A person may have put the checkpoint beyond the line: nothing is read then, and nothing is read again.
             return self._end if _is_later(self._end, _window(after).end) else str(_window(after).end)
-        return fetch_snapshot(connection)
+        return take_snapshot(connection, self._scan if self._apart else None, _window(after).end)
 
     def _empty(self, after: Checkpoint, upper: str) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a window was closed by it."""
@@ -243,7 +259,24 @@ def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
-def find_start(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Window:
+def take_snapshot(connection: psycopg.Connection[Any], apart: WindowScan | None, lower: str | None = None) -> str:
+    """Take a snapshot for a window that begins at `lower`; `apart`: to be remembered in another server than its own.
+
+    A transaction that rolled back is over before a crash could no more undo that: the server may hand out its id again.
+    Beside its messages a checkpoint is as durable as they are; in another server it must not know such an id.
+    """
+    if apart is None:
+        return fetch_snapshot(connection)
+    with translated():
+        row = connection.execute(load("fetch_newest").format(newest=apart.newest())).fetchone()
+    if row is None or row[1]:
+        return fetch_snapshot(connection)  # which says why not
+    return cut(row[0], None if row[2] is None else int(row[2]), lower)
+
+
+def find_start(
+    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, apart: bool = False
+) -> Window:
     """Find where a new processor starts. Whatever is in flight now comes in any case: nothing is lost.
 
     A position means what has at least that position, a timestamp what has at least the lowest position of what was
@@ -253,7 +286,10 @@ def find_start(connection: psycopg.Connection[Any], source: Source, start_from: 
         ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
 
     """
-    now = fetch_snapshot(connection)  # first: what commits while the lowest position is looked for is not in it
+    scan = WindowScan.whole(source)
+    now = take_snapshot(
+        connection, scan if apart else None
+    )  # first: what commits while the lowest position is looked for is not in it
     match start_from.type:
         case StartType.BEGINNING:
             return Window()
