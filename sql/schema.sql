@@ -241,6 +241,7 @@ BEGIN
                 (processor_id, partition, last_processed_transaction_id, last_processed_position)
             SELECT p_processor_id, n, p_transaction_id, p_position FROM generate_series(0, p_count - 1) AS n
             ON CONFLICT DO NOTHING;
+            PERFORM keep_checkpoint(p_processor_id, NULL);
         END IF;
     END IF;
     SELECT d.partition_count, d.key INTO partition_count, key
@@ -286,7 +287,11 @@ BEGIN
     SET cursor_kind = 'Snapshot', lower_snapshot = p_lower, upper_snapshot = p_upper, window_position = p_position
     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'TransactionOrder'
       AND c.last_processed_transaction_id = '0' AND c.last_processed_position = 1;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
 END
 $$;
 
@@ -369,6 +374,8 @@ BEGIN
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
     INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id, last_processed_position)
     SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+    FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    PERFORM keep_checkpoint(p_processor_id, n)
     FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
@@ -883,6 +890,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.find_edit(p_processor_id text, p_partition integer) RETURNS TABLE(kept_transaction_id xid8, kept_position bigint, transaction_id xid8, "position" bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- One row if somebody changed or deleted the checkpoint past our functions: the pair that they had stored (null: the whole row
+-- was written by hand) and the one that is there (null: none). Against mistakes, not against forgery: the copy is in the row,
+-- and whoever may write that can write the copy too. A first row that was inserted by hand is nobody's edit.
+SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
+FROM kept_checkpoints k
+LEFT JOIN processor_checkpoints c ON c.processor_id = k.processor_id AND c.partition = k.partition
+WHERE k.processor_id = p_processor_id AND k.partition = p_partition
+  AND (c.kept_position IS NULL
+       OR (c.kept_transaction_id, c.kept_position) <> (c.last_processed_transaction_id, c.last_processed_position)
+       OR c.kept_window IS DISTINCT FROM CASE c.cursor_kind
+          WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END)
+$$;
+
 CREATE FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1055,6 +1079,25 @@ CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, 
                      AND d.key_hash = hashtextextended(p_key, 0) AND d.key = p_key AND d.blocks)
 $$;
 
+CREATE FUNCTION outbox.keep_checkpoint(p_processor_id text, p_partition integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- What stands in the row is ours: for functions of ours that have just written it otherwise than by the contract's step 6,
+-- and where a person accepts what is there. Partition null: all of them.
+BEGIN
+    UPDATE processor_checkpoints c
+    SET kept_transaction_id = c.last_processed_transaction_id, kept_position = c.last_processed_position,
+        kept_window = CASE c.cursor_kind
+                      WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END
+    WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition);
+    INSERT INTO kept_checkpoints (processor_id, partition)
+    SELECT c.processor_id, c.partition FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition)
+    ON CONFLICT DO NOTHING;
+END
+$$;
+
 CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1208,7 +1251,8 @@ CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, 
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- A refused worker reports itself, in a transaction of its own because the refused one rolls back. Notes who holds the
--- processor at this moment.
+-- processor at this moment. Late, when a successor was owner already, it opens nothing: who loaded the row since saw by its
+-- copy (find_edit) whether somebody edited it, and a person may have decided by now.
 DECLARE
     v_id bigint;
 BEGIN
@@ -1217,7 +1261,10 @@ BEGIN
         stored_position, new_transaction_id, new_position, epoch, pod, claim_uid, needs_person,
         holder_cluster, holder_namespace, holder_name, holder_uid, holder_pod)
     SELECT p_processor_id, p_partition, p_code, p_expected_transaction_id, p_expected_position, p_stored_transaction_id,
-           p_stored_position, p_new_transaction_id, p_new_position, p_epoch, p_pod, p_claim_uid, p_needs_person,
+           p_stored_position, p_new_transaction_id, p_new_position, p_epoch, p_pod, p_claim_uid,
+           p_needs_person AND NOT EXISTS (
+               SELECT 1 FROM processor_leases s
+               WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.epoch > p_epoch),
            c.cluster, c.namespace, c.name, c.uid, l.pod
     FROM (VALUES (p_processor_id, p_partition)) AS asked (processor_id, partition)
     LEFT JOIN processor_claims c ON c.processor_id = asked.processor_id
@@ -1417,6 +1464,7 @@ BEGIN
            IS DISTINCT FROM (p_transaction_id, p_position) OR v_stored.processor_id IS NULL THEN
             RETURN 2;
         END IF;
+        PERFORM keep_checkpoint(v_conflict.processor_id, v_conflict.partition);
         INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                    to_position, reason, decided_by)
         VALUES ('Accept', v_conflict.processor_id, v_conflict.partition, v_conflict.expected_transaction_id,
@@ -1528,6 +1576,7 @@ BEGIN
     SET last_processed_transaction_id = excluded.last_processed_transaction_id,
         last_processed_position = excluded.last_processed_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
@@ -1580,6 +1629,7 @@ BEGIN
         upper_snapshot = excluded.upper_snapshot,
         window_position = excluded.window_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
@@ -1875,6 +1925,7 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition
       AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $$;
@@ -1961,6 +2012,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -1972,9 +2024,14 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            kept_transaction_id = p_new_transaction_id,
+            kept_position = p_new_position,
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
@@ -2043,6 +2100,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -2060,9 +2118,15 @@ BEGIN
             lower_snapshot = p_new_lower,
             upper_snapshot = p_new_upper,
             window_position = p_new_position,
+            kept_transaction_id = '0',
+            kept_position = p_new_counter,
+            kept_window = window_seal(p_new_lower, p_new_upper, p_new_position),
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
         RETURN 2;  -- step 7
@@ -2274,6 +2338,15 @@ BEGIN
     WHERE c.processor_id = p_processor_id AND c.uid = p_uid AND c.vacated_at IS NULL;
     RETURN FOUND;
 END
+$$;
+
+CREATE FUNCTION outbox.window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint) RETURNS uuid
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A window in 16 bytes: its copy need not be as long as a list of transactions in progress can be.
+SELECT md5(coalesce(p_lower::text, '') || '/' || coalesce(p_upper::text, '') || '/'
+           || coalesce(p_position::text, ''))::uuid
 $$;
 
 CREATE TABLE outbox.applied_migrations (
@@ -2537,6 +2610,14 @@ CREATE SEQUENCE outbox.held_order
 
 COMMENT ON SEQUENCE outbox.held_order IS 'Places in the order of keys: the order in which a lane set messages aside, which is the order in which it read them.';
 
+CREATE TABLE outbox.kept_checkpoints (
+    processor_id text NOT NULL,
+    partition integer NOT NULL,
+    kept_since timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE outbox.kept_checkpoints IS 'Where our functions have stored a checkpoint at some time: a row of processor_checkpoints that is missing was deleted by hand.';
+
 CREATE TABLE outbox.messages (
     "position" bigint NOT NULL,
     transaction_id xid8 DEFAULT pg_current_xact_id() NOT NULL,
@@ -2568,12 +2649,16 @@ CREATE TABLE outbox.processor_checkpoints (
     last_processed_transaction_id xid8 NOT NULL,
     last_processed_position bigint NOT NULL,
     stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    kept_transaction_id xid8,
+    kept_position bigint,
     cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
     lower_snapshot pg_snapshot,
     upper_snapshot pg_snapshot,
     window_position bigint,
+    kept_window uuid,
     generation bigint DEFAULT 0 NOT NULL,
     CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
+    CONSTRAINT processor_checkpoints_kept_pair_is_whole CHECK (((kept_transaction_id IS NULL) = (kept_position IS NULL))),
     CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
 CASE cursor_kind
     WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
@@ -2584,6 +2669,8 @@ END),
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.kept_position IS 'With kept_transaction_id: the pair once more. Written by our functions only, so that an edit by hand shows; see find_edit.';
 
 COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
 
@@ -2865,6 +2952,9 @@ ALTER TABLE ONLY outbox.dead_letters
 ALTER TABLE ONLY outbox.held_messages
     ADD CONSTRAINT held_messages_pkey PRIMARY KEY (processor_id, partition, transaction_id, "position");
 
+ALTER TABLE ONLY outbox.kept_checkpoints
+    ADD CONSTRAINT kept_checkpoints_pkey PRIMARY KEY (processor_id, partition);
+
 ALTER TABLE ONLY outbox.messages
     ADD CONSTRAINT messages_pkey PRIMARY KEY ("position");
 
@@ -3044,6 +3134,8 @@ REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) 
 
 REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.find_edit(p_processor_id text, p_partition integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.guard_superseded() FROM PUBLIC;
@@ -3057,6 +3149,8 @@ REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integ
 REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.keep_checkpoint(p_processor_id text, p_partition integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
@@ -3123,3 +3217,5 @@ REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, 
 REVOKE ALL ON FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.vacate_claim(p_processor_id text, p_uid text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint) FROM PUBLIC;

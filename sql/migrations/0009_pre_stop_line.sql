@@ -131,6 +131,8 @@ BEGIN
     INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id, last_processed_position)
     SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
     FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    PERFORM keep_checkpoint(p_processor_id, n)
+    FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;

@@ -171,7 +171,7 @@ def _blocked(state: ProcessorState, conflict: h.OpenConflict, now: float, note: 
     )
     message = (
         f"conflict {conflict.id}: somebody who is not the owner changed the checkpoint; stored is {stored}, {word} the "
-        f"expected {conflict.expected}; {decision} with outbox-operator.dev/rewind-checkpoint: "
+        f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
         f'"{conflict.id}=<transaction_id>:<position>"'
     )
     return replace(

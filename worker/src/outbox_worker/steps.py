@@ -202,9 +202,13 @@ class Steps(HeldSteps):
         if self._parts.databases.apart and checkpoints.load(connection, self._parts.key) is None:
             # Before the transaction, which would be idle for as long as the other database looks for the start.
             self._start = self._start_pair(connection)
-        with connection.transaction():
-            ownership.limit_transaction(connection, self._lease)
-            found = self._ensure_start(connection, lease)
+        try:
+            with connection.transaction():
+                ownership.limit_transaction(connection, self._lease)
+                found = self._ensure_start(connection, lease)
+        except checkpoints.EditedError as err:
+            # By whomever it was told, that one did not come to record it; or nobody was there to be told.
+            return h.Refused(err.edit.answer, err.edit.kept, None, err.edit.stored)
         if found is None:
             return h.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})

@@ -231,8 +231,14 @@ class Repairer:
                 ),
                 parameters,
             )
+            sealed = self._connection.execute(in_schema("repair_list_sealed", self._schema)).fetchall()
             for columns in self._columns(repair.tables):
                 self._map(columns, parameters)
+            for processor_id, partition in sealed:
+                # The pair's copy is mapped as the pair is; a window's is made anew, unless somebody had edited the row.
+                self._execute(
+                    in_schema("repair_keep", self._schema), {"processor_id": processor_id, "partition": partition}
+                )
             self._execute(in_schema("repair_finish", self._schema), parameters)
             return moved
 
