@@ -1246,6 +1246,35 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.prune_acts() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The last 10,000 acts are kept: people's decisions are few, a script that decides may not be.
+BEGIN
+    DELETE FROM recorded_acts a
+    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION outbox.prune_conflicts(p_processor_id text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A processor keeps its last 1,000 refusals, and besides every one that waits for a person. What goes is counted.
+WITH gone AS (
+    DELETE FROM processor_conflicts f
+    WHERE f.processor_id = p_processor_id AND (NOT f.needs_person OR f.resolved_at IS NOT NULL)
+      AND f.id <= (SELECT k.id FROM processor_conflicts k WHERE k.processor_id = p_processor_id
+                   ORDER BY k.id DESC OFFSET 1000 LIMIT 1)
+    RETURNING f.code
+)
+INSERT INTO pruned_conflicts AS p (processor_id, code, count)
+SELECT p_processor_id, g.code, count(*) FROM gone g GROUP BY g.code ORDER BY g.code
+ON CONFLICT (processor_id, code) DO UPDATE SET count = p.count + excluded.count
+$$;
+
 CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1271,6 +1300,7 @@ BEGIN
     LEFT JOIN processor_leases l ON l.processor_id = asked.processor_id AND l.partition = asked.partition
                                 AND l.expires_at > clock_timestamp()
     RETURNING id INTO v_id;
+    PERFORM prune_conflicts(p_processor_id);
     RETURN v_id;
 END
 $$;
@@ -2808,6 +2838,14 @@ WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_suspicions IS 'Of what owners may have died: deaths at one and the same checkpoint, and what was tried at that moment where it was written down before.';
 
+CREATE TABLE outbox.pruned_conflicts (
+    processor_id text NOT NULL,
+    code integer NOT NULL,
+    count bigint NOT NULL
+);
+
+COMMENT ON TABLE outbox.pruned_conflicts IS 'How many rows of processor_conflicts were removed because they were old and waited for nobody: counts go on rising.';
+
 CREATE TABLE outbox.queues (
     queue text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
@@ -2985,6 +3023,9 @@ ALTER TABLE ONLY outbox.processor_sources
 ALTER TABLE ONLY outbox.processor_suspicions
     ADD CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition);
 
+ALTER TABLE ONLY outbox.pruned_conflicts
+    ADD CONSTRAINT pruned_conflicts_pkey PRIMARY KEY (processor_id, code);
+
 ALTER TABLE ONLY outbox.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (queue);
 
@@ -3081,6 +3122,8 @@ CREATE TRIGGER guard_superseded BEFORE UPDATE ON outbox.processor_leases FOR EAC
 
 CREATE TRIGGER guard_superseded_deleted BEFORE DELETE ON outbox.processor_claims FOR EACH ROW EXECUTE FUNCTION outbox.guard_superseded();
 
+CREATE TRIGGER prune_acts AFTER INSERT ON outbox.recorded_acts FOR EACH STATEMENT EXECUTE FUNCTION outbox.prune_acts();
+
 ALTER TABLE ONLY outbox.repair_ids
     ADD CONSTRAINT repair_ids_repair_fkey FOREIGN KEY (repair_id) REFERENCES outbox.repairs(id);
 
@@ -3165,6 +3208,10 @@ REVOKE ALL ON FUNCTION outbox.note_rebuild(p_processor_id text, p_of text, p_epo
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.prune_acts() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.prune_conflicts(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
 

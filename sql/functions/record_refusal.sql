@@ -28,6 +28,7 @@ BEGIN
     LEFT JOIN processor_leases l ON l.processor_id = asked.processor_id AND l.partition = asked.partition
                                 AND l.expires_at > clock_timestamp()
     RETURNING id INTO v_id;
+    PERFORM prune_conflicts(p_processor_id);
     RETURN v_id;
 END
 $function$;

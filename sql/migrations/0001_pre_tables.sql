@@ -117,6 +117,16 @@ CREATE INDEX processor_conflicts_open ON :"schema".processor_conflicts (processo
 COMMENT ON TABLE :"schema".processor_conflicts IS
     'Refusals that our own workers were told, with both pairs. Open (needs_person, not resolved): nobody processes until a person decides.';
 
+CREATE TABLE :"schema".pruned_conflicts (
+    processor_id text   NOT NULL,
+    code         int    NOT NULL,
+    count        bigint NOT NULL,
+    CONSTRAINT pruned_conflicts_pkey PRIMARY KEY (processor_id, code)
+);
+
+COMMENT ON TABLE :"schema".pruned_conflicts IS
+    'How many rows of processor_conflicts were removed because they were old and waited for nobody: counts go on rising.';
+
 CREATE TABLE :"schema".recorded_acts (
     id                  bigint      GENERATED ALWAYS AS IDENTITY,
     act                 text        NOT NULL,

@@ -419,6 +419,36 @@ BEGIN
 END
 $function$;
 
+CREATE OR REPLACE FUNCTION :"schema".prune_conflicts(p_processor_id text) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- A processor keeps its last 1,000 refusals, and besides every one that waits for a person. What goes is counted.
+WITH gone AS (
+    DELETE FROM processor_conflicts f
+    WHERE f.processor_id = p_processor_id AND (NOT f.needs_person OR f.resolved_at IS NOT NULL)
+      AND f.id <= (SELECT k.id FROM processor_conflicts k WHERE k.processor_id = p_processor_id
+                   ORDER BY k.id DESC OFFSET 1000 LIMIT 1)
+    RETURNING f.code
+)
+INSERT INTO pruned_conflicts AS p (processor_id, code, count)
+SELECT p_processor_id, g.code, count(*) FROM gone g GROUP BY g.code ORDER BY g.code
+ON CONFLICT (processor_id, code) DO UPDATE SET count = p.count + excluded.count
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- The last 10,000 acts are kept: people's decisions are few, a script that decides may not be.
+BEGIN
+    DELETE FROM recorded_acts a
+    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
+    RETURN NULL;
+END
+$function$;
+
+CREATE TRIGGER prune_acts AFTER INSERT ON :"schema".recorded_acts
+    FOR EACH STATEMENT EXECUTE FUNCTION :"schema".prune_acts();
+
 CREATE OR REPLACE FUNCTION :"schema".record_refusal(
     p_processor_id text, p_partition int, p_code int,
     p_expected_transaction_id xid8, p_expected_position bigint,
@@ -449,6 +479,7 @@ BEGIN
     LEFT JOIN processor_leases l ON l.processor_id = asked.processor_id AND l.partition = asked.partition
                                 AND l.expires_at > clock_timestamp()
     RETURNING id INTO v_id;
+    PERFORM prune_conflicts(p_processor_id);
     RETURN v_id;
 END
 $function$;

@@ -65,6 +65,7 @@ class LeaseAnswered:
 
     lease: HeldLease | None
     pod: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
