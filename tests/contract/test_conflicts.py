@@ -175,5 +175,7 @@ def test_the_last_acts_are_kept(database):
     connection.execute(f"{act} FROM generate_series(1, 10020) AS n")
     connection.execute(f"{act} FROM generate_series(10021, 10021) AS n")
 
-    rows = connection.execute("SELECT count(*), min(reason::int), max(reason::int) FROM outbox.recorded_acts").fetchone()
+    rows = connection.execute(
+        "SELECT count(*), min(reason::int), max(reason::int) FROM outbox.recorded_acts"
+    ).fetchone()
     assert rows == (10000, 22, 10021)
