@@ -2588,6 +2588,7 @@ CREATE TABLE outbox.database_identity (
     confirmed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     timeline_id integer,
     repair_begun_at timestamp with time zone,
+    rebased integer DEFAULT 0 NOT NULL,
     CONSTRAINT database_identity_is_one_row CHECK (singleton)
 );
 
@@ -2596,6 +2597,8 @@ COMMENT ON TABLE outbox.database_identity IS 'Which database this is. A copy or 
 COMMENT ON COLUMN outbox.database_identity.timeline_id IS 'Of the server, when identity or timeline was last confirmed: a standby that was promoted, and a base backup recovered elsewhere, differ only in it.';
 
 COMMENT ON COLUMN outbox.database_identity.repair_begun_at IS 'While a repair is unfinished: nothing runs.';
+
+COMMENT ON COLUMN outbox.database_identity.rebased IS 'How often a repair has rebased the transaction ids: checkpoints that another database keeps are of the ids before.';
 
 CREATE TABLE outbox.dead_letters (
     id bigint NOT NULL,

@@ -190,7 +190,7 @@ def end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKe
     return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))
 
 
-def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str) -> str:  # noqa: FBT001 - a row's
+def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str) -> str:
     """Name a session that stays, and the remedy."""
     grants = [name for name, lacking in (("pg_read_all_stats", hidden), ("pg_signal_backend", barred)) if lacking]
     reader = reader if reader.isidentifier() and reader == reader.lower() else '"' + reader.replace('"', '""') + '"'
