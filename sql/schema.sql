@@ -144,38 +144,6 @@ CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_
                         AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
 $$;
 
-CREATE FUNCTION outbox.advance_lanes(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions integer[], p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    SET lock_timeout TO '2s'
-    AS $$
--- The owner of one partition has handled, in this transaction, what others had before them (a swap): their checkpoints go
--- there, and their leases end, so that whoever owned them reads anew. p_standing: where the others stood when that was
--- begun (standing_of without the caller's own). False: one of them stored something since, or the caller is no owner.
-BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR p_partition = ANY (p_partitions) THEN
-        RETURN false;
-    END IF;
-    PERFORM 1 FROM processor_leases l
-    WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions) ORDER BY l.partition FOR UPDATE;
-    PERFORM 1 FROM processor_checkpoints c
-    WHERE c.processor_id = p_processor_id AND c.partition <> p_partition ORDER BY c.partition FOR UPDATE;
-    IF standing_of(p_processor_id, p_partition) IS DISTINCT FROM p_standing THEN
-        RETURN false;
-    END IF;
-    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
-    WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions);
-    UPDATE processor_checkpoints c
-    SET last_processed_transaction_id = n.transaction_id, last_processed_position = n.counter,
-        lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position",
-        stored_at = clock_timestamp()
-    FROM unnest(p_partitions, p_transaction_ids, p_counters, p_lowers, p_uppers, p_positions)
-        AS n (partition, transaction_id, counter, lower_snapshot, upper_snapshot, "position")
-    WHERE c.processor_id = p_processor_id AND c.partition = n.partition;
-    RETURN true;
-END
-$$;
-
 CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) RETURNS TABLE(partition_count integer, key text, next_count integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -187,13 +155,9 @@ CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_g
 --
 -- The line is just below this transaction's own id. Whoever reads without seeing the line sees this transaction open:
 -- the reading bound keeps such a reader below the line. So nobody has read beyond it, and nobody needs to be waited for.
---
--- Cursor Snapshot has no such order. This transaction's id is the line's mark: whoever reads without seeing the wish has a
--- window that does not see the mark. The line is a snapshot that does, drawn once this is committed: draw_snapshot_line.
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
-    v_windows boolean;
 BEGIN
     SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
@@ -203,20 +167,16 @@ BEGIN
         IF FOUND THEN
             SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
             IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
-                v_windows := EXISTS (SELECT 1 FROM processor_checkpoints c
-                                     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'Snapshot');
                 UPDATE processor_partitions d
                 SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
                     next_count = p_count,
                     asked_at = coalesce(d.asked_at, clock_timestamp()),
-                    line_mark = CASE WHEN v_windows THEN coalesce(d.line_mark, pg_current_xact_id()) END,
-                    line_transaction_id = CASE WHEN NOT v_windows THEN
-                        coalesce(d.line_transaction_id, (pg_current_xact_id()::text::numeric - 1)::text::xid8) END,
-                    line_position = CASE WHEN NOT v_windows THEN 9223372036854775807 END
+                    line_transaction_id = coalesce(d.line_transaction_id,
+                                                   (pg_current_xact_id()::text::numeric - 1)::text::xid8),
+                    line_position = 9223372036854775807
                 WHERE d.processor_id = p_processor_id;
                 UPDATE processor_partitions d
-                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL,
-                    line_mark = NULL, line_snapshot = NULL
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL
                 WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
             END IF;
         END IF;
@@ -370,22 +330,23 @@ CREATE FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) 
 -- of the resource may call it, as often as it likes.
 DECLARE
     v_was processor_partitions;
-    v_counter bigint;
 BEGIN
     SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     IF v_was.next_count IS NULL
        OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN false;
     END IF;
-    IF is_beyond_line(p_processor_id) THEN
+    IF EXISTS (SELECT 1 FROM processor_checkpoints c
+               WHERE c.processor_id = p_processor_id AND c.partition < v_was.partition_count
+                 AND (c.last_processed_transaction_id, c.last_processed_position)
+                     > (v_was.line_transaction_id, v_was.line_position)
+                 AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+                 AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                                 WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                                   AND f.needs_person AND f.resolved_at IS NULL)) THEN
         -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
-        UPDATE processor_partitions d
-        SET line_transaction_id = CASE WHEN d.line_mark IS NULL
-                                       THEN (pg_current_xact_id()::text::numeric - 1)::text::xid8 END,
-            line_mark = CASE WHEN d.line_mark IS NOT NULL THEN pg_current_xact_id() END,
-            line_snapshot = NULL
-        WHERE d.processor_id = p_processor_id
-          AND coalesce(d.line_transaction_id, d.line_mark) = coalesce(v_was.line_transaction_id, v_was.line_mark);
+        UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
+        WHERE d.processor_id = p_processor_id AND d.line_transaction_id = v_was.line_transaction_id;
         RETURN false;
     END IF;
     IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
@@ -405,23 +366,10 @@ BEGIN
     -- Rows of leases stay, also those of partitions that are no more: epochs go on rising.
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id;
-    IF v_was.line_mark IS NULL THEN
-        INSERT INTO processor_checkpoints
-            (processor_id, partition, last_processed_transaction_id, last_processed_position)
-        SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
-        FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
-    ELSE
-        -- One counter for all, above every former one: so a partition's counter never falls, even if it is gone for a time.
-        SELECT max(c.last_processed_position) + 1 INTO v_counter
-        FROM processor_checkpoints c WHERE c.processor_id = p_processor_id;
-        UPDATE processor_checkpoints c SET last_processed_position = v_counter, stored_at = clock_timestamp()
-        WHERE c.processor_id = p_processor_id;
-        INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id,
-                                           last_processed_position, cursor_kind, lower_snapshot)
-        SELECT p_processor_id, n, '0', v_counter, 'Snapshot', v_was.line_snapshot
-        FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
-    END IF;
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id, last_processed_position)
+    SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+    FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;
@@ -431,13 +379,11 @@ BEGIN
     DELETE FROM processor_suspicions s WHERE s.processor_id = p_processor_id;
     UPDATE processor_partitions d
     SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
-        line_transaction_id = NULL, line_position = NULL, line_mark = NULL, line_snapshot = NULL
+        line_transaction_id = NULL, line_position = NULL
     WHERE d.processor_id = p_processor_id;
     INSERT INTO recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)
-    VALUES ('ChangePartitions', p_processor_id, coalesce(v_was.line_transaction_id, '0'),
-            coalesce(v_was.line_position, v_counter),
-            format('%s partitions became %s', v_was.partition_count, v_was.next_count)
-                || coalesce(format(' (after the snapshot %s)', v_was.line_snapshot), ''), v_was.asked_by);
+    VALUES ('ChangePartitions', p_processor_id, v_was.line_transaction_id, v_was.line_position,
+            format('%s partitions became %s', v_was.partition_count, v_was.next_count), v_was.asked_by);
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;  -- somebody is committing, or frozen: the next call
@@ -615,17 +561,6 @@ BEGIN
         killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
-$$;
-
-CREATE FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) RETURNS boolean
-    LANGUAGE sql IMMUTABLE SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    AS $$
--- Does a snapshot see whatever the other one sees? Null sees nothing. As outbox_core.standing.covers.
-SELECT p_other IS NULL OR p_snapshot IS NOT NULL
-    AND NOT EXISTS (SELECT 1 FROM pg_snapshot_xip(p_snapshot) AS i (id) WHERE pg_visible_in_snapshot(i.id, p_other))
-    AND greatest(pg_snapshot_xmax(p_other)::text::numeric - pg_snapshot_xmax(p_snapshot)::text::numeric, 0)
-        = (SELECT count(*) FROM pg_snapshot_xip(p_other) AS i (id) WHERE i.id >= pg_snapshot_xmax(p_snapshot))
 $$;
 
 CREATE FUNCTION outbox.create_queue(p_queue text) RETURNS boolean
@@ -846,32 +781,6 @@ BEGIN
 END
 $_$;
 
-CREATE FUNCTION outbox.draw_snapshot_line(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    SET lock_timeout TO '2s'
-    AS $$
--- Cursor Snapshot: draw the stop line of a change that was asked for, once; any process of the resource may call it, as
--- often as it likes. Answers the line; null: there is none, or somebody else is drawing it now.
---
--- Later snapshots see all that earlier ones see. A reader's window that does not see the mark is older than the mark's
--- commit; a line that sees it is younger. So the line holds every window that was read without knowing of the change.
--- Taken before that commit (by the asking transaction itself) it would not: a window could be opened in between.
-BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
-        RETURN NULL;
-    END IF;
-    PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
-    -- A statement of its own: a snapshot taken before the lock might not see the mark that the row has by now.
-    UPDATE processor_partitions d SET line_snapshot = pg_current_snapshot()
-    WHERE d.processor_id = p_processor_id AND d.line_snapshot IS NULL
-      AND d.line_mark <> pg_current_xact_id() AND pg_visible_in_snapshot(d.line_mark, pg_current_snapshot());
-    RETURN (SELECT d.line_snapshot FROM processor_partitions d WHERE d.processor_id = p_processor_id);
-EXCEPTION WHEN lock_not_available THEN
-    RETURN NULL;
-END
-$$;
-
 CREATE FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1057,67 +966,6 @@ BEGIN
 END
 $$;
 
-CREATE TABLE outbox.processor_checkpoints (
-    processor_id text NOT NULL,
-    partition integer DEFAULT 0 NOT NULL,
-    last_processed_transaction_id xid8 NOT NULL,
-    last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
-    lower_snapshot pg_snapshot,
-    upper_snapshot pg_snapshot,
-    window_position bigint,
-    generation bigint DEFAULT 0 NOT NULL,
-    CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
-    CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
-CASE cursor_kind
-    WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
-    ELSE ((lower_snapshot IS NULL) AND (upper_snapshot IS NULL))
-END),
-    CONSTRAINT processor_checkpoints_window_is_whole CHECK (((upper_snapshot IS NULL) = (window_position IS NULL)))
-)
-WITH (fillfactor='50');
-
-COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.lower_snapshot IS 'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.upper_snapshot IS 'Of what this sees besides, everything up to window_position is examined; null between two windows.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
-
-CREATE FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) RETURNS boolean
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    AS $$
--- Has one checkpoint examined whatever the other one has? A pair (x, p) is the window from x:x: to x+1:x+1: at p. A pair
--- can only be said to cover a window as a whole.
-DECLARE
-    v_x numeric := p_other.last_processed_transaction_id::text::numeric;
-    v_lower pg_snapshot := p_other.lower_snapshot;
-    v_upper pg_snapshot := p_other.upper_snapshot;
-    v_position bigint := p_other.window_position;
-BEGIN
-    IF p_one.cursor_kind <> 'Snapshot' AND p_other.cursor_kind <> 'Snapshot' THEN
-        RETURN (p_one.last_processed_transaction_id, p_one.last_processed_position)
-            >= (p_other.last_processed_transaction_id, p_other.last_processed_position);
-    ELSIF p_one.cursor_kind <> 'Snapshot' THEN
-        RETURN coalesce(
-            (p_one.last_processed_transaction_id::text::numeric, p_one.last_processed_position)
-            >= (pg_snapshot_xmax(coalesce(v_upper, v_lower))::text::numeric - 1, 9223372036854775807), true);
-    ELSIF p_other.cursor_kind <> 'Snapshot' AND v_x > 0 THEN
-        v_lower := format('%s:%s:', v_x, v_x)::pg_snapshot;
-        v_upper := format('%s:%s:', v_x + 1, v_x + 1)::pg_snapshot;
-        v_position := p_other.last_processed_position;
-    END IF;
-    RETURN covers_snapshot(p_one.lower_snapshot, coalesce(v_upper, v_lower))
-        OR coalesce(p_one.window_position >= v_position, false)
-           AND covers_snapshot(p_one.lower_snapshot, v_lower) AND covers_snapshot(p_one.upper_snapshot, v_upper);
-END
-$$;
-
 CREATE FUNCTION outbox.hash_slot(p_key text) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
@@ -1193,29 +1041,6 @@ BEGIN
     RETURN EXISTS (SELECT 1 FROM messages o WHERE o.transaction_id::text::numeric > v_now - age(o.xmin));
 END
 $_$;
-
-CREATE FUNCTION outbox.is_beyond_line(p_processor_id text) RETURNS boolean
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    AS $$
--- Did a person put a checkpoint beyond the stop line, and is done with it? No worker can. A window is beyond if it sees the
--- mark and does not end at the line itself. What lies beyond the server's own transaction ids is no place to wait for.
-SELECT EXISTS (
-    SELECT 1
-    FROM processor_partitions d
-    JOIN processor_checkpoints c ON c.processor_id = d.processor_id AND c.partition < d.partition_count
-    CROSS JOIN LATERAL (SELECT coalesce(c.upper_snapshot, c.lower_snapshot) AS snapshot) AS w
-    WHERE d.processor_id = p_processor_id
-      AND CASE WHEN d.line_mark IS NULL
-          THEN (c.last_processed_transaction_id, c.last_processed_position) > (d.line_transaction_id, d.line_position)
-               AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-          ELSE pg_visible_in_snapshot(d.line_mark, w.snapshot)
-               AND w.snapshot::text IS DISTINCT FROM d.line_snapshot::text
-               AND pg_snapshot_xmax(w.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) END
-      AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
-                      WHERE f.processor_id = c.processor_id AND f.partition = c.partition
-                        AND f.needs_person AND f.resolved_at IS NULL))
-$$;
 
 CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -1342,10 +1167,7 @@ SELECT d.next_count IS NOT NULL
     AND d.partition_count = (
         SELECT count(*) FROM processor_checkpoints c
         WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
-          AND CASE WHEN d.line_mark IS NULL
-                   THEN (c.last_processed_transaction_id, c.last_processed_position)
-                        = (d.line_transaction_id, d.line_position)
-                   ELSE c.lower_snapshot::text = d.line_snapshot::text AND c.upper_snapshot IS NULL END)
+          AND (c.last_processed_transaction_id, c.last_processed_position) = (d.line_transaction_id, d.line_position))
     AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
                     WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
                       AND f.needs_person AND f.resolved_at IS NULL)
@@ -1690,16 +1512,9 @@ BEGIN
             RAISE EXCEPTION 'the cursor of % is Snapshot: name 0:POSITION, the first position to handle again, not %:%',
                 p_processor_id, p_transaction_id, p_position USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        IF v_stored.processor_id IS NULL AND p_position > 0
-           AND EXISTS (SELECT 1 FROM processor_sources s WHERE s.processor_id = p_processor_id) THEN
-            RAISE EXCEPTION 'the checkpoint of % is gone, and its messages are in another database: what is committed there is not '
-                'known here', p_processor_id
-                USING ERRCODE = 'invalid_parameter_value', HINT = 'Name 0:0, and everything is handled again.';
-        END IF;
         -- As outbox_core.window.Window.rewound: what is examined shrinks to what is below the position. Where the row is gone,
         -- what is committed by now is all there is to go by.
-        v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
-                       WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
+        v_back := CASE WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
                        WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
                        ELSE v_stored.lower_snapshot END;
         RETURN rewind_processor_window(p_processor_id, p_partition, NULL, v_back,
@@ -2064,37 +1879,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    AS $$
--- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
-BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
-        SELECT 1 FROM processor_partitions d
-        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
-        RETURN false;
-    END IF;
-    UPDATE processor_checkpoints c
-    SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
-    FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
-    WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
-    RETURN true;
-END
-$$;
-
-CREATE FUNCTION outbox.standing_of(p_processor_id text, p_but_partition integer DEFAULT NULL::integer) RETURNS text
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO 'outbox', 'pg_temp'
-    AS $$
--- Where a processor stands, in words that differ if anything of it does: to see that nobody stored anything meanwhile.
-SELECT string_agg(concat_ws(' ', c.partition, c.last_processed_transaction_id, c.last_processed_position,
-                            coalesce(c.lower_snapshot::text, '-'), coalesce(c.upper_snapshot::text, '-'),
-                            coalesce(c.window_position::text, '-')), ', ' ORDER BY c.partition)
-FROM processor_checkpoints c
-WHERE c.processor_id = p_processor_id AND c.partition IS DISTINCT FROM p_but_partition
-$$;
-
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -2295,16 +2079,15 @@ CREATE FUNCTION outbox.stranger_refusals(p_processor_id text) RETURNS bigint
 SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
 $$;
 
-CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_decided_by text) RETURNS integer
+CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     SET lock_timeout TO '2s'
     AS $$
 -- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
--- place. p_standing: where the former stood when the caller looked (standing_of).
--- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
--- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
--- the former has; 5 another one replaced it.
+-- place. The pair is the furthest that the caller saw stored for the former: what it has handled besides counts from there.
+-- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no pair, or reads another
+-- source; 4 the caller is not the live owner of `p_by`, or its checkpoint is behind the pair; 5 another one replaced it.
 DECLARE
     v_by text;
     v_claim processor_claims;
@@ -2332,21 +2115,23 @@ BEGIN
     SET cluster = excluded.cluster, namespace = excluded.namespace, name = excluded.name, uid = excluded.uid,
         claimed_at = clock_timestamp(), vacated_at = NULL;
     PERFORM end_leases(p_processor_id, v_claim.uid);
+    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
     PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
     SELECT c.last_processed_transaction_id, c.last_processed_position INTO v_transaction_id, v_position
     FROM processor_checkpoints c WHERE c.processor_id = p_processor_id
     ORDER BY 1 DESC, 2 DESC LIMIT 1;
-    IF NOT FOUND OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
+    -- Windows and batches have no place that could be compared.
+    IF NOT FOUND OR v_new.cursor_kind <> 'TransactionOrder'
+       OR EXISTS (SELECT 1 FROM processor_checkpoints c
+                  WHERE c.processor_id = p_processor_id AND c.cursor_kind <> 'TransactionOrder')
+       OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
        OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
        IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
         RETURN 3;
-    ELSIF standing_of(p_processor_id) IS DISTINCT FROM p_standing THEN
+    ELSIF (v_transaction_id, v_position) <> (p_transaction_id, p_position) THEN
         RETURN 2;
-    END IF;
-    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
-    IF NOT FOUND OR EXISTS (SELECT 1 FROM processor_checkpoints n CROSS JOIN processor_checkpoints o
-                            WHERE n.processor_id = p_by AND o.processor_id = p_processor_id
-                              AND NOT has_examined(n, o)) THEN
+    ELSIF v_new.processor_id IS NULL
+          OR (v_new.last_processed_transaction_id, v_new.last_processed_position) < (v_transaction_id, v_position) THEN
         RETURN 4;
     END IF;
     INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id, swapped_at, transaction_id, "position")
@@ -2777,6 +2562,37 @@ ALTER TABLE outbox.messages ALTER COLUMN "position" ADD GENERATED BY DEFAULT AS 
     CACHE 1
 );
 
+CREATE TABLE outbox.processor_checkpoints (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    last_processed_transaction_id xid8 NOT NULL,
+    last_processed_position bigint NOT NULL,
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    window_position bigint,
+    generation bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
+    CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
+CASE cursor_kind
+    WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
+    ELSE ((lower_snapshot IS NULL) AND (upper_snapshot IS NULL))
+END),
+    CONSTRAINT processor_checkpoints_window_is_whole CHECK (((upper_snapshot IS NULL) = (window_position IS NULL)))
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.lower_snapshot IS 'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.upper_snapshot IS 'Of what this sees besides, everything up to window_position is examined; null between two windows.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
+
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
     processor_id text NOT NULL,
@@ -2851,13 +2667,11 @@ CREATE TABLE outbox.processor_partitions (
     next_count integer,
     line_transaction_id xid8,
     line_position bigint,
-    line_mark xid8,
-    line_snapshot pg_snapshot,
     asked_at timestamp with time zone,
     asked_uid text,
     asked_generation bigint,
     asked_by text,
-    CONSTRAINT processor_partitions_change_is_whole CHECK ((((next_count IS NULL) = (asked_at IS NULL)) AND ((next_count IS NULL) = (num_nonnulls(line_transaction_id, line_mark) = 0)) AND (num_nonnulls(line_transaction_id, line_mark) < 2) AND ((line_transaction_id IS NULL) = (line_position IS NULL)) AND ((line_snapshot IS NULL) OR (line_mark IS NOT NULL)))),
+    CONSTRAINT processor_partitions_change_is_whole CHECK ((((next_count IS NULL) = (line_transaction_id IS NULL)) AND ((next_count IS NULL) = (line_position IS NULL)) AND ((next_count IS NULL) = (asked_at IS NULL)))),
     CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64))),
     CONSTRAINT processor_partitions_next_count_is_in_range CHECK (((next_count >= 1) AND (next_count <= 64)))
 );
@@ -2865,10 +2679,6 @@ CREATE TABLE outbox.processor_partitions (
 COMMENT ON TABLE outbox.processor_partitions IS 'Into how many partitions a processor is divided, and by which key. Without a row it is not divided.';
 
 COMMENT ON COLUMN outbox.processor_partitions.next_count IS 'Into how many the processor is to be divided once all partitions have stopped at the line; null: it stays as it is.';
-
-COMMENT ON COLUMN outbox.processor_partitions.line_mark IS 'Cursor Snapshot: the transaction that asked for the change. A window that sees it was opened by somebody who can know of the change.';
-
-COMMENT ON COLUMN outbox.processor_partitions.line_snapshot IS 'Cursor Snapshot: the stop line, which sees line_mark; null until it is drawn.';
 
 COMMENT ON COLUMN outbox.processor_partitions.asked_generation IS 'Of the resource asked_uid, the generation whose number of partitions was last heeded: an older one changes nothing.';
 
@@ -3192,8 +3002,6 @@ REVOKE ALL ON FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) 
 
 REVOKE ALL ON FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.advance_lanes(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions integer[], p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_competing(p_processor_id text, p_claim_uid text, p_queue text, p_lower pg_snapshot, p_after_transaction_id xid8, p_after_position bigint) FROM PUBLIC;
@@ -3218,8 +3026,6 @@ REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text)
 
 REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION outbox.create_queue(p_queue text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
@@ -3229,8 +3035,6 @@ REVOKE ALL ON FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_f
 REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.defer_message(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_action text, p_wait interval, p_attempts integer, p_transaction_id xid8, p_position bigint, p_message_id text, p_message_type text, p_publication_id text, p_partition_key text, p_data jsonb, p_metadata jsonb, p_scheduled timestamp with time zone, p_error_class text, p_error text) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION outbox.draw_snapshot_line(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
 
@@ -3248,13 +3052,9 @@ REVOKE ALL ON FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner tex
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION outbox.is_beyond_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
 
@@ -3308,10 +3108,6 @@ REVOKE ALL ON FUNCTION outbox.settle_processor_checkpoint(p_processor_id text, p
 
 REVOKE ALL ON FUNCTION outbox.spread_start(p_processor_id text, p_partitions integer[], p_transaction_ids xid8[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION outbox.standing_of(p_processor_id text, p_but_partition integer) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
@@ -3320,7 +3116,7 @@ REVOKE ALL ON FUNCTION outbox.store_processor_window(p_processor_id text, p_part
 
 REVOKE ALL ON FUNCTION outbox.stranger_refusals(p_processor_id text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_decided_by text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) FROM PUBLIC;
 

@@ -24,12 +24,15 @@ CONSTANTS
   FenceLocked,       \* ... and keeps that row FOR KEY SHARE to the commit
   RowLocked,         \* the checkpoint's row is locked before it is compared
   PairCompared,      \* ... with the pair that the caller expects
+  CopyCompared,      \* who loads the row compares it with the copy that only stores write
+  LateIgnored,       \* a conflict that is recorded under a former epoch opens nothing
   RefusalRollsBack,  \* codes 0, 2, 3 and 4 end in ROLLBACK
   IdleEnded,         \* idle_in_transaction_session_timeout is set
   Doubt              \* COMMIT without an answer: "ask", or assume "failed" or "done"
 
 VARIABLES
   row,       \* processor_checkpoints: the stored pair, None without a row
+  kept,      \* ... and its copy, which a hand does not think of
   lease,     \* processor_leases: epoch, token (as its process), not yet expired
   conflict,  \* processor_conflicts: one is open and waits for a person
   ses,       \* the transactions of the sessions at the server
@@ -40,7 +43,7 @@ VARIABLES
   faults     \* how many faults there were
 
 environment == <<frozen, edits, faults>>
-vars == <<row, lease, conflict, ses, me, done, environment>>
+vars == <<row, kept, lease, conflict, ses, me, done, environment>>
 
 None == -1
 Messages == 1..Last
@@ -102,16 +105,21 @@ Acquire(w) ==
   /\ FenceFree
   /\ lease' = [epoch |-> lease.epoch + 1, owner |-> w, live |-> TRUE]
   /\ Become(w, [NoMemory EXCEPT !.at = "load", !.epoch = lease.epoch + 1])
-  /\ UNCHANGED <<row, conflict, ses, done, environment>>
+  /\ UNCHANGED <<row, kept, conflict, ses, done, environment>>
 
 (* ensure_start: the row if there is one, else the start, under our epoch.  *)
+(* find_edit.sql: a row that is not its copy was edited by hand; whoever    *)
+(* was told so may not have come to record it.                              *)
 Load(w) ==
   /\ Is(w, {"load"})
-  /\ IF row # None
-     THEN GoOnFrom(w, row) /\ UNCHANGED row
+  /\ IF CopyCompared /\ row # kept
+     THEN /\ Become(w, [me[w] EXCEPT !.at = "refused", !.code = IF row > kept THEN 2 ELSE 3])
+          /\ UNCHANGED <<row, kept>>
+     ELSE IF row # None
+     THEN GoOnFrom(w, row) /\ UNCHANGED <<row, kept>>
      ELSE IF IsOwner(w, me[w].epoch)
-     THEN RowFree /\ row' = 0 /\ GoOnFrom(w, 0)
-     ELSE Out(w) /\ UNCHANGED row
+     THEN RowFree /\ row' = 0 /\ kept' = 0 /\ GoOnFrom(w, 0)
+     ELSE Out(w) /\ UNCHANGED <<row, kept>>
   /\ UNCHANGED <<lease, conflict, ses, done, environment>>
 
 (* A batch of any size; BEGIN with SET LOCAL idle_in_transaction_...        *)
@@ -120,13 +128,13 @@ Begin(w) ==
   /\ \E to \in (me[w].pair + 1)..Last :
        /\ ses' = [ses EXCEPT ![Now(w)] = Begun(me[w].epoch, me[w].pair, to)]
        /\ Become(w, [me[w] EXCEPT !.at = "work", !.new = to])
-  /\ UNCHANGED <<row, lease, conflict, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, done, environment>>
 
 AskToStore(w) ==
   /\ Is(w, {"work"})
   /\ ses[Now(w)].open /\ ses[Now(w)].asks = "nothing" /\ ses[Now(w)].answer = Unasked
   /\ ses' = [ses EXCEPT ![Now(w)].asks = "store"]
-  /\ UNCHANGED <<row, lease, conflict, me, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, me, done, environment>>
 
 TakeAnswer(w) ==
   LET code == ses[Now(w)].answer IN
@@ -137,25 +145,25 @@ TakeAnswer(w) ==
      ELSE /\ ses' = [ses EXCEPT ![Now(w)] = Closed]
           /\ IF code = 0 THEN GoOnFrom(w, me[w].new)
              ELSE Become(w, [me[w] EXCEPT !.at = "refused", !.code = code])
-  /\ UNCHANGED <<row, lease, conflict, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, done, environment>>
 
 AskToCommit(w) ==
   /\ Is(w, {"commit"})
   /\ ses[Now(w)].open /\ ses[Now(w)].asks = "nothing"
   /\ ses' = [ses EXCEPT ![Now(w)].asks = "commit"]
-  /\ UNCHANGED <<row, lease, conflict, me, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, me, done, environment>>
 
 HearOfCommit(w) ==
   /\ Is(w, {"commit"}) /\ ses[Now(w)].asks = "committed"
   /\ ses' = [ses EXCEPT ![Now(w)] = Closed]
   /\ GoOnFrom(w, me[w].new)
-  /\ UNCHANGED <<row, lease, conflict, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, done, environment>>
 
 (* The connection turns out to be broken, before COMMIT or in it.           *)
 FindBroken(w) ==
   /\ Is(w, {"work", "commit"}) /\ ses[Now(w)] = Closed
   /\ Become(w, [me[w] EXCEPT !.at = IF me[w].at = "commit" THEN "unsure" ELSE "lost"])
-  /\ UNCHANGED <<row, lease, conflict, ses, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, ses, done, environment>>
 
 (* Step.CONFIRM on a new connection, before anything else: settle (only for *)
 (* "unsure"), then the contract once more without effect. Both wait for     *)
@@ -175,17 +183,18 @@ Confirm(w) ==
                  /\ CASE code = 0 -> GoOnFrom(w, me[w].new)     \* it was committed
                       [] code = 1 -> GoOnFrom(w, me[w].pair)    \* it was not
                       [] OTHER    -> Refused(code)
-  /\ UNCHANGED <<row, lease, conflict, ses, done, environment>>
+  /\ UNCHANGED <<row, kept, lease, conflict, ses, done, environment>>
 
 (* Step.RECORD: its own transaction, because the refused one rolled back.   *)
+(* Too late, it is history: the successor has seen the row and its copy.    *)
 Record(w) ==
   /\ Is(w, {"refused"})
   /\ IF me[w].code = 4 THEN UNCHANGED <<conflict, lease>>
-     ELSE /\ conflict' = TRUE
+     ELSE /\ conflict' = (conflict \/ ~LateIgnored \/ lease.epoch = me[w].epoch)
           /\ lease' = IF lease.owner = w /\ lease.epoch = me[w].epoch
                       THEN [lease EXCEPT !.owner = Nobody, !.live = FALSE] ELSE lease
   /\ Out(w)
-  /\ UNCHANGED <<row, ses, done, environment>>
+  /\ UNCHANGED <<row, kept, ses, done, environment>>
 
 Process(w) ==
   \/ Acquire(w) \/ Load(w) \/ Begin(w) \/ AskToStore(w) \/ TakeAnswer(w) \/ AskToCommit(w)
@@ -202,20 +211,21 @@ Fence(s) ==
   /\ ses' = [ses EXCEPT ![s] = IF IsOwner(s[1], ses[s].epoch)
                                THEN [@ EXCEPT !.asks = "compare"]
                                ELSE [@ EXCEPT !.asks = "nothing", !.answer = 4]]
-  /\ UNCHANGED <<row, done, lease, conflict, me, environment>>
+  /\ UNCHANGED <<row, kept, done, lease, conflict, me, environment>>
 
 (* Steps 3 to 8: waits for the row's lock.                                  *)
 Compare(s) ==
   /\ ses[s].open /\ ses[s].asks = "compare"
   /\ RowFree
   /\ ses' = [ses EXCEPT ![s].asks = "nothing", ![s].answer = Answer(row, ses[s].to, ses[s].from)]
-  /\ UNCHANGED <<row, done, lease, conflict, me, environment>>
+  /\ UNCHANGED <<row, kept, done, lease, conflict, me, environment>>
 
 (* The effects of the batch, and the checkpoint if it was stored.           *)
 Commit(s) ==
   /\ ses[s].open /\ ses[s].asks = "commit"
   /\ done' = [m \in Messages |-> IF ses[s].from < m /\ m <= ses[s].to THEN done[m] + 1 ELSE done[m]]
   /\ row' = IF ses[s].answer = 1 THEN ses[s].to ELSE row
+  /\ kept' = IF ses[s].answer = 1 THEN ses[s].to ELSE kept
   /\ ses' = [ses EXCEPT ![s] = IF s[2] = "now" THEN [Closed EXCEPT !.asks = "committed"] ELSE Closed]
   /\ UNCHANGED <<lease, conflict, me, environment>>
 
@@ -227,13 +237,13 @@ EndIdle(s) ==
   /\ ses[s].open /\ ses[s].asks = "nothing"
   /\ frozen[s[1]] \/ s[2] = "lost"
   /\ ses' = [ses EXCEPT ![s] = Closed]
-  /\ UNCHANGED <<row, done, lease, conflict, me, environment>>
+  /\ UNCHANGED <<row, kept, done, lease, conflict, me, environment>>
 
 (* The server notices a broken connection, at any moment, or never.         *)
 Drop(s) ==
   /\ s[2] = "lost" /\ ses[s].open
   /\ ses' = [ses EXCEPT ![s] = Closed]
-  /\ UNCHANGED <<row, done, lease, conflict, me, environment>>
+  /\ UNCHANGED <<row, kept, done, lease, conflict, me, environment>>
 
 Server(s) == Fence(s) \/ Compare(s) \/ Commit(s) \/ EndIdle(s)
 
@@ -244,7 +254,7 @@ Unrenewed == IF lease.owner = Nobody THEN TRUE
 Lapse ==
   /\ lease.live /\ Unrenewed
   /\ lease' = [lease EXCEPT !.live = FALSE]
-  /\ UNCHANGED <<row, conflict, ses, me, done, environment>>
+  /\ UNCHANGED <<row, kept, conflict, ses, me, done, environment>>
 
 ----------------------------------------------------------------------------
 (* What befalls them. Every fault counts; there are at most `Faults`.       *)
@@ -253,17 +263,17 @@ Fault == faults < Faults /\ faults' = faults + 1
 
 Freeze(w) ==
   /\ Fault /\ ~frozen[w] /\ frozen' = [frozen EXCEPT ![w] = TRUE]
-  /\ UNCHANGED <<row, lease, conflict, ses, me, done, edits>>
+  /\ UNCHANGED <<row, kept, lease, conflict, ses, me, done, edits>>
 
 Thaw(w) ==
   /\ frozen[w] /\ frozen' = [frozen EXCEPT ![w] = FALSE]
-  /\ UNCHANGED <<row, lease, conflict, ses, me, done, edits, faults>>
+  /\ UNCHANGED <<row, kept, lease, conflict, ses, me, done, edits, faults>>
 
 (* The heartbeat alone fails: its connection, its thread.                   *)
 LoseHeartbeat ==
   /\ Fault /\ lease.live
   /\ lease' = [lease EXCEPT !.live = FALSE]
-  /\ UNCHANGED <<row, conflict, ses, me, frozen, done, edits>>
+  /\ UNCHANGED <<row, kept, conflict, ses, me, frozen, done, edits>>
 
 Disconnected(w) ==
   IF ses[Now(w)].open
@@ -273,14 +283,14 @@ Disconnected(w) ==
 (* The connection breaks; the server goes on with the statement it has.     *)
 Cut(w) ==
   /\ Fault /\ ses[Now(w)] # Closed /\ Disconnected(w)
-  /\ UNCHANGED <<row, lease, conflict, me, frozen, done, edits>>
+  /\ UNCHANGED <<row, kept, lease, conflict, me, frozen, done, edits>>
 
 (* SIGKILL, frozen or not; what starts in its place has another token.      *)
 Crash(w) ==
   /\ Fault /\ me[w].at # "out" /\ Disconnected(w) /\ Out(w)
   /\ frozen' = [frozen EXCEPT ![w] = FALSE]
   /\ lease' = IF lease.owner = w THEN [lease EXCEPT !.owner = Nobody] ELSE lease
-  /\ UNCHANGED <<row, conflict, done, edits>>
+  /\ UNCHANGED <<row, kept, conflict, done, edits>>
 
 (* SIGTERM between two transactions: release_lease.sql, which waits for no  *)
 (* fence, although a COMMIT of ours may still be under way.                 *)
@@ -288,12 +298,12 @@ Leave(w) ==
   /\ Fault /\ ~frozen[w] /\ me[w].at \in {"load", "fetch", "unsure", "lost", "refused"} /\ Out(w)
   /\ lease' = IF lease.owner = w /\ lease.epoch = me[w].epoch
               THEN [lease EXCEPT !.owner = Nobody, !.live = FALSE] ELSE lease
-  /\ UNCHANGED <<row, conflict, ses, frozen, done, edits>>
+  /\ UNCHANGED <<row, kept, conflict, ses, frozen, done, edits>>
 
 (* Somebody updates or deletes the checkpoint's row by hand.                *)
 Edit ==
   /\ edits < Edits /\ edits' = edits + 1 /\ RowFree
-  /\ row' \in Pairs \ {row}
+  /\ row' \in Pairs \ {row} /\ UNCHANGED kept
   /\ UNCHANGED <<lease, conflict, ses, me, frozen, done, faults>>
 
 (* resolve_conflict.sql: accept the stored pair; or rewind, while no owner  *)
@@ -302,12 +312,13 @@ Resolve ==
   /\ conflict /\ conflict' = FALSE
   /\ \/ row # None /\ row' = row
      \/ ~lease.live /\ FenceFree /\ RowFree /\ row' \in 0..Last
+  /\ kept' = row'
   /\ edits' = IF row' = row THEN edits ELSE edits + 1
   /\ UNCHANGED <<lease, ses, me, frozen, done, faults>>
 
 ----------------------------------------------------------------------------
 Init ==
-  /\ row = 0
+  /\ row = None /\ kept = None
   /\ lease = [epoch |-> 0, owner |-> Nobody, live |-> FALSE]
   /\ conflict = FALSE
   /\ ses = [s \in Sessions |-> Closed]
@@ -333,7 +344,7 @@ Spec ==
 (* Safety.                                                                  *)
 
 TypeOK ==
-  /\ row \in Pairs
+  /\ row \in Pairs /\ kept \in Pairs
   /\ lease \in [epoch : Nat, owner : Workers \cup {Nobody}, live : BOOLEAN]
   /\ ses \in [Sessions -> [open : BOOLEAN, asks : {"nothing", "store", "compare", "commit", "committed"},
                            answer : -1..4, epoch : Nat, from : 0..Last, to : 0..Last]]
@@ -343,7 +354,7 @@ TypeOK ==
 (* No message's effects are committed twice or skipped: with nobody else's  *)
 (* hand in it, those up to the checkpoint are there once, no others.        *)
 ExactlyOnce ==
-  edits = 0 => \A m \in Messages : done[m] = IF m <= row THEN 1 ELSE 0
+  edits = 0 => kept = row /\ \A m \in Messages : done[m] = IF m <= row THEN 1 ELSE 0
 
 (* With or without: effects come with the checkpoint that counts them, and  *)
 (* go on from exactly the pair that was stored.                             *)
@@ -374,6 +385,14 @@ NoFalseConflict ==
 ConflictsStop ==
   [][conflict => lease'.epoch = lease.epoch]_vars
 
+(* ... and nobody commits.                                                  *)
+NobodyWorksDuringConflict ==
+  conflict => \A s \in Sessions : ~(ses[s].open /\ ses[s].asks = "commit")
+
+(* Whoever loads the row goes on from what was stored, or accepted.         *)
+NothingEditedIsLoaded ==
+  [][\A w \in Workers : me[w].at = "load" /\ me'[w].at = "fetch" => me'[w].pair = kept']_vars
+
 (* Liveness: if only one process is not frozen for ever, all is handled.    *)
 StandbyGoesOn ==
   (\E w \in Workers : <>[]~frozen[w]) => <>[](row = Last)
@@ -383,9 +402,6 @@ StandbyGoesOn ==
 
 NoCommitAfterLapse ==
   \A s \in Sessions : ses[s].open /\ ses[s].asks = "commit" => lease.live
-
-NobodyWorksDuringConflict ==
-  conflict => \A s \in Sessions : ~(ses[s].open /\ ses[s].asks = "commit")
 
 (* The frozen places, with a successor: the model would be worth little if  *)
 (* it never went there.                                                     *)

@@ -27,6 +27,7 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_counters, p_lowers, p_uppers, p_positions)
         AS n (partition, transaction_id, counter, lower_snapshot, upper_snapshot, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition;
+    PERFORM keep_checkpoint(p_processor_id, n.partition) FROM unnest(p_partitions) AS n (partition);
     RETURN true;
 END
 $function$;

@@ -14,6 +14,10 @@ BEGIN
     SET cursor_kind = 'Snapshot', lower_snapshot = p_lower, upper_snapshot = p_upper, window_position = p_position
     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'TransactionOrder'
       AND c.last_processed_transaction_id = '0' AND c.last_processed_position = 1;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
 END
 $function$;

@@ -33,6 +33,7 @@ BEGIN
            IS DISTINCT FROM (p_transaction_id, p_position) OR v_stored.processor_id IS NULL THEN
             RETURN 2;
         END IF;
+        PERFORM keep_checkpoint(v_conflict.processor_id, v_conflict.partition);
         INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                    to_position, reason, decided_by)
         VALUES ('Accept', v_conflict.processor_id, v_conflict.partition, v_conflict.expected_transaction_id,

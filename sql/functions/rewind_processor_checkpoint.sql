@@ -54,6 +54,7 @@ BEGIN
     SET last_processed_transaction_id = excluded.last_processed_transaction_id,
         last_processed_position = excluded.last_processed_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,

@@ -43,6 +43,7 @@ BEGIN
         upper_snapshot = excluded.upper_snapshot,
         window_position = excluded.window_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,

@@ -17,6 +17,7 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition
       AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;

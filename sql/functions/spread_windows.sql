@@ -15,6 +15,7 @@ BEGIN
     SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
     FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;

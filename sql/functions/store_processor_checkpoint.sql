@@ -51,6 +51,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -62,9 +63,14 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            kept_transaction_id = p_new_transaction_id,
+            kept_position = p_new_position,
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)

@@ -59,6 +59,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -76,9 +77,15 @@ BEGIN
             lower_snapshot = p_new_lower,
             upper_snapshot = p_new_upper,
             window_position = p_new_position,
+            kept_transaction_id = '0',
+            kept_position = p_new_counter,
+            kept_window = window_seal(p_new_lower, p_new_upper, p_new_position),
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
         RETURN 2;  -- step 7

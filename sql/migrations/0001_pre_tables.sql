@@ -29,11 +29,26 @@ CREATE TABLE :"schema".processor_checkpoints (
     last_processed_transaction_id xid8        NOT NULL,
     last_processed_position       bigint      NOT NULL,
     stored_at                     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CONSTRAINT processor_checkpoints_pkey PRIMARY KEY (processor_id, partition)
+    kept_transaction_id           xid8,
+    kept_position                 bigint,
+    CONSTRAINT processor_checkpoints_pkey PRIMARY KEY (processor_id, partition),
+    CONSTRAINT processor_checkpoints_kept_pair_is_whole CHECK ((kept_transaction_id IS NULL) = (kept_position IS NULL))
 ) WITH (fillfactor = 50);
 
 COMMENT ON TABLE :"schema".processor_checkpoints IS
     'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+COMMENT ON COLUMN :"schema".processor_checkpoints.kept_position IS
+    'With kept_transaction_id: the pair once more. Written by our functions only, so that an edit by hand shows; see find_edit.';
+
+CREATE TABLE :"schema".kept_checkpoints (
+    processor_id text        NOT NULL,
+    partition    int         NOT NULL,
+    kept_since   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT kept_checkpoints_pkey PRIMARY KEY (processor_id, partition)
+);
+
+COMMENT ON TABLE :"schema".kept_checkpoints IS
+    'Where our functions have stored a checkpoint at some time: a row of processor_checkpoints that is missing was deleted by hand.';
 
 CREATE TABLE :"schema".processor_claims (
     processor_id text        NOT NULL,
@@ -101,6 +116,16 @@ CREATE INDEX processor_conflicts_open ON :"schema".processor_conflicts (processo
 
 COMMENT ON TABLE :"schema".processor_conflicts IS
     'Refusals that our own workers were told, with both pairs. Open (needs_person, not resolved): nobody processes until a person decides.';
+
+CREATE TABLE :"schema".pruned_conflicts (
+    processor_id text   NOT NULL,
+    code         int    NOT NULL,
+    count        bigint NOT NULL,
+    CONSTRAINT pruned_conflicts_pkey PRIMARY KEY (processor_id, code)
+);
+
+COMMENT ON TABLE :"schema".pruned_conflicts IS
+    'How many rows of processor_conflicts were removed because they were old and waited for nobody: counts go on rising.';
 
 CREATE TABLE :"schema".recorded_acts (
     id                  bigint      GENERATED ALWAYS AS IDENTITY,

@@ -419,6 +419,36 @@ BEGIN
 END
 $function$;
 
+CREATE OR REPLACE FUNCTION :"schema".prune_conflicts(p_processor_id text) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- A processor keeps its last 1,000 refusals, and besides every one that waits for a person. What goes is counted.
+WITH gone AS (
+    DELETE FROM processor_conflicts f
+    WHERE f.processor_id = p_processor_id AND (NOT f.needs_person OR f.resolved_at IS NOT NULL)
+      AND f.id <= (SELECT k.id FROM processor_conflicts k WHERE k.processor_id = p_processor_id
+                   ORDER BY k.id DESC OFFSET 1000 LIMIT 1)
+    RETURNING f.code
+)
+INSERT INTO pruned_conflicts AS p (processor_id, code, count)
+SELECT p_processor_id, g.code, count(*) FROM gone g GROUP BY g.code ORDER BY g.code
+ON CONFLICT (processor_id, code) DO UPDATE SET count = p.count + excluded.count
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- The last 10,000 acts are kept: people's decisions are few, a script that decides may not be.
+BEGIN
+    DELETE FROM recorded_acts a
+    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
+    RETURN NULL;
+END
+$function$;
+
+CREATE TRIGGER prune_acts AFTER INSERT ON :"schema".recorded_acts
+    FOR EACH STATEMENT EXECUTE FUNCTION :"schema".prune_acts();
+
 CREATE OR REPLACE FUNCTION :"schema".record_refusal(
     p_processor_id text, p_partition int, p_code int,
     p_expected_transaction_id xid8, p_expected_position bigint,
@@ -429,7 +459,8 @@ CREATE OR REPLACE FUNCTION :"schema".record_refusal(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- A refused worker reports itself, in a transaction of its own because the refused one rolls back. Notes who holds the
--- processor at this moment.
+-- processor at this moment. Late, when a successor was owner already, it opens nothing: who loaded the row since saw by its
+-- copy (find_edit) whether somebody edited it, and a person may have decided by now.
 DECLARE
     v_id bigint;
 BEGIN
@@ -438,13 +469,17 @@ BEGIN
         stored_position, new_transaction_id, new_position, epoch, pod, claim_uid, needs_person,
         holder_cluster, holder_namespace, holder_name, holder_uid, holder_pod)
     SELECT p_processor_id, p_partition, p_code, p_expected_transaction_id, p_expected_position, p_stored_transaction_id,
-           p_stored_position, p_new_transaction_id, p_new_position, p_epoch, p_pod, p_claim_uid, p_needs_person,
+           p_stored_position, p_new_transaction_id, p_new_position, p_epoch, p_pod, p_claim_uid,
+           p_needs_person AND NOT EXISTS (
+               SELECT 1 FROM processor_leases s
+               WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.epoch > p_epoch),
            c.cluster, c.namespace, c.name, c.uid, l.pod
     FROM (VALUES (p_processor_id, p_partition)) AS asked (processor_id, partition)
     LEFT JOIN processor_claims c ON c.processor_id = asked.processor_id
     LEFT JOIN processor_leases l ON l.processor_id = asked.processor_id AND l.partition = asked.partition
                                 AND l.expires_at > clock_timestamp()
     RETURNING id INTO v_id;
+    PERFORM prune_conflicts(p_processor_id);
     RETURN v_id;
 END
 $function$;
@@ -523,6 +558,7 @@ BEGIN
            IS DISTINCT FROM (p_transaction_id, p_position) OR v_stored.processor_id IS NULL THEN
             RETURN 2;
         END IF;
+        PERFORM keep_checkpoint(v_conflict.processor_id, v_conflict.partition);
         INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                    to_position, reason, decided_by)
         VALUES ('Accept', v_conflict.processor_id, v_conflict.partition, v_conflict.expected_transaction_id,

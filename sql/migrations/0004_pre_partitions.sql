@@ -58,6 +58,7 @@ BEGIN
                 (processor_id, partition, last_processed_transaction_id, last_processed_position)
             SELECT p_processor_id, n, p_transaction_id, p_position FROM generate_series(0, p_count - 1) AS n
             ON CONFLICT DO NOTHING;
+            PERFORM keep_checkpoint(p_processor_id, NULL);
         END IF;
     END IF;
     SELECT d.partition_count, d.key INTO partition_count, key

@@ -6,6 +6,7 @@ ALTER TABLE :"schema".processor_checkpoints
     ADD COLUMN lower_snapshot  pg_snapshot,
     ADD COLUMN upper_snapshot  pg_snapshot,
     ADD COLUMN window_position bigint,
+    ADD COLUMN kept_window     uuid,
     ADD CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK (cursor_kind IN ('TransactionOrder', 'Snapshot')),
     ADD CONSTRAINT processor_checkpoints_window_is_whole CHECK ((upper_snapshot IS NULL) = (window_position IS NULL)),
     -- A caller that stores a pair over a window, or the other way round, is an error, not an answer.
@@ -21,6 +22,50 @@ COMMENT ON COLUMN :"schema".processor_checkpoints.lower_snapshot IS
     'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
 COMMENT ON COLUMN :"schema".processor_checkpoints.upper_snapshot IS
     'Of what this sees besides, everything up to window_position is examined; null between two windows.';
+
+CREATE OR REPLACE FUNCTION :"schema".window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint)
+RETURNS uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- A window in 16 bytes: its copy need not be as long as a list of transactions in progress can be.
+SELECT md5(coalesce(p_lower::text, '') || '/' || coalesce(p_upper::text, '') || '/'
+           || coalesce(p_position::text, ''))::uuid
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".keep_checkpoint(p_processor_id text, p_partition int) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- What stands in the row is ours: for functions of ours that have just written it otherwise than by the contract's step 6,
+-- and where a person accepts what is there. Partition null: all of them.
+BEGIN
+    UPDATE processor_checkpoints c
+    SET kept_transaction_id = c.last_processed_transaction_id, kept_position = c.last_processed_position,
+        kept_window = CASE c.cursor_kind
+                      WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END
+    WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition);
+    INSERT INTO kept_checkpoints (processor_id, partition)
+    SELECT c.processor_id, c.partition FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition)
+    ON CONFLICT DO NOTHING;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".find_edit(p_processor_id text, p_partition int)
+RETURNS TABLE (kept_transaction_id xid8, kept_position bigint, transaction_id xid8, "position" bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- One row if somebody changed or deleted the checkpoint past our functions: the pair that they had stored (null: the whole row
+-- was written by hand) and the one that is there (null: none). Against mistakes, not against forgery: the copy is in the row,
+-- and whoever may write that can write the copy too. A first row that was inserted by hand is nobody's edit.
+SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
+FROM kept_checkpoints k
+LEFT JOIN processor_checkpoints c ON c.processor_id = k.processor_id AND c.partition = k.partition
+WHERE k.processor_id = p_processor_id AND k.partition = p_partition
+  AND (c.kept_position IS NULL
+       OR (c.kept_transaction_id, c.kept_position) <> (c.last_processed_transaction_id, c.last_processed_position)
+       OR c.kept_window IS DISTINCT FROM CASE c.cursor_kind
+          WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END)
+$function$;
 
 CREATE OR REPLACE FUNCTION :"schema".store_processor_window(
     p_processor_id text, p_partition int,
@@ -83,6 +128,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -100,9 +146,15 @@ BEGIN
             lower_snapshot = p_new_lower,
             upper_snapshot = p_new_upper,
             window_position = p_new_position,
+            kept_transaction_id = '0',
+            kept_position = p_new_counter,
+            kept_window = window_seal(p_new_lower, p_new_upper, p_new_position),
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
         RETURN 2;  -- step 7
@@ -127,7 +179,11 @@ BEGIN
     SET cursor_kind = 'Snapshot', lower_snapshot = p_lower, upper_snapshot = p_upper, window_position = p_position
     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'TransactionOrder'
       AND c.last_processed_transaction_id = '0' AND c.last_processed_position = 1;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
 END
 $function$;
 
@@ -176,6 +232,7 @@ BEGIN
         upper_snapshot = excluded.upper_snapshot,
         window_position = excluded.window_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
@@ -245,6 +302,7 @@ BEGIN
     SET last_processed_transaction_id = excluded.last_processed_transaction_id,
         last_processed_position = excluded.last_processed_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
@@ -254,6 +312,7 @@ END
 $function$;
 
 REVOKE EXECUTE ON FUNCTION
+    :"schema".window_seal(pg_snapshot, pg_snapshot, bigint), :"schema".keep_checkpoint(text, int), :"schema".find_edit(text, int),
     :"schema".store_processor_window(text, int, bigint, pg_snapshot, pg_snapshot, bigint, bigint, pg_snapshot, pg_snapshot,
                                      bigint, bigint, uuid),
     :"schema".begin_windows(text, pg_snapshot, pg_snapshot, bigint, int, bigint, uuid),

@@ -1,11 +1,15 @@
 -- Copied, restored and promoted databases: the timeline is part of the identity, and ids that a restore brought along can be rebased.
 
-ALTER TABLE :"schema".database_identity ADD COLUMN timeline_id int, ADD COLUMN repair_begun_at timestamptz;
+ALTER TABLE :"schema".database_identity ADD COLUMN timeline_id int, ADD COLUMN repair_begun_at timestamptz,
+    ADD COLUMN rebased int NOT NULL DEFAULT 0;
 
 COMMENT ON COLUMN :"schema".database_identity.timeline_id IS
     'Of the server, when identity or timeline was last confirmed: a standby that was promoted, and a base backup recovered elsewhere, differ only in it.';
 COMMENT ON COLUMN :"schema".database_identity.repair_begun_at IS
     'While a repair is unfinished: nothing runs.';
+
+COMMENT ON COLUMN :"schema".database_identity.rebased IS
+    'How often a repair has rebased the transaction ids: checkpoints that another database keeps are of the ids before.';
 
 CREATE TABLE :"schema".repairs (
     id               bigint      GENERATED ALWAYS AS IDENTITY,

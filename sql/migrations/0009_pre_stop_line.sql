@@ -208,6 +208,7 @@ BEGIN
         FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     END IF;
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;

@@ -104,6 +104,7 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition
       AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;
@@ -125,6 +126,7 @@ BEGIN
     SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
     FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;
@@ -233,6 +235,7 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_counters, p_lowers, p_uppers, p_positions)
         AS n (partition, transaction_id, counter, lower_snapshot, upper_snapshot, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition;
+    PERFORM keep_checkpoint(p_processor_id, n.partition) FROM unnest(p_partitions) AS n (partition);
     RETURN true;
 END
 $function$;

@@ -138,3 +138,44 @@ def test_unknown_conflicts_and_those_that_wait_for_nobody(connection):
 def test_a_decision_without_a_pair_is_refused(connection):
     with pytest.raises(ConfigurationError, match="transaction_id>:<position"):
         resolve(connection, 1, "Rewind", None)
+
+
+def test_old_ones_go_and_are_counted_but_never_what_waits_for_a_person(database):
+    connection = database.connect()
+    ownership.claim(connection, KEY, RESOURCE)
+    put(connection, (15, 7))
+    waiting = conflicts.record_refusal(connection, KEY, refusal())
+    other = conflicts.record_refusal(connection, ProcessorKey("outbox", "others"), refusal())
+    decided = ProcessorKey("outbox", "orders", 1)
+    settled = conflicts.record_refusal(connection, decided, refusal(StoreAnswer.OLDER))
+    connection.execute(
+        "UPDATE outbox.processor_conflicts SET resolved_at = now(), resolution = 'Accept', decided_by = 'somebody' "
+        "WHERE id = %s",
+        (settled,),
+    )
+    connection.execute(
+        "SELECT outbox.record_refusal('orders', 0, 4, NULL, NULL, NULL, NULL, NULL, NULL, 1, 'pod', 'u1', false) "
+        "FROM generate_series(1, 1050)"
+    )
+
+    kept = [row[0] for row in connection.execute("SELECT id FROM outbox.processor_conflicts ORDER BY id").fetchall()]
+
+    assert len(kept) == 1 + 1 + 1000
+    assert kept[:2] == [waiting, other]
+    found = conflicts.summary(connection, KEY)
+    assert (found.by_code, found.count) == ({"2": 1, "3": 1, "4": 1050}, 1052)
+    assert found.open is not None
+    assert found.open.id == waiting
+
+
+def test_the_last_acts_are_kept(database):
+    connection = database.direct()
+    act = "INSERT INTO outbox.recorded_acts (act, reason, decided_by) SELECT 'Rewind', n::text, 'x' "
+
+    connection.execute(f"{act} FROM generate_series(1, 10020) AS n")
+    connection.execute(f"{act} FROM generate_series(10021, 10021) AS n")
+
+    rows = connection.execute(
+        "SELECT count(*), min(reason::int), max(reason::int) FROM outbox.recorded_acts"
+    ).fetchone()
+    assert rows == (10000, 22, 10021)

@@ -12,7 +12,7 @@ import pytest
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.happening import Failed, HeldLease, Unsure
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.ownership import end_stuck_transactions
+from outbox_worker.postgres.ownership import Stuck, end_stuck_transactions
 from outbox_worker.transaction import StoreRequest, TransactionRunner
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
@@ -152,10 +152,10 @@ def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each
         copying = transaction.connection.cursor().copy("COPY outbox.messages (message_type, data) FROM STDIN")
         # Behind PgBouncer psycopg stumbles over two errors at once.
         with contextlib.suppress(psycopg.OperationalError, ValueError), copying as copy:
-            ended.append(end_stuck_transactions(standby, KEY, epoch=None))
+            ended.append(end_stuck_transactions(standby, KEY, epoch=None).ended)
             each_database.direct().execute(LAPSE)
             assert standby.execute(ACQUIRE, (NEW,)).fetchone() == (False, epoch)
-            ended.append(end_stuck_transactions(standby, KEY, epoch=None))
+            ended.append(end_stuck_transactions(standby, KEY, epoch=None).ended)
             wait_until(lambda: standby.execute(ACQUIRE, (NEW,)).fetchone()[0], "the standby is owner")
             copy.write("m\t{}\n")
         return 1  # nothing to commit is left
@@ -165,3 +165,44 @@ def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each
     assert ended == [0, 1]
     assert isinstance(happened, Unsure | Failed)
     assert stored(each_database.direct()) == (10, 1)
+
+
+GRANTS = ["pg_read_all_stats", "pg_signal_backend"]
+
+
+@pytest.mark.parametrize("granted", [[], GRANTS[:1], GRANTS], ids=["none", "to see", "to see and to end"])
+def test_what_another_role_left_stuck_is_named_with_the_grants_that_are_missing(database, granted):
+    epoch = own(database, OLD)
+    put(database.direct(), (10, 1))
+    admin = database.direct()
+    admin.execute("GRANT USAGE ON SCHEMA outbox TO owner, processor")
+    admin.execute("GRANT ALL ON ALL TABLES IN SCHEMA outbox TO owner, processor")
+    admin.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO owner, processor")
+    batch, standby = database.connect("owner"), database.connect("processor")
+    request = StoreRequest(HeldLease(0, epoch, UUID(OLD)), Checkpoint(10, 1), Checkpoint(20, 5), first=True)
+    found = []
+
+    def copy_and_wait(transaction):
+        copying = transaction.connection.cursor().copy("COPY outbox.messages (message_type, data) FROM STDIN")
+        with contextlib.suppress(psycopg.OperationalError), copying as copy:
+            found.append(end_stuck_transactions(standby, KEY, epoch=None))
+            admin.execute(LAPSE)
+            found.append(end_stuck_transactions(standby, KEY, epoch=None))
+            transaction.connection.cancel()
+            copy.write("m\t{}\n")
+        return 1
+
+    for name in granted:
+        admin.execute(f"GRANT {name} TO processor")
+    try:
+        TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, request.lease, request, copy_and_wait)
+    finally:
+        for name in granted:
+            admin.execute(f"REVOKE {name} FROM processor")
+
+    assert found[0] == Stuck()
+    assert found[1].ended == (1 if granted == GRANTS else 0)
+    missing = ", ".join(name for name in GRANTS if name not in granted)
+    wanted = f"session {batch.info.backend_pid} of role owner" if missing else ""
+    assert found[1].left.startswith(wanted)
+    assert (f"GRANT {missing} TO processor" in found[1].left) == bool(missing)

@@ -82,6 +82,13 @@ BAD: Final = (
     _step("EffectsWithCheckpoint", "the expected pair is not compared", PairCompared="FALSE", **_HANDS),
     _step("NeverBack", "the expected pair is not compared: the checkpoint goes back", PairCompared="FALSE", **_HANDS),
     _invariant("ExactlyOnce", "the row is compared without a lock", RowLocked="FALSE"),
+    _step("NothingEditedIsLoaded", "the row is not compared with its copy", CopyCompared="FALSE", **_HANDS),
+    _invariant(
+        "NobodyWorksDuringConflict",
+        "a conflict recorded late asks again what a person decided",
+        LateIgnored="FALSE",
+        **_HANDS,
+    ),
     _invariant("ExactlyOnce", "a refused batch is committed all the same", RefusalRollsBack="FALSE"),
     _invariant("NoFalseConflict", "a COMMIT without an answer is taken for failed", Doubt='"failed"'),
     _invariant("NoFalseConflict", "a COMMIT without an answer is taken for done", Doubt='"done"'),
@@ -103,7 +110,6 @@ POSSIBLE: Final = (
     _windows("the model comes to a change", "NeverChanged"),
     _windows("the model comes to a line that an idle partition has to store", "NeverAtLineInMemory"),
     _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
-    _invariant("NobodyWorksDuringConflict", "not promised: a conflict recorded late stops the new owner", **_HANDS),
     Case(
         "not promised: in time although the fence is held by a long statement",
         Question("Takeover", {"Statement": "10"}, invariants=("TakenOverInTime",)),

@@ -81,6 +81,8 @@ def test_times_are_those_of_the_worker():
         ("sql/functions/acquire_lease.sql", "FOR UPDATE"),
         ("sql/functions/store_processor_checkpoint.sql", "FOR UPDATE"),
         ("sql/functions/settle_processor_checkpoint.sql", "FOR UPDATE"),
+        ("sql/functions/record_refusal.sql", "s.epoch > p_epoch"),
+        ("worker/src/outbox_worker/steps.py", "checkpoints.EditedError"),
         ("worker/src/outbox_worker/transaction.py", "idle_in_transaction_session_timeout"),
     ],
 )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SOURCE = build_source()
 READER = MessageReader(SOURCE)
 AHEAD = 20_000
+FOREIGN, FAR = "of-another-database", Checkpoint(7_000_000_000, 7)
+"""A projection's checkpoint: its ids are of the database that it reads."""
 
 
 def produce(connection: psycopg.Connection[Any], name: str) -> None:
@@ -141,6 +143,11 @@ def fill(database: Database, chance: random.Random) -> dict[tuple[str, int], lis
     connection.execute("DELETE FROM outbox.messages WHERE message_id = %s", (gone[1],))
     for (processor, partition), pair in pairs.items():
         store(connection, processor, partition, pair)
+    store(connection, FOREIGN, 0, FAR)
+    connection.execute(
+        "INSERT INTO outbox.processor_sources (processor_id, source, described) VALUES (%s, 'x', 'another database')",
+        (FOREIGN,),
+    )
     left = in_order(connection)
     return {who: [name for at, name in left if at > pair] for who, pair in pairs.items()}
 
@@ -205,7 +212,11 @@ def test_a_restore_runs_nothing_until_it_is_repaired_and_confirmed(outbox):
     assert done.returncode == 0, done.stderr
     assert refusal(outbox.database).reason is Reason.DATABASE_COPIED, "who it is, is another question"
     assert outbox.cli.run("confirm-identity", "keep").returncode == 0
-    identity.check_identity(outbox.database.connect(), SOURCE, ProcessorKey("outbox", "caught-up"))
+    found = identity.check_identity(outbox.database.connect(), SOURCE, ProcessorKey("outbox", "caught-up"))
+    assert found.rebased == 1
+    foreign = checkpoints.load(outbox.database.connect(), ProcessorKey("outbox", FOREIGN))
+    assert foreign is not None
+    assert foreign.pair == FAR
     outbox.assert_goes_on()
     assert outbox.database.direct().execute(LISTED).fetchone() == listed
     seen_before = [[name for name in names or [] if not name.startswith("since")] for _, names in seen]

@@ -9,7 +9,11 @@ from functools import partial
 
 import pytest
 
+from outbox_core.checkpoint import Checkpoint
 from outbox_core.window import parse_snapshot
+from outbox_worker.postgres import checkpoints, conflicts
+from outbox_worker.postgres.apart import forget_source
+from outbox_worker.postgres.key import ProcessorKey
 from tests.integration.moving.conftest import BOTH, STATEMENT, Apart
 from tests.support.postgres import POOLED, wait_until
 from tests.support.proxy import CommitCutter, Cut, Relay
@@ -414,3 +418,27 @@ def test_a_failing_message_blocks_its_key_only_and_is_held_where_the_checkpoint_
     assert of_key == [f"m{n}" for n in range(2, 30, 5)]
     assert len(set(apart.handled())) == len(apart.handled()) == 30
     wait_until(partial(has_rows, apart.connection, "outbox.held_messages", 0), "nothing is held")
+
+
+def test_a_source_whose_ids_were_rebased_is_refused_until_a_person_names_the_new_pair(apart):
+    ids = apart.outbox.produce(10)
+    worker = apart.start()
+    apart.wait_seen(ids)
+    assert worker.terminate() == 0
+    # As `outbox repair` leaves it: other ids in the same order, the same positions.
+    source = apart.outbox.connection
+    source.execute("UPDATE outbox.messages SET transaction_id = '5'")
+    source.execute("UPDATE outbox.database_identity SET rebased = rebased + 1")
+    more = apart.outbox.produce(3, start=10)
+
+    worker = apart.start()
+
+    report = worker.wait_state("Unavailable", "SourceDiffers")
+    assert "rebased by `outbox repair`" in report.message
+    assert apart.seen() == ids
+    key = ProcessorKey("outbox", "orders")
+    stored = checkpoints.load(apart.connection, key)
+    pair = Checkpoint(5, stored.pair.position)
+    assert conflicts.rewind(apart.connection, key, pair, reason="rebased", decided_by="somebody")
+    assert forget_source(apart.connection, key, reason="rebased", decided_by="somebody") == 1
+    apart.wait_seen(ids + more)

@@ -65,6 +65,7 @@ class LeaseAnswered:
 
     lease: HeldLease | None
     pod: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The contract answered something else than 1; nothing was committed."""
+    """The contract answered something else than 1, or would (`new` None: seen at loading); nothing was committed."""
 
     answer: StoreAnswer
     expected: Checkpoint | None
-    new: Checkpoint
+    new: Checkpoint | None
     stored: Checkpoint | None
 
 

@@ -171,7 +171,7 @@ def _blocked(state: ProcessorState, conflict: h.OpenConflict, now: float, note: 
     )
     message = (
         f"conflict {conflict.id}: somebody who is not the owner changed the checkpoint; stored is {stored}, {word} the "
-        f"expected {conflict.expected}; {decision} with outbox-operator.dev/rewind-checkpoint: "
+        f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
         f'"{conflict.id}=<transaction_id>:<position>"'
     )
     return replace(
@@ -185,9 +185,10 @@ def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, p
     if answer.lease is not None:
         return replace(_without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
     holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
+    note = f"; {answer.note}" if answer.note else ""
     return replace(
         state, step=Step.REVIEW, due=now + policy.standby_poll, failures=0, state=WorkerState.STANDBY,
-        reason=Reason.LEASE_HELD, message=f"{holder}; this one takes over when it lapses",
+        reason=Reason.LEASE_HELD, message=f"{holder}; this one takes over when it lapses{note}",
     )  # fmt: skip
 
 

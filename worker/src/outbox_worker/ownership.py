@@ -284,8 +284,9 @@ class Heartbeat(threading.Thread):
 
     @staticmethod
     def _end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
-        if ended := calls.end_stuck_transactions(connection, key, epoch=lease.epoch):
-            _log.warning("ended transactions that a former owner left stuck", extra={"count": ended})
+        stuck = calls.end_stuck_transactions(connection, key, epoch=lease.epoch)
+        if stuck.ended:
+            _log.warning("ended transactions that a former owner left stuck", extra={"count": stuck.ended})
 
     def _say_claim(self, connection: psycopg.Connection[Any]) -> None:
         """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""

@@ -110,7 +110,7 @@ class PartitionSteps(Steps):
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
         config, key = self._parts.config, self._parts.key
         count, by = self._divided.count, describe_key(self._divided.key)
-        stored = checkpoints.load(connection, key)
+        stored = checkpoints.load_unedited(connection, key)
         # Computed once for all partitions: one that is first owned later must not start later.
         start = self._start_pair(connection) if stored is None else None
         answer = partitions.begin(
@@ -135,7 +135,7 @@ class PartitionSteps(Steps):
         if answer.begun:
             self._ask(connection)
         if stored is None:
-            stored = checkpoints.load(connection, key)
+            stored = checkpoints.load_unedited(connection, key)
         if stored is None:
             raise ConfigurationError(
                 f"partition {key.partition} of processor {key.processor_id!r} has lost its checkpoint row: somebody "

@@ -182,18 +182,21 @@ class Steps(HeldSteps):
         )
         parts.board.set_lease_pod(answer.pod)
         if not answer.acquired or answer.epoch is None:
-            self._end_stuck_transactions()
-            return h.LeaseAnswered(None, answer.pod)
+            return h.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
         lease = h.HeldLease(parts.key.partition, answer.epoch, parts.token)
         parts.ownership.note_lease(lease)
         _log.info("lease acquired", extra={"epoch": answer.epoch})
         return h.LeaseAnswered(lease)
 
-    def _end_stuck_transactions(self) -> None:
-        """Let no frozen process keep what is open to us; with our own lease the heartbeat goes on with it."""
-        ended = ownership.end_stuck_transactions(self._connection(), self._parts.key, epoch=None)
-        if ended:
-            _log.warning("ended transactions that a former owner's process had left stuck", extra={"count": ended})
+    def _end_stuck_transactions(self) -> str:
+        """Let no frozen process keep what is open to us; with our own lease the heartbeat goes on with it.
+
+        Returns what our role cannot end, for people.
+        """
+        stuck = ownership.end_stuck_transactions(self._connection(), self._parts.key, epoch=None)
+        if stuck.ended:
+            _log.warning("ended transactions of a former owner's process that were stuck", extra={"count": stuck.ended})
+        return stuck.left
 
     def _load(self, state: ProcessorState) -> h.Happening:
         lease = lease_of(state)
@@ -202,9 +205,13 @@ class Steps(HeldSteps):
         if self._parts.databases.apart and checkpoints.load(connection, self._parts.key) is None:
             # Before the transaction, which would be idle for as long as the other database looks for the start.
             self._start = self._start_pair(connection)
-        with connection.transaction():
-            ownership.limit_transaction(connection, self._lease)
-            found = self._ensure_start(connection, lease)
+        try:
+            with connection.transaction():
+                ownership.limit_transaction(connection, self._lease)
+                found = self._ensure_start(connection, lease)
+        except checkpoints.EditedError as err:
+            # By whomever it was told, that one did not come to record it; or nobody was there to be told.
+            return h.Refused(err.edit.answer, err.edit.kept, None, err.edit.stored)
         if found is None:
             return h.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})

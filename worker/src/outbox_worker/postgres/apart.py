@@ -7,7 +7,7 @@ checkpoint, which database is read, and whoever reads another one is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
@@ -32,8 +32,8 @@ class SourceIdentity:
     """Which database messages are read from.
 
     Attributes:
-        identity: what is compared. With our own table the database's uuid, which survives a move; with a mapped one,
-            beside which nothing of ours need be, server and database.
+        identity: what is compared. With our own table the database's uuid, which survives a move, and how often its ids
+            were rebased; with a mapped one, beside which nothing of ours need be, server and database.
         described: for people.
         next_transaction_id: ids below it were handed out.
 
@@ -59,7 +59,8 @@ def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdent
     system, oid, name, following = place
     identity = f"{system}/{oid}"
     if source.table is None:
-        identity = check_identity(connection, source).uuid
+        found = check_identity(connection, source)
+        identity = f"{found.uuid}{_REBASED}{found.rebased}" if found.rebased else found.uuid
     else:
         _check_behind(connection, table)
     return SourceIdentity(identity, f"database {name} of server {system}", int(following))
@@ -116,6 +117,14 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
         row = connection.execute(in_schema("bind_source", key.schema), parameters).fetchone()
     if row is not None and row[0]:
         return
+    if source is not None and row is not None and _without_repairs(row[2]) == _without_repairs(source.identity):
+        raise ConfigurationError(
+            f"the transaction ids of {source.described} were rebased by `outbox repair` since processor "
+            f"{key.processor_id!r} stored its checkpoint, which names the ids of before. Messages kept their "
+            "positions: look there for the transaction_id of the one at the checkpoint's position, then "
+            "`outbox rewind` to it here, and `outbox forget-source` (docs/restoring.md)",
+            reason=Reason.SOURCE_DIFFERS,
+        )
     here = "the database of its checkpoint" if source is None else source.described
     written = row[1] if row is not None and row[1] is not None else "the database of its checkpoint"
     raise ConfigurationError(
@@ -123,6 +132,13 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
         "its pairs mean nothing there. Use another processorId; where the source only moved, `outbox forget-source`",
         reason=Reason.SOURCE_DIFFERS,
     )
+
+
+_REBASED: Final = "/rebased-"
+
+
+def _without_repairs(identity: str | None) -> str | None:
+    return None if identity is None else identity.partition(_REBASED)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """The stored checkpoint: read it, store the next one, find where a new processor starts, settle an unanswered COMMIT.
 
-The contract itself is SQL (`sql/functions/store_processor_checkpoint.sql`), because other programs call it too.
+The contract itself is SQL (`sql/functions/store_processor_checkpoint.sql`), because other programs call it too. Its
+functions keep a copy of the pair beside it, so that whoever loads a row sees that somebody edited it by hand
+(`sql/functions/find_edit.sql`), although nobody recorded that.
 
 A start is computed once and stored before anything is read. Every start but the beginning is cut at the reading bound:
 what is in flight has a transaction id at or above it, so a start pair just below the bound loses nothing; the highest
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
 from outbox_core.window import Window
@@ -66,6 +68,30 @@ class Start:
     start_from_used: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What the contract's functions stored, None where that is gone too, and what somebody put in its place."""
+
+    kept: Checkpoint | None
+    stored: Checkpoint | None
+
+    @property
+    def answer(self) -> StoreAnswer:
+        """What an owner is told that expects the pair that was kept."""
+        if self.stored is None or (self.kept is not None and self.stored < self.kept):
+            return StoreAnswer.OLDER
+        return StoreAnswer.AHEAD
+
+
+class EditedError(OutboxError):
+    """The checkpoint was edited by hand: nothing goes on from it until a person decides."""
+
+    def __init__(self, edit: Edit) -> None:
+        """Keep both pairs."""
+        super().__init__(f"the checkpoint was {edit.kept}, and somebody who is not the owner made it {edit.stored}")
+        self.edit = edit
+
+
 def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair; None where the processor never stored one."""
     with translated():
@@ -76,6 +102,24 @@ def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckp
         return None
     transaction_id, position, stored_at, *window = row
     return StoredCheckpoint(Checkpoint(int(transaction_id), position, build_window(*window)), stored_at)
+
+
+def load_unedited(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+    """Read the stored pair to go on from it.
+
+    The row is read before it is compared with its copy: an edit in between, or later, is met by the next store.
+
+    Raises:
+        EditedError: somebody changed or deleted it past the contract.
+
+    """
+    stored = load(connection, key)
+    parameters = {"processor_id": key.processor_id, "partition": key.partition}
+    with translated():
+        row = connection.execute(in_schema("find_edit", key.schema), parameters).fetchone()
+    if row is not None:
+        raise EditedError(Edit(_pair(*row[:2]), _pair(*row[2:])))
+    return stored
 
 
 def store(
@@ -203,8 +247,12 @@ def ensure_start(
     """Load the checkpoint, or find and store the first one under our epoch, all in the connection's transaction.
 
     None: we are not the owner (any more): roll back. Commit otherwise, before reading.
+
+    Raises:
+        EditedError: somebody changed or deleted it past the contract: roll back, and record that.
+
     """
-    stored = load(connection, key)
+    stored = load_unedited(connection, key)
     if stored is not None:
         check_kind(key, source, stored.pair)
         return Start(stored.pair, start_from_used=False)
@@ -212,8 +260,12 @@ def ensure_start(
     answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
     if answer is StoreAnswer.STORED:
         return Start(pair, start_from_used=True)
-    stored = None if answer is StoreAnswer.NOT_OWNER else load(connection, key)
+    stored = None if answer is StoreAnswer.NOT_OWNER else load_unedited(connection, key)
     return None if stored is None else Start(stored.pair, start_from_used=False)
+
+
+def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
+    return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
 
 
 def _fetch_bound(connection: psycopg.Connection[Any]) -> Checkpoint:

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The database's uuid, and the timeline that its server is on."""
+    """The database's uuid, the timeline that its server is on, and how often a repair has rebased its ids."""
 
     uuid: str
     timeline: int
+    rebased: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def check_identity(
         )
     if behind is not None:
         raise ConfigurationError(f"{behind}: run `outbox repair` (docs/restoring.md)", reason=Reason.DATABASE_BEHIND)
-    return Identity(str(row["database_uuid"]), row["actual_timeline"])
+    return Identity(str(row["database_uuid"]), row["actual_timeline"], row["rebased"])
 
 
 def refuse_standby(connection: psycopg.Connection[Any]) -> None:

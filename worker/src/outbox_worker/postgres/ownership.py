@@ -164,16 +164,41 @@ def release_lease(connection: psycopg.Connection[Any], key: ProcessorKey, *, epo
     return _truth(connection, key, "release_lease", epoch=epoch, token=token)
 
 
-def end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int | None) -> int:
-    """End transactions of former owners that hold locks while the server waits for their process; return how many.
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """What came of transactions that former owners left open.
 
-    Does nothing while another owner is live; `epoch` is our own, None before we have one. Sees only sessions of the
-    same role.
+    Attributes:
+        ended: how many were ended.
+        left: one that our role may not see or not end, and what would let it; empty where there is none.
+
+    """
+
+    ended: int = 0
+    left: str = ""
+
+
+def end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int | None) -> Stuck:
+    """End transactions of former owners that hold locks while the server waits for their process.
+
+    Does nothing while another owner is live; `epoch` is our own, None before we have one. Sessions of other roles need
+    pg_read_all_stats to be seen and pg_signal_backend to be ended.
     """
     parameters = _names(key) | {"epoch": epoch, "lock_name": key.lock_name}
     with translated():
         row = connection.execute(in_schema("end_stuck_transactions", key.schema), parameters).fetchone()
-    return int(row[0]) if row is not None else 0
+    return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))
+
+
+def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str) -> str:
+    """Name a session that stays, and the remedy."""
+    grants = [name for name, lacking in (("pg_read_all_stats", hidden), ("pg_signal_backend", barred)) if lacking]
+    reader = reader if reader.isidentifier() and reader == reader.lower() else '"' + reader.replace('"', '""') + '"'
+    if grants:
+        remedy = f"GRANT {', '.join(grants)} TO {reader} would let this one, or run both as the same role"
+    else:
+        remedy = "it is a superuser's, end it as one"
+    return f"session {pid} of role {role}, a former owner's, may keep the lease until it is ended; {remedy}"
 
 
 def _names(key: ProcessorKey) -> dict[str, Any]:

@@ -127,6 +127,7 @@ class Repair:
 @dataclass(frozen=True, slots=True)
 class _Columns:
     table: str
+    of_processors: bool
     ids: tuple[str, ...]
     snapshots: tuple[str, ...]
     arrays: tuple[str, ...]
@@ -231,8 +232,14 @@ class Repairer:
                 ),
                 parameters,
             )
+            sealed = self._connection.execute(in_schema("repair_list_sealed", self._schema)).fetchall()
             for columns in self._columns(repair.tables):
                 self._map(columns, parameters)
+            for processor_id, partition in sealed:
+                # The pair's copy is mapped as the pair is; a window's is made anew, unless somebody had edited the row.
+                self._execute(
+                    in_schema("repair_keep", self._schema), {"processor_id": processor_id, "partition": partition}
+                )
             self._execute(in_schema("repair_finish", self._schema), parameters)
             return moved
 
@@ -316,7 +323,12 @@ class Repairer:
             )
             for name in columns.arrays
         ]
-        self._execute(sql.SQL("UPDATE {} AS o SET {}").format(table, sql.SQL(", ").join(changes)), parameters)
+        self._execute(
+            sql.SQL("UPDATE {} AS o SET {} WHERE {}").format(
+                table, sql.SQL(", ").join(changes), _is_ours(columns, schema)
+            ),
+            parameters,
+        )
 
     def _count_ids(self, number: int) -> tuple[int, int, int]:
         found = self._fetch(in_schema("repair_count_ids", self._schema), {"repair_id": number})
@@ -337,7 +349,7 @@ class Repairer:
             "messages": [str(table) for table in tables],
         }
         rows = self._connection.execute(load("repair_list_columns"), parameters).fetchall()
-        return tuple(_Columns(row[0], *(tuple(names or ()) for names in row[1:])) for row in rows)
+        return tuple(_Columns(row[0], row[1], *(tuple(names or ()) for names in row[2:])) for row in rows)
 
     def _others(self) -> tuple[str, ...]:
         messages = [str(table) for table in self._tables]
@@ -393,22 +405,29 @@ def _item(row: str, name: str, *, snapshot: bool = False) -> sql.Composed:
     ).format(writer=sql.SQL(f"{row}.xmin"), value=value)
 
 
+def _is_ours(columns: _Columns, schema: sql.Identifier) -> sql.Composable:
+    """Whether a row names ids of this server: a processor that reads another database names that one's."""
+    if not columns.of_processors:
+        return sql.SQL("true")
+    return load("repair_is_ours").format(schema=schema, row=sql.Identifier("o"))
+
+
 def _named(columns: Sequence[_Columns], schema: sql.Identifier) -> list[sql.Composed]:
     """Build a SELECT for each column: the highest id that its rows know of, and their writer."""
-    values: list[tuple[str, sql.Composable]] = [
-        (each.table, sql.Identifier("o", name)) for each in columns for name in each.ids
+    values: list[tuple[_Columns, sql.Composable]] = [
+        (each, sql.Identifier("o", name)) for each in columns for name in each.ids
     ]
     values += [
         # A snapshot's beginning is at most the transaction that takes it; its end may be beyond.
-        (each.table, sql.SQL("pg_snapshot_xmin({})").format(sql.Identifier("o", name)))
+        (each, sql.SQL("pg_snapshot_xmin({})").format(sql.Identifier("o", name)))
         for each in columns
         for name in each.snapshots
     ]
     return [
-        sql.SQL("SELECT {0}, o.xmin FROM {1}.{2} AS o WHERE {0} IS NOT NULL").format(
-            value, schema, sql.Identifier(table)
+        sql.SQL("SELECT {0}, o.xmin FROM {1}.{2} AS o WHERE {0} IS NOT NULL AND {3}").format(
+            value, schema, sql.Identifier(each.table), _is_ours(each, schema)
         )
-        for table, value in values
+        for each, value in values
     ]
 
 
@@ -421,15 +440,20 @@ def _found(rows: sql.Composable, columns: Sequence[_Columns], schema: sql.Identi
         ).format(rows)
     ]
     parts += [
-        sql.SQL("SELECT {}, o.{} FROM {}.{} AS o WHERE o.{} IS NOT NULL").format(
-            _item("o", name), sql.Identifier(name), schema, sql.Identifier(each.table), sql.Identifier(name)
+        sql.SQL("SELECT {}, o.{} FROM {}.{} AS o WHERE o.{} IS NOT NULL AND {}").format(
+            _item("o", name),
+            sql.Identifier(name),
+            schema,
+            sql.Identifier(each.table),
+            sql.Identifier(name),
+            _is_ours(each, schema),
         )
         for each in columns
         for name in each.ids
     ]
     parts += [
-        sql.SQL("SELECT false, e.id FROM {}.{} AS o CROSS JOIN LATERAL unnest(o.{}) AS e (id)").format(
-            schema, sql.Identifier(each.table), sql.Identifier(name)
+        sql.SQL("SELECT false, e.id FROM {}.{} AS o CROSS JOIN LATERAL unnest(o.{}) AS e (id) WHERE {}").format(
+            schema, sql.Identifier(each.table), sql.Identifier(name), _is_ours(each, schema)
         )
         for each in columns
         for name in each.arrays

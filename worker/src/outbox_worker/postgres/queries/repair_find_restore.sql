@@ -6,4 +6,5 @@ FROM (SELECT max(%(now)s - age(o.xmin)) AS writer FROM ({rows}) AS o (t, xmin)
       WHERE o.t::text::numeric > %(now)s - age(o.xmin)) AS ahead,
      (SELECT min(%(now)s - age(m.xmin)) AS writer FROM {schema}.applied_migrations AS m) AS schema,
      (SELECT bool_or(c.last_processed_transaction_id >= pg_snapshot_xmax(pg_current_snapshot())) AS it
-      FROM {schema}.processor_checkpoints AS c) AS unreached
+      FROM {schema}.processor_checkpoints AS c
+      WHERE NOT EXISTS (SELECT 1 FROM {schema}.processor_sources AS s WHERE s.processor_id = c.processor_id)) AS unreached

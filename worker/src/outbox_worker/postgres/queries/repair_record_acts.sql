@@ -8,4 +8,5 @@ CROSS JOIN {schema}.processor_checkpoints AS c
 LEFT JOIN {schema}.repair_ids AS m
   ON m.repair_id = r.id AND m.old_transaction_id = c.last_processed_transaction_id AND m.written_here = {written_here}
 WHERE r.id = %(repair_id)s
+  AND NOT EXISTS (SELECT 1 FROM {schema}.processor_sources AS s WHERE s.processor_id = c.processor_id)
 ORDER BY c.processor_id, c.partition
