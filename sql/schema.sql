@@ -144,6 +144,39 @@ CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_
                         AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
 $$;
 
+CREATE FUNCTION outbox.advance_lanes(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions integer[], p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- The owner of one partition has handled, in this transaction, what others had before them (a swap): their checkpoints go
+-- there, and their leases end, so that whoever owned them reads anew. p_standing: where the others stood when that was
+-- begun (standing_of without the caller's own). False: one of them stored something since, or the caller is no owner.
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR p_partition = ANY (p_partitions) THEN
+        RETURN false;
+    END IF;
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions) ORDER BY l.partition FOR UPDATE;
+    PERFORM 1 FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition <> p_partition ORDER BY c.partition FOR UPDATE;
+    IF standing_of(p_processor_id, p_partition) IS DISTINCT FROM p_standing THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions);
+    UPDATE processor_checkpoints c
+    SET last_processed_transaction_id = n.transaction_id, last_processed_position = n.counter,
+        lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position",
+        stored_at = clock_timestamp()
+    FROM unnest(p_partitions, p_transaction_ids, p_counters, p_lowers, p_uppers, p_positions)
+        AS n (partition, transaction_id, counter, lower_snapshot, upper_snapshot, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition;
+    PERFORM keep_checkpoint(p_processor_id, n.partition) FROM unnest(p_partitions) AS n (partition);
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) RETURNS TABLE(partition_count integer, key text, next_count integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -155,9 +188,13 @@ CREATE FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_g
 --
 -- The line is just below this transaction's own id. Whoever reads without seeing the line sees this transaction open:
 -- the reading bound keeps such a reader below the line. So nobody has read beyond it, and nobody needs to be waited for.
+--
+-- Cursor Snapshot has no such order. This transaction's id is the line's mark: whoever reads without seeing the wish has a
+-- window that does not see the mark. The line is a snapshot that does, drawn once this is committed: draw_snapshot_line.
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
+    v_windows boolean;
 BEGIN
     SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
@@ -167,16 +204,20 @@ BEGIN
         IF FOUND THEN
             SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
             IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
+                v_windows := EXISTS (SELECT 1 FROM processor_checkpoints c
+                                     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'Snapshot');
                 UPDATE processor_partitions d
                 SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
                     next_count = p_count,
                     asked_at = coalesce(d.asked_at, clock_timestamp()),
-                    line_transaction_id = coalesce(d.line_transaction_id,
-                                                   (pg_current_xact_id()::text::numeric - 1)::text::xid8),
-                    line_position = 9223372036854775807
+                    line_mark = CASE WHEN v_windows THEN coalesce(d.line_mark, pg_current_xact_id()) END,
+                    line_transaction_id = CASE WHEN NOT v_windows THEN
+                        coalesce(d.line_transaction_id, (pg_current_xact_id()::text::numeric - 1)::text::xid8) END,
+                    line_position = CASE WHEN NOT v_windows THEN 9223372036854775807 END
                 WHERE d.processor_id = p_processor_id;
                 UPDATE processor_partitions d
-                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL,
+                    line_mark = NULL, line_snapshot = NULL
                 WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
             END IF;
         END IF;
@@ -241,6 +282,7 @@ BEGIN
                 (processor_id, partition, last_processed_transaction_id, last_processed_position)
             SELECT p_processor_id, n, p_transaction_id, p_position FROM generate_series(0, p_count - 1) AS n
             ON CONFLICT DO NOTHING;
+            PERFORM keep_checkpoint(p_processor_id, NULL);
         END IF;
     END IF;
     SELECT d.partition_count, d.key INTO partition_count, key
@@ -286,7 +328,11 @@ BEGIN
     SET cursor_kind = 'Snapshot', lower_snapshot = p_lower, upper_snapshot = p_upper, window_position = p_position
     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'TransactionOrder'
       AND c.last_processed_transaction_id = '0' AND c.last_processed_position = 1;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
 END
 $$;
 
@@ -330,23 +376,22 @@ CREATE FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid text) 
 -- of the resource may call it, as often as it likes.
 DECLARE
     v_was processor_partitions;
+    v_counter bigint;
 BEGIN
     SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     IF v_was.next_count IS NULL
        OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN false;
     END IF;
-    IF EXISTS (SELECT 1 FROM processor_checkpoints c
-               WHERE c.processor_id = p_processor_id AND c.partition < v_was.partition_count
-                 AND (c.last_processed_transaction_id, c.last_processed_position)
-                     > (v_was.line_transaction_id, v_was.line_position)
-                 AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-                 AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
-                                 WHERE f.processor_id = c.processor_id AND f.partition = c.partition
-                                   AND f.needs_person AND f.resolved_at IS NULL)) THEN
+    IF is_beyond_line(p_processor_id) THEN
         -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
-        UPDATE processor_partitions d SET line_transaction_id = (pg_current_xact_id()::text::numeric - 1)::text::xid8
-        WHERE d.processor_id = p_processor_id AND d.line_transaction_id = v_was.line_transaction_id;
+        UPDATE processor_partitions d
+        SET line_transaction_id = CASE WHEN d.line_mark IS NULL
+                                       THEN (pg_current_xact_id()::text::numeric - 1)::text::xid8 END,
+            line_mark = CASE WHEN d.line_mark IS NOT NULL THEN pg_current_xact_id() END,
+            line_snapshot = NULL
+        WHERE d.processor_id = p_processor_id
+          AND coalesce(d.line_transaction_id, d.line_mark) = coalesce(v_was.line_transaction_id, v_was.line_mark);
         RETURN false;
     END IF;
     IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
@@ -366,10 +411,24 @@ BEGIN
     -- Rows of leases stay, also those of partitions that are no more: epochs go on rising.
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id;
+    IF v_was.line_mark IS NULL THEN
+        INSERT INTO processor_checkpoints
+            (processor_id, partition, last_processed_transaction_id, last_processed_position)
+        SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+        FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    ELSE
+        -- One counter for all, above every former one: so a partition's counter never falls, even if it is gone for a time.
+        SELECT max(c.last_processed_position) + 1 INTO v_counter
+        FROM processor_checkpoints c WHERE c.processor_id = p_processor_id;
+        UPDATE processor_checkpoints c SET last_processed_position = v_counter, stored_at = clock_timestamp()
+        WHERE c.processor_id = p_processor_id;
+        INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id,
+                                           last_processed_position, cursor_kind, lower_snapshot)
+        SELECT p_processor_id, n, '0', v_counter, 'Snapshot', v_was.line_snapshot
+        FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    END IF;
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
-    INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id, last_processed_position)
-    SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
-    FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;
@@ -379,11 +438,13 @@ BEGIN
     DELETE FROM processor_suspicions s WHERE s.processor_id = p_processor_id;
     UPDATE processor_partitions d
     SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
-        line_transaction_id = NULL, line_position = NULL
+        line_transaction_id = NULL, line_position = NULL, line_mark = NULL, line_snapshot = NULL
     WHERE d.processor_id = p_processor_id;
     INSERT INTO recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)
-    VALUES ('ChangePartitions', p_processor_id, v_was.line_transaction_id, v_was.line_position,
-            format('%s partitions became %s', v_was.partition_count, v_was.next_count), v_was.asked_by);
+    VALUES ('ChangePartitions', p_processor_id, coalesce(v_was.line_transaction_id, '0'),
+            coalesce(v_was.line_position, v_counter),
+            format('%s partitions became %s', v_was.partition_count, v_was.next_count)
+                || coalesce(format(' (after the snapshot %s)', v_was.line_snapshot), ''), v_was.asked_by);
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;  -- somebody is committing, or frozen: the next call
@@ -561,6 +622,17 @@ BEGIN
         killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
+$$;
+
+CREATE FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) RETURNS boolean
+    LANGUAGE sql IMMUTABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Does a snapshot see whatever the other one sees? Null sees nothing. As outbox_core.standing.covers.
+SELECT p_other IS NULL OR p_snapshot IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM pg_snapshot_xip(p_snapshot) AS i (id) WHERE pg_visible_in_snapshot(i.id, p_other))
+    AND greatest(pg_snapshot_xmax(p_other)::text::numeric - pg_snapshot_xmax(p_snapshot)::text::numeric, 0)
+        = (SELECT count(*) FROM pg_snapshot_xip(p_other) AS i (id) WHERE i.id >= pg_snapshot_xmax(p_snapshot))
 $$;
 
 CREATE FUNCTION outbox.create_queue(p_queue text) RETURNS boolean
@@ -781,6 +853,32 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.draw_snapshot_line(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Cursor Snapshot: draw the stop line of a change that was asked for, once; any process of the resource may call it, as
+-- often as it likes. Answers the line; null: there is none, or somebody else is drawing it now.
+--
+-- Later snapshots see all that earlier ones see. A reader's window that does not see the mark is older than the mark's
+-- commit; a line that sees it is younger. So the line holds every window that was read without knowing of the change.
+-- Taken before that commit (by the asking transaction itself) it would not: a window could be opened in between.
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+    -- A statement of its own: a snapshot taken before the lock might not see the mark that the row has by now.
+    UPDATE processor_partitions d SET line_snapshot = pg_current_snapshot()
+    WHERE d.processor_id = p_processor_id AND d.line_snapshot IS NULL
+      AND d.line_mark <> pg_current_xact_id() AND pg_visible_in_snapshot(d.line_mark, pg_current_snapshot());
+    RETURN (SELECT d.line_snapshot FROM processor_partitions d WHERE d.processor_id = p_processor_id);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN NULL;
+END
+$$;
+
 CREATE FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -883,6 +981,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.find_edit(p_processor_id text, p_partition integer) RETURNS TABLE(kept_transaction_id xid8, kept_position bigint, transaction_id xid8, "position" bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- One row if somebody changed or deleted the checkpoint past our functions: the pair that they had stored (null: the whole row
+-- was written by hand) and the one that is there (null: none). Against mistakes, not against forgery: the copy is in the row,
+-- and whoever may write that can write the copy too. A first row that was inserted by hand is nobody's edit.
+SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
+FROM kept_checkpoints k
+LEFT JOIN processor_checkpoints c ON c.processor_id = k.processor_id AND c.partition = k.partition
+WHERE k.processor_id = p_processor_id AND k.partition = p_partition
+  AND (c.kept_position IS NULL
+       OR (c.kept_transaction_id, c.kept_position) <> (c.last_processed_transaction_id, c.last_processed_position)
+       OR c.kept_window IS DISTINCT FROM CASE c.cursor_kind
+          WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END)
+$$;
+
 CREATE FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -966,6 +1081,73 @@ BEGIN
 END
 $$;
 
+CREATE TABLE outbox.processor_checkpoints (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    last_processed_transaction_id xid8 NOT NULL,
+    last_processed_position bigint NOT NULL,
+    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    kept_transaction_id xid8,
+    kept_position bigint,
+    cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
+    lower_snapshot pg_snapshot,
+    upper_snapshot pg_snapshot,
+    window_position bigint,
+    kept_window uuid,
+    generation bigint DEFAULT 0 NOT NULL,
+    CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
+    CONSTRAINT processor_checkpoints_kept_pair_is_whole CHECK (((kept_transaction_id IS NULL) = (kept_position IS NULL))),
+    CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
+CASE cursor_kind
+    WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
+    ELSE ((lower_snapshot IS NULL) AND (upper_snapshot IS NULL))
+END),
+    CONSTRAINT processor_checkpoints_window_is_whole CHECK (((upper_snapshot IS NULL) = (window_position IS NULL)))
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.kept_position IS 'With kept_transaction_id: the pair once more. Written by our functions only, so that an edit by hand shows; see find_edit.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.lower_snapshot IS 'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.upper_snapshot IS 'Of what this sees besides, everything up to window_position is examined; null between two windows.';
+
+COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
+
+CREATE FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) RETURNS boolean
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Has one checkpoint examined whatever the other one has? A pair (x, p) is the window from x:x: to x+1:x+1: at p. A pair
+-- can only be said to cover a window as a whole.
+DECLARE
+    v_x numeric := p_other.last_processed_transaction_id::text::numeric;
+    v_lower pg_snapshot := p_other.lower_snapshot;
+    v_upper pg_snapshot := p_other.upper_snapshot;
+    v_position bigint := p_other.window_position;
+BEGIN
+    IF p_one.cursor_kind <> 'Snapshot' AND p_other.cursor_kind <> 'Snapshot' THEN
+        RETURN (p_one.last_processed_transaction_id, p_one.last_processed_position)
+            >= (p_other.last_processed_transaction_id, p_other.last_processed_position);
+    ELSIF p_one.cursor_kind <> 'Snapshot' THEN
+        RETURN coalesce(
+            (p_one.last_processed_transaction_id::text::numeric, p_one.last_processed_position)
+            >= (pg_snapshot_xmax(coalesce(v_upper, v_lower))::text::numeric - 1, 9223372036854775807), true);
+    ELSIF p_other.cursor_kind <> 'Snapshot' AND v_x > 0 THEN
+        v_lower := format('%s:%s:', v_x, v_x)::pg_snapshot;
+        v_upper := format('%s:%s:', v_x + 1, v_x + 1)::pg_snapshot;
+        v_position := p_other.last_processed_position;
+    END IF;
+    RETURN covers_snapshot(p_one.lower_snapshot, coalesce(v_upper, v_lower))
+        OR coalesce(p_one.window_position >= v_position, false)
+           AND covers_snapshot(p_one.lower_snapshot, v_lower) AND covers_snapshot(p_one.upper_snapshot, v_upper);
+END
+$$;
+
 CREATE FUNCTION outbox.hash_slot(p_key text) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
@@ -1042,6 +1224,29 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.is_beyond_line(p_processor_id text) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Did a person put a checkpoint beyond the stop line, and is done with it? No worker can. A window is beyond if it sees the
+-- mark and does not end at the line itself. What lies beyond the server's own transaction ids is no place to wait for.
+SELECT EXISTS (
+    SELECT 1
+    FROM processor_partitions d
+    JOIN processor_checkpoints c ON c.processor_id = d.processor_id AND c.partition < d.partition_count
+    CROSS JOIN LATERAL (SELECT coalesce(c.upper_snapshot, c.lower_snapshot) AS snapshot) AS w
+    WHERE d.processor_id = p_processor_id
+      AND CASE WHEN d.line_mark IS NULL
+          THEN (c.last_processed_transaction_id, c.last_processed_position) > (d.line_transaction_id, d.line_position)
+               AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+          ELSE pg_visible_in_snapshot(d.line_mark, w.snapshot)
+               AND w.snapshot::text IS DISTINCT FROM d.line_snapshot::text
+               AND pg_snapshot_xmax(w.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) END
+      AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                      WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                        AND f.needs_person AND f.resolved_at IS NULL))
+$$;
+
 CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1053,6 +1258,25 @@ CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, 
         OR EXISTS (SELECT 1 FROM dead_letters d
                    WHERE d.processor_id = p_processor_id AND d.partition = p_partition
                      AND d.key_hash = hashtextextended(p_key, 0) AND d.key = p_key AND d.blocks)
+$$;
+
+CREATE FUNCTION outbox.keep_checkpoint(p_processor_id text, p_partition integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- What stands in the row is ours: for functions of ours that have just written it otherwise than by the contract's step 6,
+-- and where a person accepts what is there. Partition null: all of them.
+BEGIN
+    UPDATE processor_checkpoints c
+    SET kept_transaction_id = c.last_processed_transaction_id, kept_position = c.last_processed_position,
+        kept_window = CASE c.cursor_kind
+                      WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END
+    WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition);
+    INSERT INTO kept_checkpoints (processor_id, partition)
+    SELECT c.processor_id, c.partition FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition)
+    ON CONFLICT DO NOTHING;
+END
 $$;
 
 CREATE FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) RETURNS boolean
@@ -1167,7 +1391,10 @@ SELECT d.next_count IS NOT NULL
     AND d.partition_count = (
         SELECT count(*) FROM processor_checkpoints c
         WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
-          AND (c.last_processed_transaction_id, c.last_processed_position) = (d.line_transaction_id, d.line_position))
+          AND CASE WHEN d.line_mark IS NULL
+                   THEN (c.last_processed_transaction_id, c.last_processed_position)
+                        = (d.line_transaction_id, d.line_position)
+                   ELSE c.lower_snapshot::text = d.line_snapshot::text AND c.upper_snapshot IS NULL END)
     AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
                     WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
                       AND f.needs_person AND f.resolved_at IS NULL)
@@ -1203,12 +1430,42 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.prune_acts() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- The last 10,000 acts are kept: people's decisions are few, a script that decides may not be.
+BEGIN
+    DELETE FROM recorded_acts a
+    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION outbox.prune_conflicts(p_processor_id text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A processor keeps its last 1,000 refusals, and besides every one that waits for a person. What goes is counted.
+WITH gone AS (
+    DELETE FROM processor_conflicts f
+    WHERE f.processor_id = p_processor_id AND (NOT f.needs_person OR f.resolved_at IS NOT NULL)
+      AND f.id <= (SELECT k.id FROM processor_conflicts k WHERE k.processor_id = p_processor_id
+                   ORDER BY k.id DESC OFFSET 1000 LIMIT 1)
+    RETURNING f.code
+)
+INSERT INTO pruned_conflicts AS p (processor_id, code, count)
+SELECT p_processor_id, g.code, count(*) FROM gone g GROUP BY g.code ORDER BY g.code
+ON CONFLICT (processor_id, code) DO UPDATE SET count = p.count + excluded.count
+$$;
+
 CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- A refused worker reports itself, in a transaction of its own because the refused one rolls back. Notes who holds the
--- processor at this moment.
+-- processor at this moment. Late, when a successor was owner already, it opens nothing: who loaded the row since saw by its
+-- copy (find_edit) whether somebody edited it, and a person may have decided by now.
 DECLARE
     v_id bigint;
 BEGIN
@@ -1217,13 +1474,17 @@ BEGIN
         stored_position, new_transaction_id, new_position, epoch, pod, claim_uid, needs_person,
         holder_cluster, holder_namespace, holder_name, holder_uid, holder_pod)
     SELECT p_processor_id, p_partition, p_code, p_expected_transaction_id, p_expected_position, p_stored_transaction_id,
-           p_stored_position, p_new_transaction_id, p_new_position, p_epoch, p_pod, p_claim_uid, p_needs_person,
+           p_stored_position, p_new_transaction_id, p_new_position, p_epoch, p_pod, p_claim_uid,
+           p_needs_person AND NOT EXISTS (
+               SELECT 1 FROM processor_leases s
+               WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.epoch > p_epoch),
            c.cluster, c.namespace, c.name, c.uid, l.pod
     FROM (VALUES (p_processor_id, p_partition)) AS asked (processor_id, partition)
     LEFT JOIN processor_claims c ON c.processor_id = asked.processor_id
     LEFT JOIN processor_leases l ON l.processor_id = asked.processor_id AND l.partition = asked.partition
                                 AND l.expires_at > clock_timestamp()
     RETURNING id INTO v_id;
+    PERFORM prune_conflicts(p_processor_id);
     RETURN v_id;
 END
 $$;
@@ -1417,6 +1678,7 @@ BEGIN
            IS DISTINCT FROM (p_transaction_id, p_position) OR v_stored.processor_id IS NULL THEN
             RETURN 2;
         END IF;
+        PERFORM keep_checkpoint(v_conflict.processor_id, v_conflict.partition);
         INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                    to_position, reason, decided_by)
         VALUES ('Accept', v_conflict.processor_id, v_conflict.partition, v_conflict.expected_transaction_id,
@@ -1512,9 +1774,16 @@ BEGIN
             RAISE EXCEPTION 'the cursor of % is Snapshot: name 0:POSITION, the first position to handle again, not %:%',
                 p_processor_id, p_transaction_id, p_position USING ERRCODE = 'invalid_parameter_value';
         END IF;
+        IF v_stored.processor_id IS NULL AND p_position > 0
+           AND EXISTS (SELECT 1 FROM processor_sources s WHERE s.processor_id = p_processor_id) THEN
+            RAISE EXCEPTION 'the checkpoint of % is gone, and its messages are in another database: what is committed there is not '
+                'known here', p_processor_id
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Name 0:0, and everything is handled again.';
+        END IF;
         -- As outbox_core.window.Window.rewound: what is examined shrinks to what is below the position. Where the row is gone,
         -- what is committed by now is all there is to go by.
-        v_back := CASE WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
+        v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
+                       WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
                        WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
                        ELSE v_stored.lower_snapshot END;
         RETURN rewind_processor_window(p_processor_id, p_partition, NULL, v_back,
@@ -1528,6 +1797,7 @@ BEGIN
     SET last_processed_transaction_id = excluded.last_processed_transaction_id,
         last_processed_position = excluded.last_processed_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
@@ -1580,6 +1850,7 @@ BEGIN
         upper_snapshot = excluded.upper_snapshot,
         window_position = excluded.window_position,
         stored_at = excluded.stored_at;
+    PERFORM keep_checkpoint(p_processor_id, p_partition);
     INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
@@ -1875,8 +2146,41 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition
       AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
+    PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
+$$;
+
+CREATE FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
+        SELECT 1 FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_checkpoints c
+    SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
+    FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
+END
+$$;
+
+CREATE FUNCTION outbox.standing_of(p_processor_id text, p_but_partition integer DEFAULT NULL::integer) RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Where a processor stands, in words that differ if anything of it does: to see that nobody stored anything meanwhile.
+SELECT string_agg(concat_ws(' ', c.partition, c.last_processed_transaction_id, c.last_processed_position,
+                            coalesce(c.lower_snapshot::text, '-'), coalesce(c.upper_snapshot::text, '-'),
+                            coalesce(c.window_position::text, '-')), ', ' ORDER BY c.partition)
+FROM processor_checkpoints c
+WHERE c.processor_id = p_processor_id AND c.partition IS DISTINCT FROM p_but_partition
 $$;
 
 CREATE FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) RETURNS integer
@@ -1961,6 +2265,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -1972,9 +2277,14 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            kept_transaction_id = p_new_transaction_id,
+            kept_position = p_new_position,
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
@@ -2043,6 +2353,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -2060,9 +2371,15 @@ BEGIN
             lower_snapshot = p_new_lower,
             upper_snapshot = p_new_upper,
             window_position = p_new_position,
+            kept_transaction_id = '0',
+            kept_position = p_new_counter,
+            kept_window = window_seal(p_new_lower, p_new_upper, p_new_position),
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
+        IF v_stored.kept_position IS NULL THEN
+            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
         RETURN 2;  -- step 7
@@ -2079,15 +2396,16 @@ CREATE FUNCTION outbox.stranger_refusals(p_processor_id text) RETURNS bigint
 SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
 $$;
 
-CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) RETURNS integer
+CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     SET lock_timeout TO '2s'
     AS $$
 -- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
--- place. The pair is the furthest that the caller saw stored for the former: what it has handled besides counts from there.
--- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no pair, or reads another
--- source; 4 the caller is not the live owner of `p_by`, or its checkpoint is behind the pair; 5 another one replaced it.
+-- place. p_standing: where the former stood when the caller looked (standing_of).
+-- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
+-- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
+-- the former has; 5 another one replaced it.
 DECLARE
     v_by text;
     v_claim processor_claims;
@@ -2115,23 +2433,21 @@ BEGIN
     SET cluster = excluded.cluster, namespace = excluded.namespace, name = excluded.name, uid = excluded.uid,
         claimed_at = clock_timestamp(), vacated_at = NULL;
     PERFORM end_leases(p_processor_id, v_claim.uid);
-    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
     PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
     SELECT c.last_processed_transaction_id, c.last_processed_position INTO v_transaction_id, v_position
     FROM processor_checkpoints c WHERE c.processor_id = p_processor_id
     ORDER BY 1 DESC, 2 DESC LIMIT 1;
-    -- Windows and batches have no place that could be compared.
-    IF NOT FOUND OR v_new.cursor_kind <> 'TransactionOrder'
-       OR EXISTS (SELECT 1 FROM processor_checkpoints c
-                  WHERE c.processor_id = p_processor_id AND c.cursor_kind <> 'TransactionOrder')
-       OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
+    IF NOT FOUND OR EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id)
        OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
        IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
         RETURN 3;
-    ELSIF (v_transaction_id, v_position) <> (p_transaction_id, p_position) THEN
+    ELSIF standing_of(p_processor_id) IS DISTINCT FROM p_standing THEN
         RETURN 2;
-    ELSIF v_new.processor_id IS NULL
-          OR (v_new.last_processed_transaction_id, v_new.last_processed_position) < (v_transaction_id, v_position) THEN
+    END IF;
+    SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
+    IF NOT FOUND OR EXISTS (SELECT 1 FROM processor_checkpoints n CROSS JOIN processor_checkpoints o
+                            WHERE n.processor_id = p_by AND o.processor_id = p_processor_id
+                              AND NOT has_examined(n, o)) THEN
         RETURN 4;
     END IF;
     INSERT INTO processor_rebuilds AS r (processor_id, of_processor_id, swapped_at, transaction_id, "position")
@@ -2274,6 +2590,15 @@ BEGIN
     WHERE c.processor_id = p_processor_id AND c.uid = p_uid AND c.vacated_at IS NULL;
     RETURN FOUND;
 END
+$$;
+
+CREATE FUNCTION outbox.window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint) RETURNS uuid
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A window in 16 bytes: its copy need not be as long as a list of transactions in progress can be.
+SELECT md5(coalesce(p_lower::text, '') || '/' || coalesce(p_upper::text, '') || '/'
+           || coalesce(p_position::text, ''))::uuid
 $$;
 
 CREATE TABLE outbox.applied_migrations (
@@ -2485,6 +2810,7 @@ CREATE TABLE outbox.database_identity (
     confirmed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     timeline_id integer,
     repair_begun_at timestamp with time zone,
+    rebased integer DEFAULT 0 NOT NULL,
     CONSTRAINT database_identity_is_one_row CHECK (singleton)
 );
 
@@ -2493,6 +2819,8 @@ COMMENT ON TABLE outbox.database_identity IS 'Which database this is. A copy or 
 COMMENT ON COLUMN outbox.database_identity.timeline_id IS 'Of the server, when identity or timeline was last confirmed: a standby that was promoted, and a base backup recovered elsewhere, differ only in it.';
 
 COMMENT ON COLUMN outbox.database_identity.repair_begun_at IS 'While a repair is unfinished: nothing runs.';
+
+COMMENT ON COLUMN outbox.database_identity.rebased IS 'How often a repair has rebased the transaction ids: checkpoints that another database keeps are of the ids before.';
 
 CREATE TABLE outbox.dead_letters (
     id bigint NOT NULL,
@@ -2537,6 +2865,14 @@ CREATE SEQUENCE outbox.held_order
 
 COMMENT ON SEQUENCE outbox.held_order IS 'Places in the order of keys: the order in which a lane set messages aside, which is the order in which it read them.';
 
+CREATE TABLE outbox.kept_checkpoints (
+    processor_id text NOT NULL,
+    partition integer NOT NULL,
+    kept_since timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE outbox.kept_checkpoints IS 'Where our functions have stored a checkpoint at some time: a row of processor_checkpoints that is missing was deleted by hand.';
+
 CREATE TABLE outbox.messages (
     "position" bigint NOT NULL,
     transaction_id xid8 DEFAULT pg_current_xact_id() NOT NULL,
@@ -2561,37 +2897,6 @@ ALTER TABLE outbox.messages ALTER COLUMN "position" ADD GENERATED BY DEFAULT AS 
     NO MAXVALUE
     CACHE 1
 );
-
-CREATE TABLE outbox.processor_checkpoints (
-    processor_id text NOT NULL,
-    partition integer DEFAULT 0 NOT NULL,
-    last_processed_transaction_id xid8 NOT NULL,
-    last_processed_position bigint NOT NULL,
-    stored_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    cursor_kind text DEFAULT 'TransactionOrder'::text NOT NULL,
-    lower_snapshot pg_snapshot,
-    upper_snapshot pg_snapshot,
-    window_position bigint,
-    generation bigint DEFAULT 0 NOT NULL,
-    CONSTRAINT processor_checkpoints_cursor_kind_is_known CHECK ((cursor_kind = ANY (ARRAY['TransactionOrder'::text, 'Snapshot'::text]))),
-    CONSTRAINT processor_checkpoints_kinds_do_not_mix CHECK (
-CASE cursor_kind
-    WHEN 'Snapshot'::text THEN ((last_processed_transaction_id = '0'::xid8) AND (last_processed_position > 0))
-    ELSE ((lower_snapshot IS NULL) AND (upper_snapshot IS NULL))
-END),
-    CONSTRAINT processor_checkpoints_window_is_whole CHECK (((upper_snapshot IS NULL) = (window_position IS NULL)))
-)
-WITH (fillfactor='50');
-
-COMMENT ON TABLE outbox.processor_checkpoints IS 'The pair of the last message examined, one row per processor and partition. Changed by store_processor_checkpoint only.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.cursor_kind IS 'TransactionOrder: the pair is a place. Snapshot: the pair is (0, counter), and the window says what is examined. Never changes.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.lower_snapshot IS 'Everything that this sees is examined; null with cursor_kind Snapshot: nothing yet.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.upper_snapshot IS 'Of what this sees besides, everything up to window_position is examined; null between two windows.';
-
-COMMENT ON COLUMN outbox.processor_checkpoints.generation IS 'Rises about every 100th time the row is stored, so that an index finds the latest version without passing dead ones.';
 
 CREATE TABLE outbox.processor_conflicts (
     id bigint NOT NULL,
@@ -2667,11 +2972,13 @@ CREATE TABLE outbox.processor_partitions (
     next_count integer,
     line_transaction_id xid8,
     line_position bigint,
+    line_mark xid8,
+    line_snapshot pg_snapshot,
     asked_at timestamp with time zone,
     asked_uid text,
     asked_generation bigint,
     asked_by text,
-    CONSTRAINT processor_partitions_change_is_whole CHECK ((((next_count IS NULL) = (line_transaction_id IS NULL)) AND ((next_count IS NULL) = (line_position IS NULL)) AND ((next_count IS NULL) = (asked_at IS NULL)))),
+    CONSTRAINT processor_partitions_change_is_whole CHECK ((((next_count IS NULL) = (asked_at IS NULL)) AND ((next_count IS NULL) = (num_nonnulls(line_transaction_id, line_mark) = 0)) AND (num_nonnulls(line_transaction_id, line_mark) < 2) AND ((line_transaction_id IS NULL) = (line_position IS NULL)) AND ((line_snapshot IS NULL) OR (line_mark IS NOT NULL)))),
     CONSTRAINT processor_partitions_count_is_in_range CHECK (((partition_count >= 1) AND (partition_count <= 64))),
     CONSTRAINT processor_partitions_next_count_is_in_range CHECK (((next_count >= 1) AND (next_count <= 64)))
 );
@@ -2679,6 +2986,10 @@ CREATE TABLE outbox.processor_partitions (
 COMMENT ON TABLE outbox.processor_partitions IS 'Into how many partitions a processor is divided, and by which key. Without a row it is not divided.';
 
 COMMENT ON COLUMN outbox.processor_partitions.next_count IS 'Into how many the processor is to be divided once all partitions have stopped at the line; null: it stays as it is.';
+
+COMMENT ON COLUMN outbox.processor_partitions.line_mark IS 'Cursor Snapshot: the transaction that asked for the change. A window that sees it was opened by somebody who can know of the change.';
+
+COMMENT ON COLUMN outbox.processor_partitions.line_snapshot IS 'Cursor Snapshot: the stop line, which sees line_mark; null until it is drawn.';
 
 COMMENT ON COLUMN outbox.processor_partitions.asked_generation IS 'Of the resource asked_uid, the generation whose number of partitions was last heeded: an older one changes nothing.';
 
@@ -2720,6 +3031,14 @@ CREATE TABLE outbox.processor_suspicions (
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_suspicions IS 'Of what owners may have died: deaths at one and the same checkpoint, and what was tried at that moment where it was written down before.';
+
+CREATE TABLE outbox.pruned_conflicts (
+    processor_id text NOT NULL,
+    code integer NOT NULL,
+    count bigint NOT NULL
+);
+
+COMMENT ON TABLE outbox.pruned_conflicts IS 'How many rows of processor_conflicts were removed because they were old and waited for nobody: counts go on rising.';
 
 CREATE TABLE outbox.queues (
     queue text NOT NULL,
@@ -2865,6 +3184,9 @@ ALTER TABLE ONLY outbox.dead_letters
 ALTER TABLE ONLY outbox.held_messages
     ADD CONSTRAINT held_messages_pkey PRIMARY KEY (processor_id, partition, transaction_id, "position");
 
+ALTER TABLE ONLY outbox.kept_checkpoints
+    ADD CONSTRAINT kept_checkpoints_pkey PRIMARY KEY (processor_id, partition);
+
 ALTER TABLE ONLY outbox.messages
     ADD CONSTRAINT messages_pkey PRIMARY KEY ("position");
 
@@ -2894,6 +3216,9 @@ ALTER TABLE ONLY outbox.processor_sources
 
 ALTER TABLE ONLY outbox.processor_suspicions
     ADD CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition);
+
+ALTER TABLE ONLY outbox.pruned_conflicts
+    ADD CONSTRAINT pruned_conflicts_pkey PRIMARY KEY (processor_id, code);
 
 ALTER TABLE ONLY outbox.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (queue);
@@ -2991,6 +3316,8 @@ CREATE TRIGGER guard_superseded BEFORE UPDATE ON outbox.processor_leases FOR EAC
 
 CREATE TRIGGER guard_superseded_deleted BEFORE DELETE ON outbox.processor_claims FOR EACH ROW EXECUTE FUNCTION outbox.guard_superseded();
 
+CREATE TRIGGER prune_acts AFTER INSERT ON outbox.recorded_acts FOR EACH STATEMENT EXECUTE FUNCTION outbox.prune_acts();
+
 ALTER TABLE ONLY outbox.repair_ids
     ADD CONSTRAINT repair_ids_repair_fkey FOREIGN KEY (repair_id) REFERENCES outbox.repairs(id);
 
@@ -3001,6 +3328,8 @@ REVOKE ALL ON FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text
 REVOKE ALL ON FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.advance_lanes(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions integer[], p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.ask_partitions(p_processor_id text, p_claim_uid text, p_generation bigint, p_count integer, p_key text, p_asked_by text) FROM PUBLIC;
 
@@ -3026,6 +3355,8 @@ REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text)
 
 REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.create_queue(p_queue text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
@@ -3036,6 +3367,8 @@ REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partit
 
 REVOKE ALL ON FUNCTION outbox.defer_message(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_action text, p_wait interval, p_attempts integer, p_transaction_id xid8, p_position bigint, p_message_id text, p_message_type text, p_publication_id text, p_partition_key text, p_data jsonb, p_metadata jsonb, p_scheduled timestamp with time zone, p_error_class text, p_error text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.draw_snapshot_line(p_processor_id text, p_claim_uid text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid text) FROM PUBLIC;
@@ -3043,6 +3376,8 @@ REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid t
 REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.find_edit(p_processor_id text, p_partition integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) FROM PUBLIC;
 
@@ -3052,11 +3387,17 @@ REVOKE ALL ON FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner tex
 
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.is_beyond_line(p_processor_id text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.keep_checkpoint(p_processor_id text, p_partition integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.keep_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_token uuid, p_lease interval) FROM PUBLIC;
 
@@ -3071,6 +3412,10 @@ REVOKE ALL ON FUNCTION outbox.note_rebuild(p_processor_id text, p_of text, p_epo
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.prune_acts() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.prune_conflicts(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
 
@@ -3108,6 +3453,10 @@ REVOKE ALL ON FUNCTION outbox.settle_processor_checkpoint(p_processor_id text, p
 
 REVOKE ALL ON FUNCTION outbox.spread_start(p_processor_id text, p_partitions integer[], p_transaction_ids xid8[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[], p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.standing_of(p_processor_id text, p_but_partition integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_position bigint, p_expected_position bigint, p_transaction_id xid8) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.store_processor_checkpoint(p_processor_id text, p_partition integer, p_new_transaction_id xid8, p_new_position bigint, p_expected_transaction_id xid8, p_expected_position bigint, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
@@ -3116,10 +3465,12 @@ REVOKE ALL ON FUNCTION outbox.store_processor_window(p_processor_id text, p_part
 
 REVOKE ALL ON FUNCTION outbox.stranger_refusals(p_processor_id text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_decided_by text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_standing text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.vacate_claim(p_processor_id text, p_uid text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint) FROM PUBLIC;
