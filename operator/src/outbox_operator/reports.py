@@ -33,6 +33,9 @@ LONGEST_REPORT: Final = 256 * 1024
 PATIENCE: Final = 2
 """Unanswered questions in a row before a pod counts as unreachable."""
 
+FEW: Final = 10
+"""Held messages that are counted at once; of more only that there are more, the number with the next look."""
+
 log = logging.getLogger(__name__)
 
 
@@ -158,7 +161,7 @@ def _trouble(report: Report) -> Any:
     """What failing messages did, without what changes with every attempt."""
     seen = report.failures
     keys = [(each.key, each.message_id, each.error_class, each.next_attempt_at is None) for each in seen.blocked_keys]
-    return report.circuit, seen.dead_letters, seen.held > 0, keys
+    return report.circuit, seen.dead_letters, min(seen.held, FEW), keys
 
 
 async def tell_intent(pods: list[Body], intent: Intent) -> None:
