@@ -64,15 +64,21 @@ def open_elsewhere(demo: Demo) -> None:
         scene.did(f"opens transaction {xid} in another database of the server, and leaves it open")
         handled = scene.expect(
             "messages of later transactions are handled meanwhile",
-            lambda: (demo.database.one(HANDLED_ABOVE, xid) or (0,))[0],
+            lambda: count_above(demo, xid) or None,
             within=CAUGHT_UP_WITHIN,
         )
         scene.note(f"shows: {handled} of them; with the cursor TransactionOrder they would wait for it")
         scene.require("SourceCurrent is not false", not scene.resource().is_condition("SourceCurrent", "False"))
-    owners = (
-        f"partition {each['partition']} of {each.get('pod', '-')}" for each in scene.resource().status["partitions"]
-    )
-    scene.note(f"says:  {', '.join(owners)}")
+    shares: dict[str, list[str]] = {}
+    for each in scene.resource().status.get("partitions") or []:
+        shares.setdefault(each.get("pod", "nobody"), []).append(str(each["partition"]))
+    scene.note("says:  " + "; ".join(f"{pod} has partitions {', '.join(own)}" for pod, own in shares.items()))
+
+
+def count_above(demo: Demo, xid: str) -> int:
+    """Count handled messages of later transactions."""
+    row = demo.database.one(HANDLED_ABOVE, xid)
+    return int(row[0]) if row else 0
 
 
 def owner(scene: Scene) -> str:
