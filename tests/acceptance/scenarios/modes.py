@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
     from tests.support.cluster import Resource, Room
 
-LEASE = 5.0
+LEASE = 10.0
 TAKEN_OVER = LEASE + 5.0
 """Seconds in which what a lost consumer had is handled, from its end."""
 TOLD = 10.0
