@@ -60,3 +60,27 @@ CREATE TABLE analytics.orders_per_minute (
     messages bigint NOT NULL,
     cents    bigint NOT NULL
 );
+
+-- orders-modes/competing.yaml: every message as it was handled.
+CREATE SCHEMA parcels;
+
+CREATE TABLE parcels.handled_orders (
+    handled_id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    message_id     text        NOT NULL,
+    order_key      text        NOT NULL,
+    order_sequence int         NOT NULL,
+    cents          bigint      NOT NULL,
+    handled_at     timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- orders-modes/partitioned.yaml: every message as it was handled.
+CREATE SCHEMA search;
+
+CREATE TABLE search.handled_orders (
+    handled_id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    message_id     text        NOT NULL,
+    order_key      text        NOT NULL,
+    order_sequence int         NOT NULL,
+    cents          bigint      NOT NULL,
+    handled_at     timestamptz NOT NULL DEFAULT clock_timestamp()
+);

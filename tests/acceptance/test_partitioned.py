@@ -26,6 +26,11 @@ def owners(room: Room) -> dict[int, str]:
     return dict(rows)
 
 
+def owned_by_metrics(orders: Resource, pod: str) -> float:
+    """How many partitions a pod's metrics say that it has."""
+    return sum(value for name, value in orders.metrics(pod).items() if name.startswith("outbox_partition_owned{"))
+
+
 def until_shared(room: Room, orders: Resource, *shares: int, within: float = 60) -> dict[int, str]:
     def look() -> dict[int, str]:
         found = list(owners(room).values())
@@ -46,6 +51,11 @@ def test_three_pods_share_and_survive_the_loss_of_one(rooms: Rooms) -> None:
             lambda: {p["partition"]: p.get("pod") for p in orders.status.get("partitions", [])} == owners(room),
         )
         assert orders.status["owner"]["pod"] == "3 pods"
+        orders.until(
+            "each pod's metrics say which it has",
+            lambda: [owned_by_metrics(orders, pod) for pod in set(before.values())] == [2, 2, 2],
+            within=15,
+        )
 
         victim = before[0]
         room.cluster.delete("Pod", room.namespace, victim, grace=0)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.scenarios import Scenarios, bad_input, conflict, deletion, lifecycle, moving, ownership, source
+from tests.acceptance.scenarios import (
+    Scenarios,
+    bad_input,
+    conflict,
+    deletion,
+    failing,
+    lifecycle,
+    modes,
+    moving,
+    ownership,
+    source,
+)
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -17,7 +28,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
 scenarios = Scenarios.of(
-    *(module.scenarios for module in (lifecycle, ownership, conflict, deletion, source, bad_input, moving))
+    *(
+        module.scenarios
+        for module in (lifecycle, ownership, conflict, deletion, source, bad_input, moving, modes, failing)
+    )
 )
 
 

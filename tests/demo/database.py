@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
+from psycopg import sql
 
 from tests.demo.waiting import DemoError, wait_for
 
@@ -38,6 +39,10 @@ BEHIND: Final[LiteralString] = """
 SELECT count(*) FROM outbox.messages m, outbox.processor_checkpoints c
  WHERE c.processor_id = %s AND (m.transaction_id, m.position)
        > (c.last_processed_transaction_id, c.last_processed_position)
+"""
+UNHANDLED: Final[LiteralString] = """
+SELECT count(*) FROM outbox.messages m
+ WHERE NOT EXISTS (SELECT FROM {table} h WHERE h.message_id = m.message_id)
 """
 
 Pair = tuple[int, int]
@@ -72,6 +77,10 @@ class Database:
             autocommit=True,
             connect_timeout=10,
         )
+
+    def elsewhere(self, name: str) -> Database:
+        """Another database of the same server, by the same role."""
+        return Database(self.host, self.port, self._password, user=self.user, name=name)
 
     def libpq_environment(self) -> dict[str, str]:
         """Return libpq's variables, for a program that must not get the password on its command line."""
@@ -127,6 +136,13 @@ class Database:
     def behind(self, processor: str) -> int:
         """Count the committed messages beyond the checkpoint."""
         row = self.one(BEHIND, processor)
+        return int(row[0]) if row else -1
+
+    def unhandled(self, schema: str) -> int:
+        """Count the committed messages that the schema's table of handled orders does not have."""
+        query = sql.SQL(UNHANDLED).format(table=sql.Identifier(schema, "handled_orders"))
+        with self.connect("demo-look") as connection:
+            row = connection.execute(query).fetchone()
         return int(row[0]) if row else -1
 
     def hold_next_batch(self, table: str) -> AbstractContextManager[int]:

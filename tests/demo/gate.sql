@@ -17,6 +17,7 @@ $$;
 
 CREATE TRIGGER demo_gate BEFORE INSERT ON projection.handled_orders FOR EACH STATEMENT EXECUTE FUNCTION demo.pass_gate();
 CREATE TRIGGER demo_gate BEFORE INSERT ON loyalty.handled_orders FOR EACH STATEMENT EXECUTE FUNCTION demo.pass_gate();
+CREATE TRIGGER demo_gate BEFORE INSERT ON parcels.handled_orders FOR EACH STATEMENT EXECUTE FUNCTION demo.pass_gate();
 CREATE TRIGGER demo_gate BEFORE INSERT ON analytics.orders_per_minute FOR EACH STATEMENT EXECUTE FUNCTION demo.pass_gate();
 
 -- What the script of the intruder writes beside its call, to see it rolled back.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.demo.place import NAMESPACE, OPERATOR_NAMESPACE, PROCESSORS
+from tests.demo.place import BESIDE, NAMESPACE, OPERATOR_NAMESPACE, PROCESSORS
 from tests.demo.processes import find_processes, resident_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def measure_memory(demo: Demo) -> None:
         return
     pods = demo.cluster.items(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods")
     demo.measured += [(f"resident memory, {name_of(pod)}", format_megabytes(resident(pod))) for pod in pods]
-    for processor in PROCESSORS:
+    for processor in (*PROCESSORS, *BESIDE):
         for pod in demo.cluster.pods(processor, NAMESPACE):
             if resident(pod):
                 demo.measured.append((f"resident memory, {name_of(pod)}", format_megabytes(resident(pod))))

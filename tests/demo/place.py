@@ -23,7 +23,11 @@ PROJECTION: Final = "orders-projection"
 LOYALTY: Final = "orders-loyalty"
 RABBITMQ: Final = "orders-to-rabbitmq"
 ANALYTICS: Final = "orders-analytics"
+PARCELS: Final = "orders-parcels"
+SEARCH: Final = "orders-search"
 PROCESSORS: Final = (PROJECTION, LOYALTY, RABBITMQ, ANALYTICS)
+BESIDE: Final = {PARCELS: "parcels", SEARCH: "search"}
+"""Those that come at the end, to the same messages, in other modes; each with the schema of its table."""
 
 QUEUE: Final = "orders"
 EXCHANGE: Final = "orders"

@@ -6,12 +6,24 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tests.demo import beside
 from tests.demo.cluster import Cluster
 from tests.demo.install import Installation
 from tests.demo.intruders import edited_row, frozen_replica, outside_worker, script, second_resource, spark_replay
 from tests.demo.kills import KilledBatch, kill_driver, kill_projection, kill_publisher
 from tests.demo.memory import measure_memory
-from tests.demo.place import ANALYTICS, EXAMPLES, LOYALTY, NAMESPACE, PROCESSORS, PROJECTION, RABBITMQ
+from tests.demo.place import (
+    ANALYTICS,
+    BESIDE,
+    EXAMPLES,
+    LOYALTY,
+    NAMESPACE,
+    PARCELS,
+    PROCESSORS,
+    PROJECTION,
+    RABBITMQ,
+    SEARCH,
+)
 from tests.demo.scene import Demo
 from tests.demo.shop import Shop
 from tests.demo.tracks import Tracks
@@ -40,6 +52,8 @@ MANIFEST: Final = {
     LOYALTY: "orders-loyalty",
     RABBITMQ: "orders-to-rabbitmq.yaml",
     ANALYTICS: "orders-analytics",
+    PARCELS: "orders-modes/competing.yaml",
+    SEARCH: "orders-modes/partitioned.yaml",
 }
 
 
@@ -71,6 +85,7 @@ class Story:
         with self._progress.table(self._table):
             self._apply(demo)
             self._play(demo, self._shop)
+            self._play_beside(demo, self._shop)
             with self._progress.step("producers come to an end"):
                 self._shop.finish()
             self._progress.say(f"transactions by kind: {format_kinds(self._shop.kinds)}")
@@ -148,6 +163,17 @@ class Story:
             }
         ).join(shop)
 
+    def _play_beside(self, demo: Demo, shop: Shop) -> None:
+        """Let two processors of other modes read the same messages from their beginning; see what each is for."""
+        for name in BESIDE:
+            self._apply_example(name)
+        Tracks(
+            {
+                PARCELS: [partial(self._ready, demo, PARCELS), partial(beside.lose_consumer, demo)],
+                SEARCH: [partial(self._ready, demo, SEARCH), partial(beside.open_elsewhere, demo)],
+            }
+        ).join(shop)
+
     def _conclude(self, demo: Demo, log_dir: Path) -> list[str]:
         """Settle the accounts."""
         measure_memory(demo)
@@ -159,7 +185,7 @@ class Story:
 
     def _table(self) -> list[str]:
         rows: list[tuple[str, ...]] = [("processor", "phase", "owner", "checkpoint", "lag", "conflicts")]
-        for name in PROCESSORS:
+        for name in (*PROCESSORS, *BESIDE):
             status = self._cluster.processor(name).status
             owner = str((status.get("owner") or {}).get("pod", "-"))
             pair = str((status.get("checkpoint") or {}).get("pair", "-"))

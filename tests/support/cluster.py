@@ -12,11 +12,12 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.request import urlopen
 
 import psycopg
 from kubernetes import client, config
@@ -199,6 +200,12 @@ class Shop:
     host: str
     name: str
     password: str
+    role: str = ""
+    """Who owns it; absent: a role of its name."""
+
+    @property
+    def user(self) -> str:
+        return self.role or self.name
 
     @property
     def secret(self) -> dict[str, str]:
@@ -206,15 +213,20 @@ class Shop:
             "host": self.host,
             "port": "5432",
             "database": self.name,
-            "user": self.name,
+            "user": self.user,
             "password": self.password,
         }
+
+    @property
+    def libpq(self) -> dict[str, str]:
+        """Its address for a program that is started by hand."""
+        return {"PGHOST": self.host, "PGDATABASE": self.name, "PGUSER": self.user, "PGPASSWORD": self.password}
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(
             host=self.host,
             dbname=self.name,
-            user=self.name,
+            user=self.user,
             password=self.password,
             autocommit=True,
             connect_timeout=30,
@@ -226,13 +238,14 @@ class Shop:
             cursor = connection.execute(text.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
-    def produce(self, count: int) -> None:
+    def produce(self, count: int, key: str | None = None) -> None:
         """Store messages, each in a transaction of its own."""
         with self.connect() as connection:
             for number in range(count):
                 connection.execute(
-                    "INSERT INTO outbox.messages (message_id, message_type, data) VALUES (%s, %s, %s)",
-                    (f"{token_hex(8)}-{number}", "OrderPlaced", json.dumps({"n": number})),
+                    "INSERT INTO outbox.messages (message_id, message_type, partition_key, data) "
+                    "VALUES (%s, %s, %s, %s)",
+                    (f"{token_hex(8)}-{number}", "OrderPlaced", key, json.dumps({"n": number})),
                 )
 
 
@@ -281,6 +294,14 @@ class DatabaseServer:
         self.run(f"CREATE ROLE {shop.name} LOGIN PASSWORD '{shop.password}'")
         self.run(f"CREATE DATABASE {shop.name} OWNER {shop.name}")
         return shop
+
+    def copy(self, shop: Shop) -> Shop:
+        """Copy a database by template, which nobody may be connected to meanwhile; its owner owns the copy too."""
+        copied = replace(shop, name=f"{shop.name}_copy", role=shop.user)
+        self.shut(shop)
+        self.run(f"CREATE DATABASE {copied.name} TEMPLATE {shop.name} OWNER {copied.role}")
+        self.open(shop)
+        return copied
 
     def shut(self, shop: Shop) -> None:
         """Make the database refuse everybody, as one that is down."""
@@ -388,6 +409,13 @@ class Resource:
 
     def until_no_pods(self, within: float = 120) -> None:
         self.until("no pods", lambda: not self.pods(), within)
+
+    def metrics(self, pod: str = "") -> dict[str, float]:
+        """What one of its pods serves at /metrics, by name and labels; without a name, its first one."""
+        address = next(p["status"]["podIP"] for p in self.pods() if pod in ("", p["metadata"]["name"]))
+        with urlopen(f"http://{address}:8080/metrics", timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def events(self) -> list[str]:
         found = self.cluster.items("Event", self.namespace, fields=f"involvedObject.name={self.name}")

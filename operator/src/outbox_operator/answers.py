@@ -124,6 +124,8 @@ def _checkpoint(known: Knowledge) -> Answer:
 def _source(known: Knowledge) -> Answer:
     kind = ConditionType.SOURCE_CURRENT
     bound = known.lead.bound if known.lead is not None else None
+    if bound is None and known.lead is not None and known.lead.unfinished is not None:
+        return Answer(kind, True, Reason.AS_EXPECTED, "mode Competing waits for nobody's open transaction")
     if bound is None:
         return Answer(kind, None, Reason.NOT_OBSERVED, "no worker reads now")
     if not bound.stalled:

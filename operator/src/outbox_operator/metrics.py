@@ -45,10 +45,17 @@ class ProcessorCollector:
         conflicts = GaugeMetricFamily(
             "outbox_processor_conflicts", "Refusals since the processor exists.", labels=[*labels, "code"]
         )
+        conditions = GaugeMetricFamily(
+            "outbox_processor_condition",
+            "1 for the status that a condition has: True, False or Unknown.",
+            labels=[*labels, "type", "status", "reason"],
+        )
         for body in self._store.resources():
             names, status = _names(body), body.get("status") or {}
             is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
             ready.add_metric(names, float(is_ready))
+            for each in status.get("conditions") or ():
+                conditions.add_metric([*names, each["type"], each["status"], each["reason"]], 1.0)
             if "lag" in status:
                 messages.add_metric(names, status["lag"]["messages"])
                 seconds.add_metric(names, status["lag"]["seconds"])
@@ -58,7 +65,7 @@ class ProcessorCollector:
                 dead.add_metric(names, failures.get("deadLetters", 0))
             for code, count in ((status.get("conflicts") or {}).get("byCode") or {}).items():
                 conflicts.add_metric([*names, code], count)
-        return [ready, messages, seconds, held, dead, conflicts]
+        return [ready, messages, seconds, held, dead, conflicts, conditions]
 
 
 def _names(body: Body) -> list[str]:

@@ -33,6 +33,9 @@ LONGEST_REPORT: Final = 256 * 1024
 PATIENCE: Final = 2
 """Unanswered questions in a row before a pod counts as unreachable."""
 
+FEW: Final = 10
+"""Held messages that are counted at once; of more only that there are more, the number with the next look."""
+
 log = logging.getLogger(__name__)
 
 
@@ -76,13 +79,13 @@ class Reporters:
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
         entry = self._heard.setdefault(pod["metadata"]["uid"], Heard())
-        before = (_signature(entry.report), entry.reachable)
+        before = (news_in(entry.report), entry.reachable)
         report = await self._fetch(session, pod)
         if report is None:
             entry.missed += 1
         else:
             entry.report, entry.missed = report, 0
-        if (_signature(entry.report), entry.reachable) != before:
+        if (news_in(entry.report), entry.reachable) != before:
             self._notify(key_of(pod))
 
     async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Report | None:
@@ -129,7 +132,7 @@ def _url(pod: Body, path: str) -> str:
     return f"http://{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}/{path}"
 
 
-def _signature(report: Report | None) -> Any:
+def news_in(report: Report | None) -> Any:
     """What of a report is news at once; figures that always move wait for the next look."""
     if report is None:
         return None
@@ -147,7 +150,18 @@ def _signature(report: Report | None) -> Any:
         report.conflicts.open,
         report.conflicts.last,
         report.bound is not None and report.bound.stalled,
+        _trouble(report),
+        frozenset((held.partition, held.pod) for held in report.leases),
+        report.unfinished.consumers if report.unfinished is not None else None,
+        report.rebuild.state if report.rebuild is not None else None,
     )
+
+
+def _trouble(report: Report) -> Any:
+    """What failing messages did, without what changes with every attempt."""
+    seen = report.failures
+    keys = [(each.key, each.message_id, each.error_class, each.next_attempt_at is None) for each in seen.blocked_keys]
+    return report.circuit, seen.dead_letters, min(seen.held, FEW), keys
 
 
 async def tell_intent(pods: list[Body], intent: Intent) -> None:

@@ -6,18 +6,27 @@ puts them together: its first test starts all that were selected, each test then
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.chart.chart import tool
+from tests.support.cluster import kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Resource, Room
+    from tests.support.cluster import Resource, Room, Shop
 
 AT_ONCE = 4
+PROGRAMS = Path(sys.executable).parent
+"""Where `outbox` is, and the plugin as kubectl looks for it."""
 
 
 class Scenarios:
@@ -99,3 +108,19 @@ def recovers(room: Room, orders: Resource, count: int = 1, *, processors: int = 
     orders.until_ready(within=150)
     room.shop.produce(count)
     until_handled(room, orders, count * processors)
+
+
+def run_outbox(shop: Shop, *command: str) -> str:
+    """Run `outbox …` or `kubectl outbox …` by hand: the database in libpq's environment, nobody to ask."""
+    path = os.pathsep.join([str(PROGRAMS), str(tool("kubectl").parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command,
+        env={**os.environ, **shop.libpq, "PATH": path, "KUBECONFIG": str(kubeconfig())},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -49,6 +49,7 @@ def a_rebuilt_projection_is_swapped_for_the_old_one(rooms: Rooms) -> None:
         )
         new.until_condition("Swapped", "True", "Swapped", within=120)
         assert new.status["rebuild"]["of"] == "orders"
+        assert new.metrics()['outbox_rebuild_swapped{processor="orders-v2"}'] == 1
         old.until_condition("Ready", "False", "Superseded")
         old.until_condition("Stalled", "True", "Superseded")
         room.shop.produce(5)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.acceptance.scenarios import Scenarios, recovers, until_handled
-from tests.support.cluster import DatabaseServer, namespaces
+from tests.acceptance.scenarios import Scenarios, recovers, run_outbox, until_handled
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -65,30 +62,24 @@ def an_absent_schema_is_named_when_it_is_only_verified(rooms: Rooms) -> None:
 
 
 @scenarios.add
-def a_strangers_open_transaction_is_named_and_its_end_awaited(rooms: Rooms) -> None:
-    # On a server of its own: the transaction holds back every database of its server, and so would every scenario's.
-    with namespaces(rooms.cluster, "stall") as (place,), rooms.room() as lent:
-        server = DatabaseServer(rooms.cluster, place)
-        room = replace(lent, server=server, shop=server.make())
-        stranger = server.make()
-        room.secret()
-        room.prepare()
-        orders = room.processor("orders")
+def a_copied_database_runs_nothing_until_a_person_says_what_it_is(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("original")
         orders.until_ready()
-        room.shop.produce(2)
-        until_handled(room, orders, 2)
-        orders.until_condition("SourceCurrent", "True")
-        with stranger.connect() as connection:
-            connection.execute("SET application_name = 'nightly-report'")
-            with connection.transaction():
-                connection.execute("SELECT pg_current_xact_id()")
-                room.shop.produce(3)
-                began = time.monotonic()
-                said = orders.until_condition("SourceCurrent", "False", "BoundStalled")
-                assert time.monotonic() - began <= 10, "seconds from the begin of a stall to the condition"
-                assert "nightly-report" in said["message"]
-                assert stranger.name in said["message"], "the database, although it is not the processor's own"
-                assert len(room.handled()) == 2, "what lies behind an open transaction is not read"
-                assert orders.condition("Ready")["status"] == "True"
+        room.shop.produce(5)
         until_handled(room, orders, 5)
-        orders.until_condition("SourceCurrent", "True", "BoundMoves")
+        copy = rooms.server.copy(room.shop)
+        copy.produce(3)
+        room.secret("copy", **copy.secret)
+        source = {"connection": {"secretRef": {"name": "copy"}}}
+        test = room.processor("copied", source=source)
+        said = test.until_condition("Ready", "False", "DatabaseCopied")
+        assert "confirm-identity" in said["message"]
+        reason = 'outbox_state_reason{processor="copied",reason="DatabaseCopied",state="Unavailable"}'
+        assert test.metrics()[reason] == 1
+        assert copy.query("SELECT count(*) FROM handled") == [(5,)], "nothing runs"
+        run_outbox(copy, "outbox", "confirm-identity", "renew")
+        test.until_ready()
+        test.until("the copy's messages", lambda: copy.query("SELECT count(*) FROM handled") == [(5 + 8,)], within=30)
+        room.shop.produce(1)
+        until_handled(room, orders, 6)

@@ -48,14 +48,14 @@ def test_it_says_how_far_the_change_is_and_names_the_message_it_waits_for(cli, d
     assert asked["message"] == "changing partitions 3 -> 5: 0 of 3 at the line, waiting for partitions 0, 1, 2"
 
     stop_line.draw(divided.connection, divided.key, divided.resource.uid)
-    now = stop_line.fetch(divided.connection, divided.key)
+    line = line_of(divided)
     message_id = divided.connection.execute("SELECT message_id FROM outbox.messages").fetchone()[0]
     insert(divided)  # behind the line: nobody waits for it
     here = partition_of("a", COUNT)
     divided.connection.execute(
         "UPDATE outbox.processor_checkpoints SET last_processed_position = 2, lower_snapshot = %s::text::pg_snapshot "
         "WHERE partition <> %s",
-        (now.line.window.lower, here),
+        (line, here),
     )
 
     waiting = f"partition {here}: message {message_id!r} of key 'a'"
@@ -63,10 +63,18 @@ def test_it_says_how_far_the_change_is_and_names_the_message_it_waits_for(cli, d
     assert sum(each["lag"]["messages"] for each in cli.json("status", "orders")) == 2
 
 
+def line_of(divided):
+    found = stop_line.fetch(divided.connection, divided.key)
+    assert found is not None
+    assert found.line is not None
+    assert found.line.window is not None
+    return found.line.window.lower
+
+
 def test_the_change_is_an_act_with_the_snapshot(cli, divided):
     ask(divided, 5, 1)
     stop_line.draw(divided.connection, divided.key, divided.resource.uid)
-    line = stop_line.fetch(divided.connection, divided.key).line.window.lower
+    line = line_of(divided)
     divided.connection.execute(
         "UPDATE outbox.processor_checkpoints SET last_processed_position = 2, lower_snapshot = %s::text::pg_snapshot",
         (line,),

@@ -17,14 +17,14 @@ import yaml
 
 from tests.demo.database import Database as DemoDatabase
 from tests.demo.transactions import LARGE_BYTES
-from tests.ledger.account import compare, compare_sums
+from tests.ledger.account import Order, compare, compare_sums
 from tests.ledger.amqp import BrokerError
 from tests.ledger.commitlog import read_commit_logs
 from tests.ledger.plant import check_list, check_sums
 from tests.ledger.targets import read_rows, read_sums
 from tests.support.postgres import wait_until
 from tests.support.rabbitmq import RabbitmqServer
-from tests.support.worker import Workers, build_config
+from tests.support.worker import Worker, Workers, build_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +185,27 @@ def test_example_with_python_handles_every_message_once_and_in_order(produced, s
     assert compare("rows", produced, read_rows(connection, "loyalty", "handled_orders")).is_exact()
     points = connection.execute("SELECT sum(points) FROM loyalty.points").fetchone()
     assert points == (sum(m.cents // 100 for m in produced),)
+
+
+def start_example(workers: Workers, shop: Database, name: str) -> Worker:
+    spec = yaml.safe_load((EXAMPLES / "orders-modes" / name).read_text())["spec"]
+    source = {"cursor": spec["source"]["cursor"]} if "cursor" in spec["source"] else {}
+    delivery = spec["delivery"]
+    return workers.start(build_config(shop, spec["target"], source=source, delivery=delivery), shop.uri())
+
+
+def test_example_of_mode_competing_handles_every_message_once(produced, shop, connection, workers) -> None:
+    start_example(workers, shop, "competing.yaml")
+    parcels = DemoDatabase("127.0.0.1", shop.port, "", user="postgres", name=shop.name)
+    wait_until(lambda: parcels.unhandled("parcels") == 0, "all parcels", 60)
+    assert compare("parcels", produced, read_rows(connection, "parcels", "handled_orders"), order=Order.NONE).is_exact()
+
+
+def test_example_of_mode_partitioned_keeps_the_order_of_each_key(produced, shop, connection, workers) -> None:
+    start_example(workers, shop, "partitioned.yaml")
+    search = DemoDatabase("127.0.0.1", shop.port, "", user="postgres", name=shop.name)
+    wait_until(lambda: search.unhandled("search") == 0, "all is found", 60)
+    assert compare("search", produced, read_rows(connection, "search", "handled_orders"), order=Order.KEY).is_exact()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox_core.report import Bound, Reason, WorkerState
+from outbox_core.report import Bound, Reason, Unfinished, WorkerState
 from outbox_operator.conditions import ConditionType
 from outbox_operator.conditions import Reason as OperatorReason
 from outbox_operator.decide import decide
@@ -252,6 +252,11 @@ def test_a_bound_that_stands_still_names_its_holder():
     message = next(c.message for c in decision.status.conditions if c.type == "SourceCurrent")
     assert condition(decision, "SourceCurrent") == ("False", "BoundStalled")
     assert "prepared transaction 'stuck'" in message
+
+
+def test_mode_competing_has_no_bound_that_could_stall():
+    report = build_report(unfinished=Unfinished(consumers=2))
+    assert condition(decide(build_observed(build_pod(report=report)), NOW), "SourceCurrent") == ("True", "AsExpected")
 
 
 def test_transition_times_move_only_with_the_answer():

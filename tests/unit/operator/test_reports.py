@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from outbox_operator.reports import LONGEST_REPORT, fetch_report
-from tests.unit.operator.building import build_report
+from outbox_core.report import BlockedKey, FailureSummary, LeaseView, RebuildState, RebuildView, Unfinished
+from outbox_operator.reports import LONGEST_REPORT, fetch_report, news_in
+from tests.unit.operator.building import NOW, build_report
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -65,3 +66,27 @@ async def test_only_a_report_is_taken_and_only_from_the_pod_itself(pod: str, pat
         report = await fetch_report(session, f"{pod}/{path}")
     assert (report is not None) is understood
     assert len(REPORT) < LONGEST_REPORT / 10
+
+
+KEY = BlockedKey(key="7", message_id="m", attempts=1, error_class="ValueError", next_attempt_at=NOW)
+NEWS = [
+    pytest.param({"failures": FailureSummary(dead_letters=1)}, id="a message became a dead letter"),
+    pytest.param({"failures": FailureSummary(held=1, blocked_keys=[KEY])}, id="a key waits"),
+    pytest.param({"circuit": "Open"}, id="the circuit breaker opened"),
+    pytest.param({"leases": [LeaseView(partition=1, epoch=2, pod="orders-1")]}, id="a partition has an owner"),
+    pytest.param({"unfinished": Unfinished(consumers=2)}, id="a consumer came"),
+    pytest.param({"rebuild": RebuildView(of="v1", state=RebuildState.SWAPPED)}, id="a rebuild was swapped"),
+]
+
+
+@pytest.mark.parametrize("fields", NEWS)
+def test_what_a_person_waits_for_is_news(fields: dict[str, Any]) -> None:
+    assert news_in(build_report(**fields)) != news_in(build_report())
+
+
+def test_another_attempt_of_the_same_message_is_none() -> None:
+    later = KEY.model_copy(update={"attempts": 2, "next_attempt_at": NOW.replace(year=2027)})
+    one, other = (build_report(failures=FailureSummary(held=1, blocked_keys=[key])) for key in (KEY, later))
+    assert news_in(one) == news_in(other)
+    person = KEY.model_copy(update={"next_attempt_at": None})
+    assert news_in(one) != news_in(build_report(failures=FailureSummary(held=1, blocked_keys=[person])))

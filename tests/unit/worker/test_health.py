@@ -10,7 +10,7 @@ import pytest
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
-from outbox_core.report import Intent, Report
+from outbox_core.report import BlockedKey, DivisionView, FailureSummary, Intent, LeaseView, Report, Unfinished
 from outbox_core.state import initial_state
 from outbox_worker.health import HealthServer
 from outbox_worker.status import Identity, Progress, StatusBoard
@@ -97,6 +97,29 @@ def test_metrics_are_there_and_other_paths_are_not(served):
     assert 'outbox_batch_seconds_count{outcome="stored"} 1.0' in text
     assert served.ask("/secrets")[0] == 404
     assert served.ask("/elsewhere", b"{}")[0] == 404
+
+
+def test_what_status_says_of_the_modes_is_in_the_metrics(served):
+    key = BlockedKey(key="7", message_id="m", attempts=1)
+    served.board.set_observed(
+        leases=[LeaseView(partition=0, epoch=4, pod="pod", held=True), LeaseView(partition=1, epoch=9, pod="other")],
+        division=DivisionView(count=2, next_count=4, at_line=1),
+        failures=FailureSummary(held=3, dead_letters=2, blocked_keys=[key]),
+        unfinished=Unfinished(consumers=3),
+    )
+    text = served.ask("/metrics")[1]
+    for line in (
+        'outbox_partition_owned{partition="0",processor="orders"} 1.0',
+        'outbox_partition_owned{partition="1",processor="orders"} 0.0',
+        'outbox_partition_epoch{partition="1",processor="orders"} 9.0',
+        'outbox_partitions{processor="orders"} 2.0',
+        'outbox_partitions_next{processor="orders"} 4.0',
+        'outbox_partitions_at_line{processor="orders"} 1.0',
+        'outbox_blocked_keys{processor="orders"} 1.0',
+        'outbox_consumers{processor="orders"} 3.0',
+        'outbox_state_reason{processor="orders",reason="Starting",state="Starting"} 1.0',
+    ):
+        assert line in text
 
 
 def test_a_port_that_is_taken_is_said(served):

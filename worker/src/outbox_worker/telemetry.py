@@ -65,11 +65,17 @@ class BoardCollector(Collector):
         yield from _gauges(report, labels)
         yield from _pairs(report, labels)
         yield from _holder(report, labels)
+        yield from _leases(report, labels)
         yield from _unfinished(report, labels)
         state = GaugeMetricFamily("outbox_state", "1 for the state the worker is in.", labels=["processor", "state"])
         for each in WorkerState:
             state.add_metric([*labels, each.value], float(each is report.state))
         yield state
+        reason = GaugeMetricFamily(
+            "outbox_state_reason", "1: why the worker is in its state.", labels=["processor", "state", "reason"]
+        )
+        reason.add_metric([*labels, report.state.value, report.reason.value], 1.0)
+        yield reason
         circuit = GaugeMetricFamily(
             "outbox_circuit", "1 for what the target's circuit breaker lets through.", labels=["processor", "phase"]
         )
@@ -111,6 +117,8 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_epoch", "Epoch of the lease that this process holds.", lease.epoch if lease else None),
         ("outbox_partitions", "Into how many partitions the processor is divided.",
          report.division.count if report.division else None),
+        ("outbox_partitions_next", "Into how many it shall be; the same while that does not change.",
+         (report.division.next_count or report.division.count) if report.division else None),
         ("outbox_partitions_at_line", "Of these, how many wait at the stop line for their number to change.",
          report.division.at_line if report.division else None),
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
@@ -119,6 +127,8 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
          report.failures.held),
         ("outbox_dead_letters", "Messages that wait for a person, with their error (up to 10,000).",
          report.failures.dead_letters),
+        ("outbox_blocked_keys", "Keys whose messages wait for one that failed (up to 5).",
+         len(report.failures.blocked_keys)),
         ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
         ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the one it replaces.",
          report.rebuild.behind if report.rebuild else None),
@@ -130,6 +140,23 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
             gauge = GaugeMetricFamily(name, text, labels=["processor"])
             gauge.add_metric(labels, float(value))
             yield gauge
+
+
+def _leases(report: Report, labels: list[str]) -> Iterator[Metric]:
+    """Mode Partitioned: who owns what, and in which epoch. A partition without an owner has none."""
+    if not report.leases:
+        return
+    owned = GaugeMetricFamily(
+        "outbox_partition_owned", "1 for a partition whose lease this process holds.", labels=["processor", "partition"]
+    )
+    epochs = GaugeMetricFamily(
+        "outbox_partition_epoch", "Epoch of the partition's lease, whoever holds it.", labels=["processor", "partition"]
+    )
+    for lease in report.leases:
+        owned.add_metric([*labels, str(lease.partition)], float(lease.held))
+        epochs.add_metric([*labels, str(lease.partition)], float(lease.epoch or 0))
+    yield owned
+    yield epochs
 
 
 def _unfinished(report: Report, labels: list[str]) -> Iterator[Metric]:
