@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tests.chaos.cases import Case
     from tests.support.worker import Worker
 
-STOP_SECONDS: Final = 20.0
+STOP_SECONDS: Final = 30.0
+"""Of grace, as a pod has."""
 ROLL_SECONDS: Final = 0.7
 """Between two processes of a rollout."""
 _FIRST_PORT: Final = 10_001

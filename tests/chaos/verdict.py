@@ -74,7 +74,7 @@ def judge(case: Case, produced: Sequence[Committed], evidence: Evidence) -> Verd
         if case.transactional:
             violations += find_stale_effects(evidence.effects)
     violations += find_not_at_end(case, produced, evidence)
-    return Verdict(case, account, (*violations, *evidence.complaints), len(moved_back))
+    return Verdict(case, account, (*evidence.complaints, *violations), len(moved_back))
 
 
 def _name_findings(case: Case, account: Account) -> list[str]:
