@@ -40,7 +40,7 @@ def make_evidence(case, handled=None, **fields) -> Evidence:
         stored.append(Stored(n, partition, message.pair))
         held.append(Held(n, partition, epoch, f"pod-{epoch}"))
         effects.append(Effect(n, partition, epoch, f"pod-{epoch}", f"pod-{epoch}"))
-    final = dict(last_pairs(PRODUCED, case.partitions))
+    final: dict[int, tuple[int, ...]] = {**last_pairs(PRODUCED, case.partitions)}
     evidence = Evidence(handled, stored, held, effects, final, partitions=case.partitions)
     if case.ending is Ending.BEYOND_LAST:
         evidence = replace(evidence, final={0: (10_000, 1)})
