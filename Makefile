@@ -34,7 +34,7 @@ model: ## Model-check the checkpoint and epoch protocol (docs/model); larger tha
 	@$(PY) -m tests.model
 
 chaos: ## Faults by a seed, and a ledger at the end (SEED=n SECONDS=1800 CASE=name,name)
-	@tests/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)')
+	@tests/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)') $(if $(SABOTAGE),--sabotage $(SABOTAGE))
 
 up: ## Start the local cluster
 	@tests/cluster/setup.sh

@@ -1,8 +1,7 @@
 """PURE: the table of what runs under chaos: one entry for each mode and target, and what is promised for it.
 
-All cases read one outbox, each as a processor of its own. To add one, add an entry to CASES: another mode or cursor
-says so in `delivery` and `source`, with the query by which its checkpoints compare. A projection into another database
-names it in `database`: its effects, checkpoints and leases are read there.
+All cases read one outbox (or, with a queue of their own, the same messages from it), each as a processor of its own. To
+add one, add an entry to CASES; what a worker is told of it is in `config`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,17 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS: Final = 3.0
 PARTITIONS: Final = 4
+COUNTS: Final = (4, 5, 6, 7, 8)
+"""Of partitions, when their number is changed: never fewer than there can be replicas."""
 SLOTS: Final = 64
+RECOVERY_SECONDS: Final = LEASE_SECONDS + 5
+"""Mode Competing: what a killed consumer had in hand is handled after so long, at most."""
 
-PAIRS: Final[LiteralString] = """
+CHECKPOINTS: Final[LiteralString] = """
 SELECT processor_id, partition, ARRAY[last_processed_transaction_id::text::numeric, last_processed_position]
   FROM outbox.processor_checkpoints
 """
-"""Checkpoints of the cursor TransactionOrder: rows (processor, partition, numbers), the numbers compared as a whole."""
+"""Rows (processor, partition, numbers): the pair, (0, counter) with the cursor Snapshot. Compared as a whole."""
 
 
 class Target(StrEnum):
@@ -35,6 +38,15 @@ class Target(StrEnum):
     RABBITMQ = "rabbitmq"
 
 
+class Ending(StrEnum):
+    """What a case's checkpoints say when everything is handled."""
+
+    AT_LAST = "the pair of each partition's last message"
+    BEYOND_LAST = "no pair below any message's"
+    EMPTY = "nothing: the queue is empty, and its messages have no place among the outbox'"
+    WINDOW = "a window that holds every message"
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One processor.
@@ -43,12 +55,12 @@ class Case:
         order: what the ledger checks: the pair's order, the order within each key, or none.
         partitions: checkpoints and leases that it has; 1 where it is not divided.
         replicas: worker processes at the start.
-        delivery: what differs from `build_config`'s.
+        delivery: what differs from what `config` writes for all.
         source: the same.
         fenced: leases have epochs, and effects name the epoch: no effect of an older one may come after a newer one's.
-        checkpoints: how checkpoints are read; None: the mode has none that could move back.
-        database: where its effects and checkpoints are; the outbox's own, or one of its own on the same server.
-        ends_at_last: the final checkpoint of a partition is the pair of its last message.
+        apart: effects, checkpoints and leases are on another server than the messages.
+        queue: the queue from which it takes the messages, instead of the outbox.
+        changes: the number of partitions is changed while it runs.
 
     """
 
@@ -61,9 +73,10 @@ class Case:
     delivery: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     fenced: bool = True
-    checkpoints: LiteralString | None = PAIRS
-    database: str = "outbox"
-    ends_at_last: bool = True
+    apart: bool = False
+    queue: str = ""
+    ending: Ending = Ending.AT_LAST
+    changes: bool = False
 
     @property
     def transactional(self) -> bool:
@@ -75,23 +88,77 @@ class Case:
         """The table of its effects, in schema `chaos`."""
         return "handled_" + self.name.replace("-", "_")
 
+    @property
+    def has_target_connection(self) -> bool:
+        """There is a connection to its target beside the one to the messages."""
+        return self.apart or self.target is Target.RABBITMQ
+
+
+SNAPSHOT_CHANGES: Final = False
+"""True once the number of partitions can be changed with the cursor Snapshot."""
+_DIVIDED: Final = {"mode": "Partitioned", "partitions": {"count": PARTITIONS}}
+_SNAPSHOT: Final = {"cursor": "Snapshot"}
+
 
 def _ordered(target: Target) -> Case:
     return Case(f"ordered-{target}", "Ordered", target, Order.TOTAL)
 
 
 def _partitioned(target: Target) -> Case:
-    delivery = {"mode": "Partitioned", "partitions": {"count": PARTITIONS}}
-    return Case(f"partitioned-{target}", "Partitioned", target, Order.KEY, PARTITIONS, replicas=3, delivery=delivery)
+    return Case(
+        f"partitioned-{target}", "Partitioned", target, Order.KEY, PARTITIONS, replicas=3, delivery=_DIVIDED,
+        changes=True,
+    )  # fmt: skip
+
+
+def _snapshot_ordered(target: Target) -> Case:
+    return Case(
+        f"snapshot-ordered-{target}", "Ordered, Snapshot", target, Order.COMMIT, source=_SNAPSHOT, ending=Ending.WINDOW
+    )
+
+
+def _snapshot_partitioned(target: Target) -> Case:
+    return Case(
+        f"snapshot-partitioned-{target}", "Partitioned, Snapshot", target, Order.COMMIT, PARTITIONS, replicas=3,
+        delivery=_DIVIDED, source=_SNAPSHOT, ending=Ending.WINDOW, changes=SNAPSHOT_CHANGES,
+    )  # fmt: skip
+
+
+def _competing(target: Target, *, queue: bool = False) -> Case:
+    name = f"{'queue' if queue else 'competing'}-{target}"
+    settings: dict[str, Any] = {"leaseDuration": f"{LEASE_SECONDS:g}s"}
+    if queue:
+        settings["queue"] = f"of_{target}"
+    return Case(
+        name, "Competing, queue" if queue else "Competing", target, Order.NONE, replicas=3, fenced=False,
+        delivery={"mode": "Competing", "competing": settings}, queue=settings.get("queue", ""),
+        ending=Ending.EMPTY if queue else Ending.BEYOND_LAST,
+    )  # fmt: skip
+
+
+def _apart(target: Target) -> Case:
+    return Case(f"apart-ordered-{target}", "Ordered, apart", target, Order.TOTAL, apart=True)
+
+
+def _apart_partitioned(target: Target) -> Case:
+    return Case(
+        f"apart-partitioned-{target}", "Partitioned, apart", target, Order.KEY, PARTITIONS, replicas=3,
+        delivery=_DIVIDED, apart=True,
+    )  # fmt: skip
 
 
 CASES: Final = (
-    _ordered(Target.SQL),
-    _ordered(Target.PYTHON),
-    _ordered(Target.RABBITMQ),
-    _partitioned(Target.SQL),
-    _partitioned(Target.PYTHON),
-    _partitioned(Target.RABBITMQ),
+    *(_ordered(target) for target in Target),
+    *(_partitioned(target) for target in Target),
+    *(_snapshot_ordered(target) for target in Target),
+    *(_snapshot_partitioned(target) for target in Target),
+    *(_competing(target) for target in Target),
+    _competing(Target.SQL, queue=True),
+    _competing(Target.RABBITMQ, queue=True),
+    _apart(Target.SQL),
+    _apart(Target.PYTHON),
+    _apart_partitioned(Target.SQL),
+    _apart_partitioned(Target.PYTHON),
 )
 
 
@@ -113,77 +180,3 @@ def select_cases(names: Sequence[str]) -> tuple[Case, ...]:
 
 def _fits(case: Case, name: str) -> bool:
     return case.name.startswith(name[:-1]) if name.endswith("*") else case.name == name
-
-
-def build_config(case: Case) -> dict[str, Any]:
-    """Write the file that the operator would write for the case's resource."""
-    return {
-        "resource": {"cluster": "chaos", "namespace": "chaos", "name": case.name, "uid": f"uid-{case.name}"},
-        "generation": 1,
-        "processorId": case.name,
-        "source": {"connection": {"secretRef": {"name": "db"}}} | case.source,
-        "delivery": {
-            "pollInterval": "100ms",
-            "leaseDuration": f"{LEASE_SECONDS:g}s",
-            "batchSize": 50,
-            "retry": {"initialBackoff": "50ms", "maxBackoff": "500ms"},
-        }
-        | case.delivery,
-        "target": _build_target(case),
-    }
-
-
-def _build_target(case: Case) -> dict[str, Any]:
-    match case.target:
-        case Target.SQL:
-            return {"sql": {"statement": build_statement(case)}}
-        case Target.PYTHON:
-            return {"python": {"module": "orders", "function": "handle", "configMapRef": {"name": "handlers"}}}
-        case Target.RABBITMQ:
-            connection = {"secretRef": {"name": "broker"}}
-            return {"rabbitmq": {"connection": connection, "exchange": case.name, "routingKey": "{partitionKey}"}}
-
-
-_EFFECT: Final = """
-INSERT INTO chaos.{table} (message_id, order_key, order_sequence, cents, partition, epoch, holder)
-SELECT {columns}, chaos.partition_of(partition_key, {partitions}), lease.epoch, lease.pod
-  FROM {rows}
-  LEFT JOIN outbox.processor_leases lease
-    ON lease.processor_id = '{name}' AND lease.partition = chaos.partition_of(partition_key, {partitions})
- ORDER BY {order}
-"""
-"""An effect names who held its partition when it was made, as the database had it, beside who made it (the table's
-default): the ledger needs no word of the worker's for that."""
-
-
-def build_statement(case: Case) -> str:
-    """Return the statement of the target `sql`."""
-    return _EFFECT.format(
-        table=case.table,
-        name=case.name,
-        partitions=case.partitions,
-        columns="message_id, data->>'orderKey', (data->>'sequence')::int, (data->>'cents')::int",
-        rows="batch",
-        order="batch.transaction_id, batch.position",
-    )
-
-
-def build_handler(case: Case) -> str:
-    """Return the module of the target `python`."""
-    statement = _EFFECT.format(
-        table=case.table,
-        name=case.name,
-        partitions=case.partitions,
-        columns="id, partition_key, sequence, cents",
-        rows="unnest(%s::text[], %s::text[], %s::int[], %s::int[]) WITH ORDINALITY "
-        "AS m(id, partition_key, sequence, cents, n)",
-        order="n",
-    )
-    return f'''
-STATEMENT = """{statement}"""
-
-
-def handle(batch, connection):
-    rows = [(m.message_id, d["orderKey"], d["sequence"], d["cents"]) for m in batch for d in [m.json()]]
-    connection.execute(STATEMENT, [list(column) for column in zip(*rows)])
-'''

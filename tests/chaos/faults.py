@@ -9,27 +9,47 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import psycopg
+from psycopg import sql
 
-from tests.chaos.cases import LEASE_SECONDS, Target
+from tests.chaos.cases import COUNTS, LEASE_SECONDS, Target
 from tests.chaos.schedule import AT_ONCE, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from typing import Any
 
+    from tests.chaos.cases import Case
     from tests.chaos.pods import Pod, Pods
     from tests.chaos.proxies import Proxies
     from tests.chaos.schedule import Fault
-    from tests.chaos.servers import Postgres
+    from tests.chaos.servers import Databases, Postgres
     from tests.support.rabbitmq import RabbitmqServer
 
 OWNERS_SHARE: Final = 0.75
 """Of the blows at one process, how many are at an owner."""
 BROKER_STARTS: Final = 4
+CLOCK_SLACK: Final = 3.0
+"""Seconds that a worker may take to say what time it is."""
 _OWNED: Final = """
 SELECT pod, partition FROM outbox.processor_leases
- WHERE processor_id = %s AND token IS NOT NULL AND expires_at > clock_timestamp()
+ WHERE processor_id = %(case)s AND token IS NOT NULL AND expires_at > clock_timestamp()
+UNION
+SELECT pod, 0 FROM outbox.competing_batches
+ WHERE processor_id = %(case)s AND owner IS NOT NULL AND expires_at > clock_timestamp()
 """
+_IN_HAND: Final = """
+SELECT m.message_id::text
+  FROM outbox.competing_batches b
+  JOIN outbox.{} m
+    ON (m.transaction_id, m.position) > (b.after_transaction_id, b.after_position)
+   AND (m.transaction_id, m.position) <= (b.upto_transaction_id, b.upto_position)
+   AND (b.positions IS NULL OR m.position = ANY (b.positions))
+   AND (b.upper_snapshot IS NULL OR pg_visible_in_snapshot(m.transaction_id, b.upper_snapshot))
+   AND (b.lower_snapshot IS NULL OR NOT pg_visible_in_snapshot(m.transaction_id, b.lower_snapshot))
+ WHERE b.processor_id = %s AND b.pod = %s
+"""
+"""What a consumer took and has not finished, in mode Competing."""
 _IN_BATCH: Final = """
 SELECT split_part(application_name, ' ', 3) FROM pg_stat_activity
  WHERE application_name LIKE 'outbox ' || %s || ' %%' AND wait_event = 'PgSleep'
@@ -50,7 +70,9 @@ class Struck:
     Attributes:
         counts_from: from when on a recovery counts.
         partitions: what stood still by it: all of them (empty), or those that the victim owned.
+        messages: what the victim had in hand, in mode Competing: these stood still, and nothing else.
         note: what there is to say: the victim, or why nothing was done.
+        expired: a frozen process had lost its lease, or what it had in hand, by the time it woke.
         harmless: nothing stood still, for example because the victim owned nothing: no recovery.
 
     """
@@ -62,6 +84,8 @@ class Struck:
     partitions: tuple[int, ...] = ()
     note: str = ""
     harmless: bool = False
+    messages: tuple[str, ...] = ()
+    expired: bool = False
 
 
 @dataclass
@@ -71,6 +95,17 @@ class Blow:
     note: str = ""
     partitions: tuple[int, ...] = ()
     harmless: bool = False
+    messages: tuple[str, ...] = ()
+    expired: bool = False
+
+
+@dataclass
+class Victim:
+    """A process that is struck, the partitions that it owns and, in mode Competing, the messages that it has taken."""
+
+    pod: Pod
+    partitions: tuple[int, ...]
+    messages: tuple[str, ...] = ()
 
 
 class Faults:
@@ -78,18 +113,19 @@ class Faults:
 
     def __init__(
         self,
-        postgres: Postgres,
+        databases: Databases,
         broker: RabbitmqServer | None,
         proxies: Proxies,
         pods: Mapping[str, Pods],
         journal: Path,
     ) -> None:
         """Keep what to strike at."""
-        self._postgres, self._broker, self._proxies, self._pods = postgres, broker, proxies, pods
+        self._databases, self._broker, self._proxies, self._pods = databases, broker, proxies, pods
         self._journal = journal
         self.struck: list[Struck] = []
         self._acts: dict[Kind, Callable[[Fault], Blow]] = {
             Kind.KILL: self._kill,
+            Kind.KILL_IN_BATCH: self._kill_in_batch,
             Kind.FREEZE: self._freeze,
             Kind.FREEZE_IN_BATCH: self._freeze_in_batch,
             Kind.SLOW: self._slow,
@@ -100,7 +136,9 @@ class Faults:
             Kind.TEAR: self._tear,
             Kind.CLOCK: self._clock,
             Kind.SCALE: self._scale,
-            Kind.POSTGRES: self._crash_postgres,
+            Kind.DIVIDE: self._divide,
+            Kind.POSTGRES: lambda fault: _crash(self._databases.source, fault),
+            Kind.REPORTING: self._crash_reporting,
             Kind.DISK: self._fill_disk,
             Kind.BROKER: self._crash_broker,
         }
@@ -111,68 +149,88 @@ class Faults:
         blow = self._acts[fault.kind](fault)
         ended = time.time()
         counts_from = began if fault.kind in AT_ONCE else ended
-        struck = Struck(fault, began, ended, counts_from, blow.partitions, blow.note, blow.harmless)
+        struck = Struck(
+            fault, began, ended, counts_from, blow.partitions, blow.note, blow.harmless, blow.messages, blow.expired
+        )
         self.struck.append(struck)
         with self._journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(struck)) + "\n")
         return struck
 
     def _kill(self, fault: Fault) -> Blow:
-        pod, owned = self._victim(fault)
-        if pod is None:
-            return _nobody()
-        self._pods[fault.case].kill(pod, restart_after=fault.amount)
-        return Blow(pod.name, owned, harmless=not owned)
+        pod = self._choose(fault)
+        return _nobody() if pod is None else self._kill_one(fault, pod)
 
     def _freeze(self, fault: Fault) -> Blow:
-        pod, owned = self._victim(fault)
-        if pod is None:
-            return _nobody()
-        return self._hold_frozen(fault, pod, owned)
+        pod = self._choose(fault)
+        return _nobody() if pod is None else self._freeze_one(fault, pod)
+
+    def _kill_in_batch(self, fault: Fault) -> Blow:
+        """Kill a process while its batch is handled: in its statement, or waiting for the broker's confirms."""
+        with self._caught_in_batch(fault) as pod:
+            return Blow("nobody was in a batch", harmless=True) if pod is None else self._kill_one(fault, pod)
 
     def _freeze_in_batch(self, fault: Fault) -> Blow:
-        """Stop a process while its batch is handled: in its statement, or waiting for the broker's confirms."""
+        """Freeze one there, for longer than its lease."""
+        with self._caught_in_batch(fault) as pod:
+            if pod is None:
+                return Blow("nobody was in a batch", harmless=True)
+            blow = self._freeze_one(fault, pod)
+        return blow
+
+    @contextlib.contextmanager
+    def _caught_in_batch(self, fault: Fault) -> Iterator[Pod | None]:
         pods = self._pods[fault.case]
         if pods.case.target is Target.RABBITMQ:
-            pod, owned = self._victim(fault, owner=True)
-            if pod is None:
-                return _nobody()
-            with self._proxies.toxic(f"{fault.case}-broker", "latency", {"latency": 1000}):
+            with self._proxies.toxic(f"{fault.case}-target", "latency", {"latency": 1000}):
                 time.sleep(0.5)
-                return self._hold_frozen(fault, pod, owned)
-        name = self._wait_in_batch(fault)
-        pod = next((pod for pod in pods.alive() if pod.name == name), None)
-        if pod is None:
-            return Blow("nobody was in a batch", harmless=True)
-        return self._hold_frozen(fault, pod, self._owned(fault.case).get(pod.name, ()))
+                yield self._choose(fault, owner=True)
+        else:
+            name = self._wait_in_batch(fault)
+            yield next((pod for pod in pods.alive() if pod.name == name), None)
 
     def _wait_in_batch(self, fault: Fault) -> str | None:
-        with contextlib.suppress(psycopg.Error), self._postgres.connect(self._pods[fault.case].case.database) as look:
+        with contextlib.suppress(psycopg.Error), self._connect(fault) as look:
             look.execute(_GATE, [fault.case, LEASE_SECONDS])
             deadline = time.monotonic() + LEASE_SECONDS
             while time.monotonic() < deadline:
                 row = look.execute(_IN_BATCH, [fault.case]).fetchone()
                 if row is not None:
+                    look.execute(_GATE, [fault.case, 0])
                     return str(row[0])
                 time.sleep(0.01)
         return None
 
-    def _hold_frozen(self, fault: Fault, pod: Pod, owned: tuple[int, ...]) -> Blow:
+    def _kill_one(self, fault: Fault, pod: Pod) -> Blow:
+        pods = self._pods[fault.case]
+        pods.freeze(pod)  # so that it finishes nothing while we look at what it has
+        victim = self._look_at(pods.case, pod)
+        pods.kill(pod, restart_after=fault.amount)
+        return _blow(pods.case, victim)
+
+    def _freeze_one(self, fault: Fault, pod: Pod) -> Blow:
+        """Hold it frozen, and see whether its lease is over at the end."""
         pods = self._pods[fault.case]
         pods.freeze(pod)
-        time.sleep(fault.seconds)
+        began = time.monotonic()
+        victim = self._look_at(pods.case, pod)
+        time.sleep(max(0.0, began + fault.seconds - time.monotonic()))
+        blow = _blow(pods.case, victim)
+        with contextlib.suppress(psycopg.Error):
+            blow.expired = not blow.harmless and pod.name not in self._ask_owned(pods.case)
+            blow.note += ", whose lease was over when it woke" if blow.expired else ""
         pods.thaw(pod)
-        return Blow(pod.name, owned, harmless=not owned)
+        return blow
 
     def _slow(self, fault: Fault) -> Blow:
         """Make handling slower than the lease is long: heartbeats keep it."""
         if self._pods[fault.case].case.target is Target.RABBITMQ:
             milliseconds = {"latency": int(fault.seconds * 500)}
-            with self._proxies.toxic(f"{fault.case}-broker", "latency", milliseconds):
+            with self._proxies.toxic(f"{fault.case}-target", "latency", milliseconds):
                 time.sleep(fault.seconds)
             return Blow("its broker answers late")
         try:
-            with self._postgres.connect(self._pods[fault.case].case.database) as connection:
+            with self._connect(fault) as connection:
                 connection.execute(_GATE, [fault.case, fault.seconds])
         except psycopg.Error:
             return Blow("the database was not there", harmless=True)
@@ -180,11 +238,13 @@ class Faults:
         return Blow("every batch waits in its middle")
 
     def _terminate(self, fault: Fault) -> Blow:
+        count = 0
         try:
-            with self._postgres.connect(self._pods[fault.case].case.database) as connection:
-                count = len(connection.execute(_TERMINATE, [fault.case]).fetchall())
+            for server in self._databases.all():
+                with server.connect() as connection:
+                    count += len(connection.execute(_TERMINATE, [fault.case]).fetchall())
         except psycopg.Error:
-            return Blow("the database was not there", harmless=True)
+            return Blow("a database was not there", harmless=not count)
         return Blow(f"{count} backends")
 
     def _cut(self, fault: Fault) -> Blow:
@@ -209,28 +269,41 @@ class Faults:
         return Blow(f"{_proxy(fault)}: connections end after {fault.amount:.0f} bytes")
 
     def _clock(self, fault: Fault) -> Blow:
-        pod, owned = self._victim(fault)
+        pod = self._choose(fault)
         if pod is None:
             return _nobody()
+        victim = self._look_at(self._pods[fault.case].case, pod)
         pod.step_clock(fault.amount)
-        return Blow(f"{pod.name} by {fault.amount:+.0f} s", owned, harmless=not owned)
+        began = time.time()
+        said = pod.read_clock()
+        if said is not None and not -CLOCK_SLACK < said - fault.amount - began < time.time() - began + CLOCK_SLACK:
+            raise RuntimeError(f"{pod.name} was stepped by {fault.amount:+.0f} s and says {said - began:+.0f} s")
+        note = f"{pod.name} by {fault.amount:+.0f} s" + (", as it says itself" if said is not None else "")
+        return Blow(note, victim.partitions, harmless=not victim.partitions)
 
     def _scale(self, fault: Fault) -> Blow:
         pods = self._pods[fault.case]
         before, pods.wanted = pods.wanted, int(fault.amount)
         return Blow(f"from {before} to {pods.wanted} replicas")
 
-    def _crash_postgres(self, fault: Fault) -> Blow:
-        self._postgres.crash()
-        time.sleep(fault.seconds)
-        self._postgres.start()
-        return Blow("pg_ctl stop -m immediate")
+    def _divide(self, fault: Fault) -> Blow:
+        """Ask for another number of partitions; the change itself goes on while the next faults strike."""
+        pods = self._pods[fault.case]
+        before = pods.partitions
+        others = [count for count in COUNTS if count != before]
+        pods.change_partitions(others[int(fault.amount * len(others)) % len(others)])
+        return Blow(f"from {before} to {pods.partitions}")
+
+    def _crash_reporting(self, fault: Fault) -> Blow:
+        server = self._databases.reporting
+        return Blow("there is none", harmless=True) if server is None else _crash(server, fault)
 
     def _fill_disk(self, fault: Fault) -> Blow:
-        self._postgres.fill(leave=int(fault.amount))
+        server = self._databases.source
+        server.fill(leave=int(fault.amount))
         time.sleep(fault.seconds)
-        was_up = self._postgres.is_running()
-        self._postgres.free()
+        was_up = server.is_running()
+        server.free()
         return Blow("the server stayed up" if was_up else "the server ended and was started")
 
     def _crash_broker(self, fault: Fault) -> Blow:
@@ -249,23 +322,53 @@ class Faults:
                 break
         return Blow(f"SIGKILL of its node, back at start {attempt}")
 
-    def _victim(self, fault: Fault, *, owner: bool = False) -> tuple[Pod | None, tuple[int, ...]]:
-        """Pick a living process by the schedule's share, and say what it owns."""
-        owned = self._owned(fault.case)
+    def _choose(self, fault: Fault, *, owner: bool = False) -> Pod | None:
+        """Pick a living process by the schedule's share."""
+        owned = self._owned(self._pods[fault.case].case)
         alive = self._pods[fault.case].alive()
         owners = [pod for pod in alive if pod.name in owned]
         among = owners if owners and (owner or fault.choice < OWNERS_SHARE) else alive
-        if not among:
-            return None, ()
-        pod = among[int(fault.choice * 997) % len(among)]
-        return pod, owned.get(pod.name, ())
+        return among[int(fault.choice * 997) % len(among)] if among else None
 
-    def _owned(self, case: str) -> dict[str, tuple[int, ...]]:
+    def _look_at(self, case: Case, pod: Pod) -> Victim:
+        """Say what a process owns, and what it has in hand; nothing, if the database cannot be asked."""
+        victim = Victim(pod, self._owned(case).get(pod.name, ()))
+        if not case.fenced:
+            with contextlib.suppress(psycopg.Error), self._databases.home(case).connect() as connection:
+                table = sql.Identifier(f"queue_{case.queue}" if case.queue else "messages")
+                rows = connection.execute(sql.SQL(_IN_HAND).format(table), [case.name, pod.name])
+                victim.messages = tuple(row[0] for row in rows)
+        return victim
+
+    def _owned(self, case: Case) -> dict[str, tuple[int, ...]]:
+        try:
+            return self._ask_owned(case)
+        except psycopg.Error:
+            return {}
+
+    def _ask_owned(self, case: Case) -> dict[str, tuple[int, ...]]:
         owned: dict[str, tuple[int, ...]] = {}
-        with contextlib.suppress(psycopg.Error), self._postgres.connect(self._pods[case].case.database) as connection:
-            for pod, partition in connection.execute(_OWNED, [case]):
+        with self._databases.home(case).connect() as connection:
+            for pod, partition in connection.execute(_OWNED, {"case": case.name}):
                 owned[pod] = (*owned.get(pod, ()), partition)
         return owned
+
+    def _connect(self, fault: Fault) -> psycopg.Connection[Any]:
+        return self._databases.home(self._pods[fault.case].case).connect()
+
+
+def _blow(case: Case, victim: Victim) -> Blow:
+    """Say what stands still when a process does: its partitions or, where nothing is divided, what it has in hand."""
+    harmless = not (victim.partitions if case.fenced else victim.messages)
+    in_hand = f" with {len(victim.messages)} messages in hand" if victim.messages else ""
+    return Blow(victim.pod.name + in_hand, victim.partitions, harmless, victim.messages)
+
+
+def _crash(server: Postgres, fault: Fault) -> Blow:
+    server.crash()
+    time.sleep(fault.seconds)
+    server.start()
+    return Blow("pg_ctl stop -m immediate")
 
 
 def _nobody() -> Blow:
@@ -273,4 +376,4 @@ def _nobody() -> Blow:
 
 
 def _proxy(fault: Fault) -> str:
-    return f"{fault.case}-{'broker' if fault.broker else 'database'}"
+    return f"{fault.case}-{'target' if fault.target else 'source'}"

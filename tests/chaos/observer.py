@@ -17,7 +17,7 @@ from typing import IO, Any, Final, LiteralString
 
 import psycopg
 
-from tests.chaos.cases import Case, Target, select_cases
+from tests.chaos.cases import CHECKPOINTS, Case, Target, select_cases
 from tests.ledger.amqp import Broker, BrokerError
 
 LOOK_SECONDS: Final = 0.05
@@ -25,6 +25,9 @@ LEASES: Final[LiteralString] = """
 SELECT processor_id, partition, epoch, pod, token::text FROM outbox.processor_leases
  WHERE token IS NOT NULL AND expires_at > clock_timestamp()
 """
+
+
+DIVISIONS: Final[LiteralString] = "SELECT processor_id, partition_count, next_count FROM outbox.processor_partitions"
 
 
 class Journal:
@@ -50,7 +53,6 @@ class Sampler:
     def __init__(self, uri: str, cases: tuple[Case, ...], journal: Journal) -> None:
         self._uri = uri
         self._names = {case.name for case in cases}
-        self._queries = dict.fromkeys(case.checkpoints for case in cases if case.checkpoints is not None)
         self._journal = journal
         self._last: dict[tuple[str, str, int], Any] = {}
 
@@ -66,9 +68,10 @@ class Sampler:
         return psycopg.connect(self._uri, autocommit=True, connect_timeout=5, application_name="observer")
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
-        for query in self._queries:
-            for case, partition, numbers in connection.execute(query):
-                self._note("checkpoint", case, partition, {"place": [int(number) for number in numbers]})
+        for case, partition, numbers in connection.execute(CHECKPOINTS):
+            self._note("checkpoint", case, partition, {"place": [int(number) for number in numbers]})
+        for case, count, asked in connection.execute(DIVISIONS):
+            self._note("division", case, 0, {"count": count, "asked": asked})
         for case, partition, epoch, pod, token in connection.execute(LEASES):
             self._note("lease", case, partition, {"epoch": epoch, "pod": pod, "token": token})
         self._journal.flush()
@@ -88,14 +91,15 @@ def tap(case: Case, port: int, journal: Journal, stopping: threading.Event) -> N
         ):
             for delivery in broker.consume(f"tap-{case.name}"):
                 handled = delivery.as_handled()
-                journal.write("tap", case.name, key=handled.key, sequence=handled.sequence)
+                journal.write("tap", case.name, key=handled.key, message=handled.message_id)
         stopping.wait(LOOK_SECONDS)
 
 
 def main() -> None:
     """Look until SIGTERM."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--server", required=True, help="URI up to the database's name")
+    parser.add_argument("--source", required=True, help="URI of the database that has the messages")
+    parser.add_argument("--reporting", default="", help="URI of the database of cases whose effects are apart")
     parser.add_argument("--broker", type=int, default=0, help="port")
     parser.add_argument("--case", action="append", default=[])
     parser.add_argument("--journal", type=Path, required=True)
@@ -105,14 +109,10 @@ def main() -> None:
     cases = select_cases(arguments.case)
     with arguments.journal.open("w", encoding="utf-8") as file:
         journal = Journal(file)
+        looks = [(arguments.source, [case for case in cases if not case.apart])]
+        looks += [(arguments.reporting, [case for case in cases if case.apart])] if arguments.reporting else []
         threads = [
-            threading.Thread(
-                target=Sampler(
-                    f"{arguments.server}/{name}", tuple(c for c in cases if c.database == name), journal
-                ).run,
-                args=(stopping,),
-            )
-            for name in {case.database for case in cases}
+            threading.Thread(target=Sampler(uri, tuple(seen), journal).run, args=(stopping,)) for uri, seen in looks
         ]
         taps = [
             threading.Thread(target=tap, args=(case, arguments.broker, journal, stopping), daemon=True)

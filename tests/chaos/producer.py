@@ -2,6 +2,9 @@
 
 A transaction is written into the commit log when COMMIT was answered, or, when the answer was lost, after the database
 said what became of it. Until then nothing new begins, so a key's messages follow each other whatever happens.
+
+Most keys are one producer's own. Some are everybody's: those are locked before they are written to, some of them by
+transactions that have taken their id long before, so that the order of commits is not that of the pairs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 
 from tests.demo.transactions import Book, Draft, Kind, plan_transaction
 from tests.ledger.commitlog import CommitLog, Committed
@@ -29,6 +33,19 @@ SELECT 'orders', key, id, type, payload
   FROM unnest(%s::text[], %s::text[], %s::text[], %s::jsonb[]) AS m(key, id, type, payload)
 RETURNING position, transaction_id::text
 """
+ENQUEUE: Final[LiteralString] = """
+INSERT INTO outbox.{} (partition_key, message_id, message_type, data, priority, deliver_after, unique_key)
+SELECT key, id, type, payload, priority, clock_timestamp() + wait * interval '1 second', uniqueness
+  FROM unnest(%s::text[], %s::text[], %s::text[], %s::jsonb[], %s::int[], %s::float8[], %s::text[])
+    AS m(key, id, type, payload, priority, wait, uniqueness)
+"""
+NEXT: Final[LiteralString] = "UPDATE chaos.keys SET sequence = sequence + 1 WHERE order_key = %s RETURNING sequence"
+SHARED_KEYS: Final = tuple(f"shared-{number}" for number in range(1, 7))
+SHARED_SHARE: Final = 0.4
+"""Of the transactions, those that write to keys that all producers write to."""
+DELAYED_SHARE: Final = 0.05
+UNIQUE_SHARE: Final = 0.1
+LONGEST_DELAY: Final = 3.0
 MARK: Final[LiteralString] = "INSERT INTO chaos.transactions (mark, committed) VALUES (%s, true)"
 RULE_OUT: Final[LiteralString] = """
 INSERT INTO chaos.transactions (mark, committed) VALUES (%s, false) ON CONFLICT (mark) DO NOTHING
@@ -43,8 +60,12 @@ LONGEST_PAUSE: Final = 1.0
 class Producer:
     """Runs transactions until it is told to stop."""
 
-    def __init__(self, uri: str, number: int, seed: int, directory: Path, rate: float) -> None:
+    def __init__(
+        self, uri: str, number: int, seed: int, directory: Path, rate: float, queues: Sequence[str] = ()
+    ) -> None:
+        """Keep where to write: into the outbox, and what is written there into each of the queues."""
         self._uri = uri
+        self._queues = [sql.SQL(ENQUEUE).format(sql.Identifier(f"queue_{queue}")) for queue in queues]
         self._random = Random(f"{seed}/producer/{number}")
         self._book = Book(number)
         self._log = CommitLog(directory / f"producer-{number}.jsonl", number)
@@ -81,18 +102,23 @@ class Producer:
         plan = plan_transaction(self._random, MOST_IN_ONE_INSERT)
         pause = min(plan.pause, LONGEST_PAUSE)
         book = self._book.copy()
+        # All locks are taken at one place of the transaction, in one order: producers never wait in a ring.
+        shared = sorted(self._random.sample(SHARED_KEYS, 2)) if self._random.random() < SHARED_SHARE else []
+        late = plan.kind in (Kind.PAUSED, Kind.OPEN, Kind.SAVEPOINT) and self._random.random() < 0.5
         connection.execute("BEGIN")
         if plan.kind is Kind.EARLY:
             connection.execute("SELECT pg_current_xact_id()")
             time.sleep(pause)
-        stored = self._insert(connection, book.draft(self._random, plan.inserts[0]))
+        drafts = book.draft(self._random, plan.inserts[0])
+        stored = self._insert(connection, drafts if late else drafts + self._draft_shared(connection, shared))
         if plan.kind is Kind.SAVEPOINT:
             connection.execute("SAVEPOINT before_second_thoughts")
             self._insert(connection, book.copy().draft(self._random, plan.inserts[1]))
             connection.execute("ROLLBACK TO SAVEPOINT before_second_thoughts")
         if plan.kind in (Kind.PAUSED, Kind.OPEN, Kind.SAVEPOINT):
             time.sleep(pause)
-            stored += self._insert(connection, book.draft(self._random, plan.inserts[1]))
+            drafts = book.draft(self._random, plan.inserts[1])
+            stored += self._insert(connection, drafts + self._draft_shared(connection, shared) if late else drafts)
         mark = str(UUID(int=self._random.getrandbits(128)))
         connection.execute(MARK, [mark])
         if plan.kind is Kind.ROLLBACK:
@@ -101,6 +127,16 @@ class Producer:
             self._log.append(stored[0].pair[0], stored)
             self._book = book
 
+    def _draft_shared(self, connection: psycopg.Connection[Any], keys: Sequence[str]) -> list[Draft]:
+        """Lock the keys, and write down the next message of each."""
+        drafts = []
+        for key in keys:
+            ((sequence,),) = connection.execute(NEXT, [key]).fetchall()
+            message_id = str(UUID(int=self._random.getrandbits(128)))
+            cents = self._random.randrange(100, 100_000)
+            drafts.append(Draft(message_id, "OrderPaid", key, sequence, "", cents, large=False))
+        return drafts
+
     def _insert(self, connection: psycopg.Connection[Any], drafts: Sequence[Draft]) -> list[Committed]:
         columns = [
             [d.key for d in drafts],
@@ -108,9 +144,18 @@ class Producer:
             [d.message_type for d in drafts],
             [json.dumps({"orderKey": d.key, "sequence": d.sequence, "cents": d.cents}) for d in drafts],
         ]
+        rows = connection.execute(INSERT, columns).fetchall()
+        chance = self._random.random
+        more = [
+            [self._random.randrange(10) for _ in drafts],
+            [LONGEST_DELAY * chance() if chance() < DELAYED_SHARE else None for _ in drafts],
+            [d.message_id if chance() < UNIQUE_SHARE else None for d in drafts],
+        ]
+        for enqueue in self._queues:
+            connection.execute(enqueue, columns + more)
         return [
             Committed(d.message_id, (int(xid), position), d.key, d.sequence, d.cents, 0, self._number)
-            for d, (position, xid) in zip(drafts, connection.execute(INSERT, columns), strict=True)
+            for d, (position, xid) in zip(drafts, rows, strict=True)
         ]
 
     def _commit(self, connection: psycopg.Connection[Any], mark: str) -> bool:
@@ -146,8 +191,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=7.0, help="transactions a second, about")
+    parser.add_argument("--queue", action="append", default=[], help="name of a queue that gets every message too")
     arguments = parser.parse_args()
-    producer = Producer(arguments.uri, arguments.number, arguments.seed, arguments.log_dir, arguments.rate)
+    producer = Producer(
+        arguments.uri, arguments.number, arguments.seed, arguments.log_dir, arguments.rate, arguments.queue
+    )
 
     def stop(*_: object) -> None:
         producer.stopping = True

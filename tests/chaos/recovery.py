@@ -1,26 +1,27 @@
 """PURE: how long it took after each fault until handling went on.
 
 From the blow (a process is killed, others can go on) or from the fault's end (the server is back) until the first
-effect: of each partition that stood still, so the last of them counts. Where another fault struck the same case before
-that, the time says nothing about the first one: such a fault is counted apart.
+effect: of each partition that stood still, so the last of them counts. In mode Competing, where nothing else stands
+still, until the last message that the victim had in hand has its effect; and where the number of partitions is
+changed, until the database has it. Where another fault struck the same case before that, the time says nothing about
+the first one: such a fault is counted apart.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tests.chaos.schedule import strikes
+from tests.chaos.cases import RECOVERY_SECONDS
+from tests.chaos.schedule import Kind, strikes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tests.chaos.cases import Case
     from tests.chaos.faults import Struck
-    from tests.chaos.schedule import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,30 @@ class Times:
     longest: float
 
 
-def measure(
-    struck: Sequence[Struck], cases: Sequence[Case], effects: Mapping[str, Mapping[int, Sequence[float]]]
-) -> list[Recovery]:
-    """Measure each fault for each case that it struck. `effects`: case, partition, times of effects, ascending."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a case; times in seconds since 1970.
+
+    Attributes:
+        effects: of each partition, when effects came, ascending.
+        messages: when the first effect of each message came.
+        changes: when the database had another number of partitions.
+
+    """
+
+    effects: Mapping[int, Sequence[float]]
+    messages: Mapping[str, float] = field(default_factory=dict)
+    changes: Sequence[float] = ()
+
+
+def measure(struck: Sequence[Struck], cases: Sequence[Case], seen: Mapping[str, Seen]) -> list[Recovery]:
+    """Measure each fault for each case that it struck."""
     found = []
     for one in struck:
         for case in cases:
             if one.harmless or not strikes(one.fault, case):
                 continue
-            seconds = _until_effect(one, effects[case.name])
+            seconds = _until_it_goes_on(one, seen[case.name])
             until = one.counts_from + (seconds or 0)
             if any(other is not one and _meets(other, case, one.began, until) for other in struck):
                 found.append(Recovery(one.fault.kind, case.name, None, overlapped=True))
@@ -66,8 +81,32 @@ def measure(
     return found
 
 
+def find_late(recoveries: Sequence[Recovery], case: Case) -> list[str]:
+    """Name each killed consumer whose messages were handled later than mode Competing promises."""
+    if case.fenced:
+        return []
+    return [
+        f"{recovery.kind}: its messages were handled after {recovery.seconds:.1f} s, not {RECOVERY_SECONDS:g} s"
+        for recovery in recoveries
+        if recovery.case == case.name
+        and recovery.kind in (Kind.KILL, Kind.KILL_IN_BATCH)
+        and recovery.seconds is not None
+        and recovery.seconds > RECOVERY_SECONDS
+    ]
+
+
 def _meets(other: Struck, case: Case, began: float, until: float) -> bool:
     return not other.harmless and strikes(other.fault, case) and other.began < until and other.ended > began
+
+
+def _until_it_goes_on(one: Struck, seen: Seen) -> float | None:
+    if one.messages:
+        if not all(message in seen.messages for message in one.messages):
+            return None
+        return max(0.0, *(seen.messages[message] - one.counts_from for message in one.messages))
+    if one.fault.kind is Kind.DIVIDE:
+        return next((at - one.counts_from for at in seen.changes if at > one.counts_from), None)
+    return _until_effect(one, seen.effects)
 
 
 def _until_effect(one: Struck, effects: Mapping[int, Sequence[float]]) -> float | None:
@@ -81,17 +120,6 @@ def _until_effect(one: Struck, effects: Mapping[int, Sequence[float]]) -> float 
     return longest if effects else None
 
 
-def summarize(recoveries: Sequence[Recovery]) -> Times | None:
-    """Return the times of those that can be told."""
-    seconds = sorted(recovery.seconds for recovery in recoveries if recovery.seconds is not None)
-    if not seconds:
-        return None
-    return Times(len(seconds), median(seconds), seconds[-1])
-
-
-def by_kind(recoveries: Sequence[Recovery]) -> dict[Kind, list[Recovery]]:
-    """Group them."""
-    groups: dict[Kind, list[Recovery]] = defaultdict(list)
-    for recovery in recoveries:
-        groups[recovery.kind].append(recovery)
-    return dict(groups)
+def summarize(seconds: Sequence[float]) -> Times | None:
+    """Return median and longest; None: nothing was measured."""
+    return Times(len(seconds), median(seconds), max(seconds)) if seconds else None

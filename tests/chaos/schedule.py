@@ -31,6 +31,7 @@ class Kind(StrEnum):
     """What is done."""
 
     KILL = "kill a worker"
+    KILL_IN_BATCH = "kill in mid-batch"
     FREEZE = "freeze a worker"
     FREEZE_IN_BATCH = "freeze in mid-batch"
     SLOW = "slow handler"
@@ -41,12 +42,17 @@ class Kind(StrEnum):
     TEAR = "tear connections"
     CLOCK = "step a clock"
     SCALE = "scale"
+    DIVIDE = "change partitions"
     POSTGRES = "crash PostgreSQL"
+    REPORTING = "crash the target's"
     DISK = "fill the disk"
     BROKER = "crash the broker"
 
 
-AT_ONCE: Final = frozenset({Kind.KILL, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.TERMINATE, Kind.CLOCK, Kind.SCALE})
+AT_ONCE: Final = frozenset({
+    Kind.KILL, Kind.KILL_IN_BATCH, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.TERMINATE, Kind.CLOCK, Kind.SCALE,
+    Kind.DIVIDE,
+})  # fmt: skip
 """Recovery counts from the blow itself, because others can go on at once; for all others from the fault's end."""
 
 
@@ -60,8 +66,8 @@ class Fault:
         seconds: how long it lasts.
         choice: which victim, 0 to 1.
         amount: how much, in the kind's own unit: replicas, seconds of a clock's step, milliseconds, bytes, seconds
-            until the restart.
-        broker: the connection to the broker instead of the database's.
+            until the restart, or which other number of partitions (a share, as `choice`).
+        target: of two connections the one to the target (a broker, another database) instead of the messages'.
 
     """
 
@@ -71,7 +77,12 @@ class Fault:
     seconds: float
     choice: float
     amount: float
-    broker: bool = False
+    target: bool = False
+
+    @property
+    def lane(self) -> str:
+        """Whose faults follow each other: those of a case, or of a server."""
+        return self.case or _SERVERS[self.kind]
 
     @property
     def ends(self) -> float:
@@ -80,26 +91,38 @@ class Fault:
 
 
 _OF_A_CASE: Final = (
-    Kind.KILL, Kind.KILL, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.FREEZE_IN_BATCH, Kind.SLOW, Kind.TERMINATE, Kind.CUT,
-    Kind.SILENCE, Kind.DELAY, Kind.TEAR, Kind.CLOCK, Kind.SCALE, Kind.SCALE,
+    Kind.KILL, Kind.KILL_IN_BATCH, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.FREEZE_IN_BATCH, Kind.SLOW, Kind.TERMINATE,
+    Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR, Kind.CLOCK, Kind.SCALE, Kind.SCALE,
 )  # fmt: skip
+_CHANGES: Final = (Kind.DIVIDE, Kind.DIVIDE)
+_SERVERS: Final = {
+    Kind.POSTGRES: "source", Kind.DISK: "source", Kind.BROKER: "broker", Kind.REPORTING: "reporting",
+}  # fmt: skip
+"""Each server has a lane of its own."""
 
 
 def strikes(fault: Fault, case: Case) -> bool:
     """Whether a fault is one for this case: its own, or that of a server that it needs."""
     if fault.case:
         return fault.case == case.name
-    return fault.kind is not Kind.BROKER or case.target is Target.RABBITMQ
+    return _needs(case, _SERVERS[fault.kind])
+
+
+def _needs(case: Case, server: str) -> bool:
+    return {"source": True, "broker": case.target is Target.RABBITMQ, "reporting": case.apart}[server]
 
 
 def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fault]:
     """Draw the faults of a run, in order of time."""
-    servers = [Kind.POSTGRES, Kind.DISK]
-    if any(case.target is Target.RABBITMQ for case in cases):
-        servers.append(Kind.BROKER)
-    lanes = [_build_lane(Random(f"{seed}/servers/{len(servers)}"), seconds, servers, (9.0, 16.0), None)]
-    lanes += [_build_lane(Random(f"{seed}/{case.name}"), seconds, _OF_A_CASE, (3.5, 9.0), case) for case in cases]
-    return sorted((fault for lane in lanes for fault in lane), key=lambda fault: (fault.at, fault.case))
+    lanes = []
+    for server in dict.fromkeys(_SERVERS.values()):
+        if any(_needs(case, server) for case in cases):
+            kinds = [kind for kind, whose in _SERVERS.items() if whose == server]
+            lanes.append(_build_lane(Random(f"{seed}/{server}"), seconds, kinds, (18.0, 32.0), None))
+    for case in cases:
+        kinds = [*_OF_A_CASE, *(_CHANGES if case.changes else ())]
+        lanes.append(_build_lane(Random(f"{seed}/{case.name}"), seconds, kinds, (3.5, 9.0), case))
+    return sorted((fault for lane in lanes for fault in lane), key=lambda fault: (fault.at, fault.lane))
 
 
 def _build_lane(
@@ -107,7 +130,7 @@ def _build_lane(
 ) -> list[Fault]:
     lane: list[Fault] = []
     deck: list[Kind] = []
-    at = FIRST + random.uniform(0, pause[1])
+    at = FIRST + random.uniform(0, pause[0])
     while True:
         if not deck:
             deck = random.sample(kinds, len(kinds))
@@ -120,10 +143,11 @@ def _build_lane(
 
 def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
     # Drawn for every kind alike, so that a change to one leaves the others of a seed as they are.
-    choice, share, size, broker = (random.random() for _ in range(4))
+    choice, share, size, target = (random.random() for _ in range(4))
     frozen = LEASE_SECONDS * (1.2 + share)
     seconds, amount = {
         Kind.KILL: (0.0, 0.5 + 2.5 * size),
+        Kind.KILL_IN_BATCH: (0.0, 0.5 + 2.5 * size),
         Kind.FREEZE: (frozen, 0.0),
         Kind.FREEZE_IN_BATCH: (frozen, 0.0),
         Kind.SLOW: (LEASE_SECONDS * (0.8 + 1.2 * share), 0.0),
@@ -134,11 +158,13 @@ def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
         Kind.TEAR: (2.0 + 2.0 * share, 500 + 20_000 * size * size),
         Kind.CLOCK: (0.0, (1 if size < 0.5 else -1) * 10 ** (1 + 5 * share)),
         Kind.SCALE: (0.0, 1 + int(4 * size)),
+        Kind.DIVIDE: (0.0, size),
         Kind.POSTGRES: (0.5 + 3.5 * share, 0.0),
+        Kind.REPORTING: (0.5 + 3.5 * share, 0.0),
         Kind.DISK: (2.0 + 4.0 * share, 200_000 * size),
         Kind.BROKER: (0.5 + 2.5 * share, 0.0),
     }[kind]
-    by_broker = kind in (Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR) and broker < 0.5
+    at_target = kind in (Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR) and target < 0.5
     return Fault(
         at=at,
         kind=kind,
@@ -146,7 +172,7 @@ def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
         seconds=round(seconds, 3),
         choice=round(choice, 6),
         amount=round(amount, 3),
-        broker=by_broker and case is not None and case.target is Target.RABBITMQ,
+        target=at_target and case is not None and case.has_target_connection,
     )
 
 

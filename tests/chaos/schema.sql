@@ -10,6 +10,11 @@ $$;
 -- A producer's own mark in each transaction: by it the producer learns what became of a COMMIT without an answer.
 CREATE TABLE chaos.transactions (mark uuid PRIMARY KEY, committed boolean NOT NULL);
 
+-- Keys that all producers write to: whoever writes the next message of one holds its row to the end of the transaction, so
+-- that the sequence is the order of the commits.
+CREATE TABLE chaos.keys (order_key text PRIMARY KEY, sequence integer NOT NULL DEFAULT 0);
+INSERT INTO chaos.keys (order_key) SELECT 'shared-' || n FROM generate_series(1, 6) AS n;
+
 CREATE TABLE chaos.gates (name text PRIMARY KEY, until timestamptz NOT NULL);
 
 -- Before any row is written, so whoever waits here has no transaction id and holds up nobody's reading bound.

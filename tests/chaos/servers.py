@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from tests.chaos.cases import Case
 
-PORT: Final = 5432
+SOURCE_PORT: Final = 5432
 """In a network namespace of our own."""
+REPORTING_PORT: Final = 5433
 _SETTINGS: Final = {
     "listen_addresses": "'127.0.0.1'",
     "unix_socket_directories": "''",
@@ -49,13 +50,29 @@ CREATE TABLE chaos.{table} (handled_id bigserial PRIMARY KEY, message_id text, o
     handler text DEFAULT split_part(current_setting('application_name'), ' ', 3));
 CREATE TRIGGER pass_gate BEFORE INSERT ON chaos.{table} FOR EACH STATEMENT EXECUTE FUNCTION chaos.pass_gate({name})
 """
+_BURN: Final = """
+CREATE TABLE chaos.burned (n integer);
+DO $$ BEGIN
+    FOR n IN 1..{} LOOP
+        BEGIN
+            INSERT INTO chaos.burned VALUES (n);
+        EXCEPTION WHEN division_by_zero THEN NULL;
+        END;
+    END LOOP;
+END $$;
+DROP TABLE chaos.burned
+"""
+"""A block with a handler is a subtransaction, and takes an id of its own."""
 
 
 class Postgres:
     """One server; fsync and synchronous_commit are on, as users have them."""
 
-    def __init__(self, directory: Path, *, megabytes: int) -> None:
+    def __init__(self, directory: Path, *, port: int, megabytes: int) -> None:
         """Mount the volume, make the server and start it."""
+        self.port = port
+        directory.mkdir()
+        directory.chmod(0o755)
         self._programs = binaries(os.environ.get("OUTBOX_CHAOS_POSTGRES", DEFAULT_VERSION))
         self._volume = directory / "volume"
         self._data = self._volume / "data"
@@ -71,7 +88,7 @@ class Postgres:
             shutil.chown(path, "postgres", "postgres")
         self._run("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
         with (self._data / "postgresql.conf").open("a") as configuration:
-            configuration.writelines(f"{name} = {value}\n" for name, value in (*_SETTINGS.items(), ("port", str(PORT))))
+            configuration.writelines(f"{name} = {value}\n" for name, value in (*_SETTINGS.items(), ("port", str(port))))
         self.start()
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -81,9 +98,9 @@ class Postgres:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def uri(self, database: str) -> str:
-        """Past every proxy."""
-        return f"postgresql://postgres@127.0.0.1:{PORT}/{database}"
+    def uri(self, database: str = "outbox", *, port: int | None = None) -> str:
+        """Past every proxy, or through the one at a port."""
+        return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}?sslmode=disable"
 
     def connect(self, database: str = "outbox") -> psycopg.Connection[Any]:
         """Connect past every proxy."""
@@ -140,19 +157,48 @@ class Postgres:
         except psycopg.Error:
             return False
 
-    def prepare(self, cases: Sequence[Case], sabotage: str = "") -> None:
-        """Make the databases, with the product's schema and ours, and a table of effects for each case that has one."""
-        for name in {"outbox", *(case.database for case in cases)}:
-            with self.connect("postgres") as admin:
-                admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-            with self.connect(name) as connection:
-                runner.migrate(connection, SCHEMA)
-                connection.execute(_SCHEMA_FILE.read_text())
-                if sabotage:
-                    connection.execute((SABOTAGE / f"{sabotage}.sql").read_text())
-        for case in cases:
-            if case.target is not Target.RABBITMQ:
-                with self.connect(case.database) as connection:
+    def prepare(self, cases: Sequence[Case], queues: Sequence[str] = (), sabotage: str = "") -> None:
+        """Make the database, with the product's schema and ours, and a table of effects for each case that has one."""
+        with self.connect("postgres") as admin:
+            admin.execute("CREATE DATABASE outbox")
+        with self.connect() as connection:
+            runner.migrate(connection, SCHEMA)
+            connection.execute(_SCHEMA_FILE.read_text())
+            if sabotage:
+                connection.execute((SABOTAGE / f"{sabotage}.sql").read_text())
+            for queue in queues:
+                connection.execute("SELECT outbox.create_queue(%s)", [queue])
+            for case in cases:
+                if case.target is not Target.RABBITMQ:
                     connection.execute(
                         sql.SQL(_TABLE).format(table=sql.Identifier(case.table), name=sql.Literal(case.name))
                     )
+
+    def burn(self, transactions: int) -> None:
+        """Use up so many transaction ids, so that this server's are not the other's."""
+        with self.connect() as connection:
+            connection.execute(_BURN.format(transactions))
+
+
+class Databases:
+    """The source, which has the messages, and the server of those cases whose effects are apart from them."""
+
+    def __init__(self, directory: Path, cases: Sequence[Case], *, megabytes: int, sabotage: str, burned: int) -> None:
+        """Start and prepare what the cases need."""
+        apart = [case for case in cases if case.apart]
+        queues = [case.queue for case in cases if case.queue]
+        self.source = Postgres(directory / "source", port=SOURCE_PORT, megabytes=megabytes)
+        self.source.prepare([case for case in cases if not case.apart], queues, sabotage)
+        self.reporting: Postgres | None = None
+        if apart:
+            self.reporting = Postgres(directory / "reporting", port=REPORTING_PORT, megabytes=megabytes)
+            self.reporting.prepare(apart, (), sabotage)
+            self.reporting.burn(burned)
+
+    def home(self, case: Case) -> Postgres:
+        """Return the server that has the case's effects, checkpoints and leases."""
+        return self.reporting if case.apart and self.reporting is not None else self.source
+
+    def all(self) -> list[Postgres]:
+        """Return every server that there is."""
+        return [self.source] if self.reporting is None else [self.source, self.reporting]

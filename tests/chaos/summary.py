@@ -4,69 +4,67 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.chaos.recovery import by_kind, summarize
-from tests.chaos.schedule import strikes
+from tests.chaos.recovery import summarize
 from tests.ledger.table import format_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.chaos.faults import Struck
-    from tests.chaos.recovery import Recovery, Times
-    from tests.chaos.verdict import Verdict
+    from tests.chaos.result import Result
 
 SHOWN = 10
 """Violations that are printed for each case; counting goes on."""
 
 
-def format_ledger(verdicts: Sequence[Verdict], struck: Sequence[Struck], recoveries: Sequence[Recovery]) -> list[str]:
+def format_result(result: Result) -> list[str]:
+    """Everything, in lines."""
+    found = "each was found" if not result.overlooked else "NOT all were found"
+    return [
+        "", *format_ledger(result), "", *format_recoveries(result), "",
+        f"Leases that ended in mid-batch: {result.expired} of {result.frozen} frozen there.",
+        f"Messages that committed later than one of their key with a higher pair: {result.overtaken:,}.",
+        f"Self-test: a loss, a double, a swap, a stranger, a step back, a second owner: {found}.",
+        *(f"OVERLOOKED {what}" for what in result.overlooked),
+        *format_violations(result),
+    ]  # fmt: skip
+
+
+def format_ledger(result: Result) -> list[str]:
     """One line for each case."""
     rows: list[tuple[str, ...]] = [
-        ("mode", "target", "produced", "handled", "lost", "doubled", "reordered", "faults", "recovery p50", "max")
-    ]
-    for verdict in verdicts:
-        case, account = verdict.case, verdict.account
-        faults = sum(strikes(one.fault, case) for one in struck)
-        times = summarize([recovery for recovery in recoveries if recovery.case == case.name])
-        doubled = f"{account.duplicated:,}" + ("" if case.transactional else " (allowed)")
-        reordered = "-" if account.out_of_order is None else f"{account.out_of_order:,}"
-        counts = (account.produced, account.handled, account.lost)
+        ("mode", "target", "produced", "handled", "lost", "doubled", "reordered", "moved back", "faults",
+         "recovery p50", "max"),
+    ]  # fmt: skip
+    for case in result.cases:
+        doubled = f"{case.doubled:,}" + (" (allowed)" if case.doubled_allowed else "")
+        reordered = "-" if case.reordered is None else f"{case.reordered:,}"
+        counts = (f"{n:,}" for n in (case.produced, case.handled, case.lost))
         rows.append(
-            (case.mode, case.target, *(f"{n:,}" for n in counts), doubled, reordered, str(faults), *_format(times))
-        )
+            (case.mode, case.target, *counts, doubled, reordered, str(case.moved_back), str(case.faults),
+             *_format(case.seconds)),
+        )  # fmt: skip
     return format_table(rows)
 
 
-def format_recoveries(struck: Sequence[Struck], recoveries: Sequence[Recovery]) -> list[str]:
+def format_recoveries(result: Result) -> list[str]:
     """One line for each kind of fault."""
     rows: list[tuple[str, ...]] = [("fault", "struck", "idle", "measured", "overlapped", "recovery p50", "max")]
-    groups = by_kind(recoveries)
-    for kind in sorted({one.fault.kind for one in struck}):
-        of_kind = [one for one in struck if one.fault.kind == kind]
-        found = groups.get(kind, [])
-        times = summarize(found)
-        rows.append(
-            (
-                kind,
-                str(len(of_kind)),
-                str(sum(one.harmless for one in of_kind)),
-                str(times.count if times else 0),
-                str(sum(recovery.overlapped for recovery in found)),
-                *_format(times),
-            )
-        )
+    for name, kind in sorted(result.kinds.items()):
+        counts = (kind.struck, kind.idle, len(kind.seconds), kind.overlapped)
+        rows.append((name, *(f"{n:,}" for n in counts), *_format(kind.seconds)))
     return format_table(rows)
 
 
-def format_violations(verdicts: Sequence[Verdict]) -> list[str]:
+def format_violations(result: Result) -> list[str]:
     """Everything that is wrong."""
     lines = []
-    for verdict in verdicts:
-        lines += [f"VIOLATION {verdict.case.name}: {violation}" for violation in verdict.violations[:SHOWN]]
-        if len(verdict.violations) > SHOWN:
-            lines.append(f"VIOLATION {verdict.case.name}: and {len(verdict.violations) - SHOWN} more")
+    for name, violations in result.violations.items():
+        lines += [f"VIOLATION {name}: {violation}" for violation in violations[:SHOWN]]
+        if len(violations) > SHOWN:
+            lines.append(f"VIOLATION {name}: and {len(violations) - SHOWN} more")
     return lines
 
 
-def _format(times: Times | None) -> tuple[str, str]:
+def _format(seconds: Sequence[float]) -> tuple[str, str]:
+    times = summarize(seconds)
     return ("-", "-") if times is None else (f"{times.p50:.2f} s", f"{times.longest:.2f} s")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tests.chaos.cases import SLOTS
+from tests.chaos.cases import SLOTS, Ending
 from tests.ledger.account import Account, compare
 from tests.ledger.history import find_double_owners, find_moves_back, find_stale_effects
 from tests.ledger.plant import check_history, check_list
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tests.ledger.history import Effect, Held, Stored
 
 
+LINE: Final = 2**63 - 1
+"""The position of a stop line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that is known of one case.
@@ -32,6 +36,8 @@ class Evidence:
         held: leases that the observer saw, in order of time.
         effects: when each trace came and, where the target says so, in which epoch.
         final: the checkpoint of each partition at the end.
+        unexamined: messages that no window holds at the end (cursor Snapshot), or that are left in a queue.
+        partitions: into how many the case is divided at the end.
         complaints: what was wrong with the processes themselves, or needs a person.
 
     """
@@ -41,6 +47,8 @@ class Evidence:
     held: Sequence[Held] = ()
     effects: Sequence[Effect] = ()
     final: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    unexamined: dict[int, int] = field(default_factory=dict)
+    partitions: int = 1
     complaints: Sequence[str] = ()
 
 
@@ -51,6 +59,7 @@ class Verdict:
     case: Case
     account: Account
     violations: tuple[str, ...]
+    moved_back: int = 0
 
 
 def judge(case: Case, produced: Sequence[Committed], evidence: Evidence) -> Verdict:
@@ -58,14 +67,14 @@ def judge(case: Case, produced: Sequence[Committed], evidence: Evidence) -> Verd
     account = compare(case.name, produced, evidence.handled, order=case.order)
     kept = account.is_exact() if case.transactional else account.is_at_least_once()
     violations = [] if kept else _name_findings(case, account)
-    violations += find_moves_back(evidence.stored)
+    moved_back = find_moves_back(evidence.stored)
+    violations += moved_back
     if case.fenced:
         violations += find_double_owners(evidence.held)
         if case.transactional:
             violations += find_stale_effects(evidence.effects)
-    if case.ends_at_last:
-        violations += find_not_at_end(case, produced, evidence.final)
-    return Verdict(case, account, (*violations, *evidence.complaints))
+    violations += find_not_at_end(case, produced, evidence)
+    return Verdict(case, account, (*evidence.complaints, *violations), len(moved_back))
 
 
 def _name_findings(case: Case, account: Account) -> list[str]:
@@ -81,20 +90,32 @@ def check_judge(case: Case, produced: Sequence[Committed], evidence: Evidence, r
     return overlooked + check_history(evidence.stored, evidence.held if case.fenced else (), effects, random)
 
 
-def find_not_at_end(case: Case, produced: Sequence[Committed], final: dict[int, tuple[int, ...]]) -> list[str]:
-    """Name each partition whose checkpoint is not the pair of its last message."""
-    return [
-        f"partition {partition} ends at {final.get(partition)}, its last message is {pair}"
-        for partition, pair in last_pairs(case, produced).items()
-        if final.get(partition) != pair
+def find_not_at_end(case: Case, produced: Sequence[Committed], evidence: Evidence) -> list[str]:
+    """Name each partition whose checkpoint does not say that everything is handled."""
+    last = last_pairs(produced, evidence.partitions)
+    left = [f"{count} messages of partition {number} are left" for number, count in evidence.unexamined.items()]
+    if case.ending in (Ending.WINDOW, Ending.EMPTY):
+        return left + [f"partition {number} has no checkpoint" for number in last if number not in evidence.final]
+    return left + [
+        f"partition {partition} ends at {evidence.final.get(partition)}, its last message is {pair}"
+        for partition, pair in last.items()
+        if not _is_at_end(case, evidence.final.get(partition), pair)
     ]
 
 
-def last_pairs(case: Case, produced: Sequence[Committed]) -> dict[int, tuple[int, int]]:
+def _is_at_end(case: Case, final: tuple[int, ...] | None, last: tuple[int, int]) -> bool:
+    if final is None or final == last:
+        return final == last
+    # A partition that had nothing since its number was changed stays at the stop line, which is no message's pair.
+    beyond = case.ending is Ending.BEYOND_LAST or (case.changes and final[1] == LINE)
+    return beyond and final > last
+
+
+def last_pairs(produced: Sequence[Committed], partitions: int) -> dict[int, tuple[int, int]]:
     """Return the pair of each partition's last message."""
     last: dict[int, tuple[int, int]] = {}
     for message in produced:
-        partition = partition_of(message.key, case.partitions)
+        partition = partition_of(message.key, partitions)
         last[partition] = max(message.pair, last.get(partition, message.pair))
     return last
 

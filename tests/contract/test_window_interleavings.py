@@ -23,7 +23,7 @@ from outbox_worker.postgres.slots import ensure_slot_index
 from outbox_worker.postgres.table import OutboxTable
 from outbox_worker.postgres.window_scan import Limits, WindowScan
 from outbox_worker.postgres.windows import WindowReader, fetch_snapshot
-from tests.support.interleaving import Processor, World
+from tests.support.interleaving import Processor, World, merge
 from tests.support.postgres import build_source
 
 EXAMPLES = int(os.environ.get("OUTBOX_INTERLEAVINGS", "100"))
@@ -45,7 +45,10 @@ limits = st.sampled_from([Limits(), Limits(small=2, ahead=4), Limits(small=1, ah
 
 
 def play(world, processors, history):
-    """Do what the history says; check after each step that nothing is handled twice or out of order."""
+    """Do what the history says; check after each step that nothing is handled twice or out of order.
+
+    Return what was handled in the end, by key.
+    """
     acts = {
         "insert": world.insert,
         "touch": world.touch,
@@ -76,6 +79,7 @@ def play(world, processors, history):
     for processor in processors:
         processor.drain(3)
         processor.check(world.committed, whole=True)
+    return merge(processors)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +93,8 @@ def world(servers):
 
 
 def run(world, history, build):
-    """Play a history, with every reader that `build` makes for a start."""
-    play(world, build(world.reset()), history)
+    """Play a history, with every reader that `build` makes for a start; return what they handled, by key."""
+    return play(world, build(world.reset()), history)
 
 
 EXPLORING = settings(
@@ -102,7 +106,8 @@ EXPLORING = settings(
 @given(history=histories, limits=limits)
 def test_nothing_is_lost_repeated_or_out_of_order(world, history, limits):
     scan = WindowScan(TABLE)
-    run(world, history, lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, limits), start)])
+    handled = run(world, history, lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, limits), start)])
+    assert handled == world.committed
 
 
 @settings(EXPLORING, max_examples=max(1, EXAMPLES // 3))
@@ -117,7 +122,7 @@ def test_partitions_share_the_messages_and_keep_each_keys_order(world, history, 
             for number in sorted({slot % PARTS for slot in slots.values()})
         ]
 
-    run(world, history, build)
+    assert run(world, history, build) == world.committed
 
 
 class PartOf(Processor):
@@ -146,11 +151,13 @@ def test_filters_let_through_what_they_shall(world, history, limits, typed):
         number = int(name.removeprefix("m"))
         return number % 2 == 0 and number % 3 in (0, 2)
 
-    run(
+    handled = run(
         world,
         history,
         lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, bounds), start, wants=wants)],
     )
+    wanted = {key: [name for name in names if wants(name)] for key, names in world.committed.items()}
+    assert handled == {key: names for key, names in wanted.items() if names}
 
 
 class Forgetful(WindowReader):

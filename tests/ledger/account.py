@@ -27,6 +27,8 @@ class Order(StrEnum):
 
     TOTAL = "the pair's"
     KEY = "the pair's within each key"
+    COMMIT = "the commits' within each key"
+    """Which is that of the sequence: who writes the next message of a key has its lock."""
     NONE = "any"
 
 
@@ -95,7 +97,7 @@ def compare(
     traces: Counter[int] = Counter()
     findings: list[str] = []
     duplicated = out_of_order = foreign = renamed = total = 0
-    furthest: dict[str, int] = {}
+    furthest: dict[str, tuple[int, int]] = {}
     for trace in handled:
         total += 1
         number = place.get((trace.key, trace.sequence))
@@ -110,12 +112,17 @@ def compare(
         if traces[number] > 1:
             duplicated += 1
             _note(findings, duplicated, f"{trace.key}#{trace.sequence} stands {traces[number]} times")
-        line = trace.key if order is Order.KEY else ""
-        before = furthest.get(line, -1)
-        if traces[number] == 1 and number < before:
+        line = "" if order is Order.TOTAL else trace.key
+        here = (trace.sequence if order is Order.COMMIT else number, number)
+        before = furthest.get(line, here)
+        if order is not Order.NONE and traces[number] == 1 and here < before:
             out_of_order += 1
-            _note(findings, out_of_order, f"{trace.key}#{trace.sequence} came after {produced[before].pair}")
-        furthest[line] = max(before, number)
+            late, early = produced[number], produced[before[1]]
+            _note(
+                findings, out_of_order,
+                f"{late.key}#{late.sequence} at {late.pair} came after {early.key}#{early.sequence} at {early.pair}",
+            )  # fmt: skip
+        furthest[line] = max(before, here)
     missing = [m for number, m in enumerate(produced) if number not in traces]
     findings += [f"{m.key}#{m.sequence} ({m.message_id}) at {m.pair} is lost" for m in missing[:SAMPLES]]
     return Account(

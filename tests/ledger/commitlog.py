@@ -23,8 +23,8 @@ class Committed:
 
     Attributes:
         pair: (transaction_id, position), the order that the cursor TransactionOrder promises.
-        key: what the message is about; a key belongs to one producer.
-        sequence: 1, 2, 3 … within the key, without gaps.
+        key: what the message is about. It belongs to one producer, or each takes the key's lock before it writes.
+        sequence: 1, 2, 3 … within the key, without gaps, in the order of the commits.
         minute: start of the minute the order was placed in, seconds since 1970.
 
     """
@@ -89,19 +89,34 @@ def check_commit_log(messages: Iterable[Committed]) -> None:
     """Refuse a log that cannot be true; the messages come in pair order.
 
     Raises:
-        ValueError: an id or a pair stands twice, or a key's sequence is not 1, 2, 3 … in pair order.
+        ValueError: an id or a pair stands twice, or a key's sequence is not 1, 2, 3 …, in pair order where one producer
+            wrote them all.
 
     """
     seen: set[str] = set()
-    last: dict[str, int] = {}
     before: tuple[int, int] = (0, 0)
+    keys: dict[str, list[Committed]] = {}
     for message in messages:
         if message.message_id in seen or message.pair == before:
             msg = f"the commit log holds message {message.message_id} at {message.pair} twice"
             raise ValueError(msg)
-        if message.sequence != last.get(message.key, 0) + 1:
-            msg = f"the commit log jumps from {last.get(message.key, 0)} to {message.sequence} in {message.key}"
-            raise ValueError(msg)
         seen.add(message.message_id)
-        last[message.key] = message.sequence
         before = message.pair
+        keys.setdefault(message.key, []).append(message)
+    for key, of_key in keys.items():
+        if len({message.producer for message in of_key}) > 1:
+            of_key.sort(key=lambda message: message.sequence)
+        for number, message in enumerate(of_key):
+            if message.sequence != number + 1:
+                msg = f"the commit log jumps from {number} to {message.sequence} in {key}"
+                raise ValueError(msg)
+
+
+def count_overtaken(messages: Iterable[Committed]) -> int:
+    """Count messages that were committed before another one of their key although their pair is higher."""
+    furthest: dict[str, int] = {}
+    overtaken = 0
+    for message in messages:
+        overtaken += message.sequence < furthest.get(message.key, 0)
+        furthest[message.key] = max(message.sequence, furthest.get(message.key, 0))
+    return overtaken

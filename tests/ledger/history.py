@@ -41,6 +41,7 @@ class Effect:
     epoch: int | None = None
     handler: str = ""
     holder: str | None = None
+    message: str = ""
 
 
 def find_moves_back(samples: Iterable[Stored]) -> list[str]:

@@ -76,7 +76,7 @@ def check_list(
         "message never committed": (plant_foreign, {"foreign": 1}),
     }
     if order is not Order.NONE:
-        cases["swap"] = (partial(plant_swap, within_key=order is Order.KEY), {"out_of_order": 1})
+        cases["swap"] = (partial(plant_swap, within_key=order is not Order.TOTAL), {"out_of_order": 1})
     failures = []
     for name, (spoil, more) in cases.items():
         found = compare(name, produced, spoil(handled, random), order=order)

@@ -19,7 +19,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.windows import fetch_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import psycopg
 
@@ -240,3 +240,13 @@ class Processor:
             assert got == expected[: len(got)], f"key {key}: {got} against commit order {expected}"
             if whole:
                 assert len(got) == len(expected), f"key {key}: lost or stalled {expected[len(got) :]}"
+
+
+def merge(processors: Iterable[Processor]) -> dict[str, list[str]]:
+    """Return the messages that they handled, by key, each in its processor's order."""
+    merged: dict[str, list[str]] = {}
+    for processor in processors:
+        for key, names in processor.by_key.items():
+            if names:
+                merged[key] = merged.get(key, []) + names
+    return merged

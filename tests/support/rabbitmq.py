@@ -45,7 +45,9 @@ def _own(command: list[str]) -> list[str]:
 class RabbitmqServer:
     """One node. `stop` and `start` keep its data."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience: float = 60) -> None:
+        """Start one; `patience` is how many seconds each start may take."""
+        self._patience = patience
         if not (_PROGRAMS / "rabbitmq-server").exists():
             raise FileNotFoundError("no RabbitMQ: run tests/cluster/setup.sh rabbitmq")
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-rabbitmq-", dir="/tmp"))
@@ -113,7 +115,7 @@ class RabbitmqServer:
                 return True
             return False
 
-        wait_until(answers, "RabbitMQ answers", seconds=60)
+        wait_until(answers, "RabbitMQ answers", seconds=self._patience)
 
     def stop(self) -> None:
         """Stop the node as a crash would."""

@@ -92,6 +92,28 @@ def test_commit_log_is_what_the_database_has_though_backends_are_terminated(prep
     assert written
 
 
+def test_producers_share_keys_in_the_order_of_their_commits_and_queues_get_every_message(prepared, tmp_path) -> None:
+    look = prepared.direct()
+    look.execute("SELECT outbox.create_queue('of_tests')")
+    made = [Producer(prepared.uri(), number, 5, tmp_path, rate=1000, queues=["of_tests"]) for number in range(2)]
+    running = [threading.Thread(target=each.run) for each in made]
+    for thread in running:
+        thread.start()
+    written_by_two = (
+        "SELECT count(*) FROM (SELECT 1 FROM outbox.messages WHERE partition_key LIKE 'shared-%' "
+        "GROUP BY partition_key HAVING count(*) > 3) AS keys"
+    )
+    wait_until(lambda: look.execute(written_by_two).fetchone() == (6,), "every shared key is written to", 60)
+    for each, thread in zip(made, running, strict=True):
+        each.stopping = True
+        thread.join(20)
+    written = read_commit_logs(tmp_path)  # which refuses a key whose numbers are not the commits'
+    shared = [message for message in written if message.key.startswith("shared-")]
+    assert {message.producer for message in shared} == {0, 1}
+    queued = look.execute("SELECT message_id FROM outbox.queue_of_tests").fetchall()
+    assert sorted(row[0] for row in queued) == sorted(message.message_id for message in written)
+
+
 def look_at_clocks(process: subprocess.Popen[str]) -> tuple[float, float]:
     assert process.stdin is not None
     assert process.stdout is not None

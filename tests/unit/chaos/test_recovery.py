@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.cases import Case, Target
+from tests.chaos.cases import RECOVERY_SECONDS, Case, Target, select_cases
 from tests.chaos.faults import Struck
-from tests.chaos.recovery import Recovery, measure, summarize
+from tests.chaos.recovery import Recovery, Seen, find_late, measure, summarize
 from tests.chaos.schedule import Fault, Kind
 from tests.ledger.account import Order
 
@@ -18,7 +18,10 @@ def make_struck(kind=Kind.KILL, case="a", began=100.0, ended=100.0, **fields) ->
     return Struck(fault, began, ended, fields.pop("counts_from", ended), **fields)
 
 
-EFFECTS = {"a": {0: [99.0, 101.5, 102.0], 1: [99.5, 103.0]}, "b": {0: [100.5, 101.0, 140.0]}}
+SEEN = {
+    "a": Seen({0: [99.0, 101.5, 102.0], 1: [99.5, 103.0]}, changes=[98.0, 104.5]),
+    "b": Seen({0: [100.5, 101.0, 140.0]}, {"x": 99.9, "y": 104.0, "z": 103.5}),
+}
 
 
 @pytest.mark.parametrize(
@@ -31,38 +34,65 @@ EFFECTS = {"a": {0: [99.0, 101.5, 102.0], 1: [99.5, 103.0]}, "b": {0: [100.5, 10
     ],
 )
 def test_it_is_the_time_to_the_first_effect_of_the_last_partition(partitions, seconds) -> None:
-    (recovery,) = measure([make_struck(partitions=partitions)], CASES, EFFECTS)
+    (recovery,) = measure([make_struck(partitions=partitions)], CASES, SEEN)
     assert recovery == Recovery(Kind.KILL, "a", seconds)
 
 
 def test_a_fault_of_a_server_counts_for_each_case_from_its_end() -> None:
     crash = make_struck(Kind.POSTGRES, "", began=96.0, ended=100.0)
-    assert measure([crash], CASES, EFFECTS) == [Recovery(Kind.POSTGRES, "a", 3.0), Recovery(Kind.POSTGRES, "b", 0.5)]
+    assert measure([crash], CASES, SEEN) == [Recovery(Kind.POSTGRES, "a", 3.0), Recovery(Kind.POSTGRES, "b", 0.5)]
 
 
 def test_the_brokers_crash_is_one_for_those_who_publish_to_it() -> None:
     crash = make_struck(Kind.BROKER, "", began=96.0, ended=100.0)
-    assert measure([crash], CASES, EFFECTS) == [Recovery(Kind.BROKER, "b", 0.5)]
-    first, _ = measure([make_struck(partitions=(1,)), crash], CASES, EFFECTS)
+    assert measure([crash], CASES, SEEN) == [Recovery(Kind.BROKER, "b", 0.5)]
+    first, _ = measure([make_struck(partitions=(1,)), crash], CASES, SEEN)
     assert first == Recovery(Kind.KILL, "a", 3.0)
 
 
 def test_a_fault_before_the_recovery_makes_it_nobodys() -> None:
     one, other = make_struck(partitions=(1,)), make_struck(Kind.CUT, began=102.0, ended=102.5)
-    first, second = measure([one, other], CASES, EFFECTS)
+    first, second = measure([one, other], CASES, SEEN)
     assert (first.overlapped, first.seconds) == (True, None)
     assert second == Recovery(Kind.CUT, "a", None, overlapped=False), "after it partition 0 has no effect any more"
 
 
 def test_a_fault_of_another_case_or_one_that_did_nothing_takes_nothing_away() -> None:
     others = [make_struck(case="b", began=101.0, ended=101.0), make_struck(began=101.0, ended=101.0, harmless=True)]
-    assert measure([make_struck(partitions=(1,)), *others], CASES, EFFECTS)[0].seconds == 3.0
-    assert len(measure(others, CASES, EFFECTS)) == 1
+    assert measure([make_struck(partitions=(1,)), *others], CASES, SEEN)[0].seconds == 3.0
+    assert len(measure(others, CASES, SEEN)) == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "seconds"),
+    [
+        pytest.param(("y", "z"), 4.0, id="the last message that was in hand"),
+        pytest.param(("x",), 0.0, id="one whose commit was on its way already"),
+        pytest.param(("y", "lost"), None, id="one that never came"),
+    ],
+)
+def test_what_a_consumer_had_in_hand_counts_and_nothing_else_does(messages, seconds) -> None:
+    (recovery,) = measure([make_struck(case="b", messages=messages)], CASES, SEEN)
+    assert recovery.seconds == seconds
+
+
+def test_a_change_of_the_number_of_partitions_counts_until_the_database_has_it() -> None:
+    (recovery,) = measure([make_struck(Kind.DIVIDE)], CASES, SEEN)
+    assert recovery.seconds == 4.5
+
+
+def test_a_consumer_that_is_killed_has_its_messages_handled_in_time_or_it_is_a_violation() -> None:
+    competing, ordered = select_cases(["ordered-sql", "competing-sql"])[::-1]
+    late, frozen = RECOVERY_SECONDS + 0.1, Recovery(Kind.FREEZE, competing.name, 99.0)
+    for kind in (Kind.KILL, Kind.KILL_IN_BATCH):
+        recoveries = [Recovery(kind, competing.name, late), Recovery(kind, ordered.name, late), frozen]
+        assert len(find_late(recoveries, competing)) == 1
+        assert find_late(recoveries, ordered) == []
+        assert find_late([Recovery(kind, competing.name, RECOVERY_SECONDS), frozen], competing) == []
 
 
 def test_times_are_a_median_and_the_longest() -> None:
-    recoveries = [Recovery(Kind.KILL, "a", seconds) for seconds in (4.0, 1.0, None, 2.0)]
-    times = summarize(recoveries)
+    times = summarize([4.0, 1.0, 2.0])
     assert times is not None
     assert (times.count, times.p50, times.longest) == (3, 2.0, 4.0)
-    assert summarize([Recovery(Kind.KILL, "a", None, overlapped=True)]) is None
+    assert summarize([]) is None

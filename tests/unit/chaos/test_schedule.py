@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases import CASES, Target, build_config, build_handler, select_cases
-from tests.chaos.schedule import LAST, Kind, as_json, build_schedule
+from tests.chaos.cases import CASES, COUNTS, PARTITIONS, Target, select_cases
+from tests.chaos.config import build_config, build_handler
+from tests.chaos.rounds import MOST_AT_ONCE, deal_rounds, draw_sample
+from tests.chaos.schedule import LAST, Kind, as_json, build_schedule, strikes
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = range(20)
-SERVERS = {Kind.POSTGRES, Kind.DISK, Kind.BROKER}
+SERVERS = {Kind.POSTGRES, Kind.REPORTING, Kind.DISK, Kind.BROKER}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -37,7 +39,9 @@ def test_a_case_alone_meets_the_faults_that_it_meets_among_others() -> None:
     of_all = [fault for fault in build_schedule(3, 300, CASES) if fault.case == "ordered-rabbitmq"]
     alone = build_schedule(3, 300, select_cases(["ordered-rabbitmq"]))
     assert [fault for fault in alone if fault.case] == of_all
-    assert [f for f in alone if not f.case] == [f for f in build_schedule(3, 300, CASES) if not f.case]
+    (case,) = select_cases(["ordered-rabbitmq"])
+    of_servers = [fault for fault in build_schedule(3, 300, CASES) if not fault.case and strikes(fault, case)]
+    assert [fault for fault in alone if not fault.case] == of_servers
 
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:
@@ -54,19 +58,58 @@ def test_every_kind_comes_in_a_run_of_three_minutes(seed) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_faults_of_a_lane_follow_each_other_and_leave_time_to_recover(seed) -> None:
     schedule = build_schedule(seed, 300, CASES)
-    for lane in {fault.case for fault in schedule}:
-        faults = [fault for fault in schedule if fault.case == lane]
+    for lane in {fault.lane for fault in schedule}:
+        faults = [fault for fault in schedule if fault.lane == lane]
         assert all(one.ends < other.at for one, other in pairwise(faults))
         assert faults[-1].ends <= 300 - LAST
     assert {fault.kind for fault in schedule if not fault.case} <= SERVERS
     assert not {fault.kind for fault in schedule if fault.case} & SERVERS
 
 
-def test_no_broker_no_fault_of_it() -> None:
+def test_no_broker_and_no_other_database_no_fault_of_them() -> None:
     cases = select_cases(["ordered-sql", "partitioned-python"])
     schedule = build_schedule(1, 600, cases)
-    assert Kind.BROKER not in {fault.kind for fault in schedule}
-    assert not any(fault.broker for fault in schedule)
+    assert not {Kind.BROKER, Kind.REPORTING} & {fault.kind for fault in schedule}
+    assert not any(fault.target for fault in schedule)
+
+
+def test_the_connection_to_the_target_is_struck_where_there_is_one() -> None:
+    cases = select_cases(["apart-ordered-sql", "ordered-rabbitmq", "ordered-sql"])
+    schedule = build_schedule(1, 600, cases)
+    assert {fault.case for fault in schedule if fault.target} == {"apart-ordered-sql", "ordered-rabbitmq"}
+
+
+def test_partitions_are_changed_where_they_can_be() -> None:
+    changed = {fault.case for fault in build_schedule(1, 600, CASES) if fault.kind is Kind.DIVIDE}
+    assert changed == {case.name for case in CASES if case.changes}
+    assert changed >= {"partitioned-sql", "partitioned-python", "partitioned-rabbitmq"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rounds_hold_each_case_once_and_meet_every_kind_that_can_strike_them(seed) -> None:
+    rounds = deal_rounds(seed, CASES)
+    assert sorted(case.name for one in rounds for case in one) == sorted(case.name for case in CASES)
+    for cases in rounds:
+        assert len(cases) <= MOST_AT_ONCE
+        assert len({case.mode for case in cases}) >= 4
+        schedule = build_schedule(seed, 180, cases)
+        possible = {fault.kind for fault in build_schedule(seed, 3000, cases)}
+        assert {fault.kind for fault in schedule} == possible
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sample_has_every_mode_a_broker_and_another_database(seed) -> None:
+    sample = draw_sample(seed, CASES)
+    assert sample == draw_sample(seed, CASES)
+    assert [case.mode.partition(",")[0] for case in sample][:2] == ["Ordered", "Partitioned"]
+    assert [case.apart for case in sample] == [False, False, False, False, True]
+    assert sample[2].source == {"cursor": "Snapshot"}
+    assert sample[3].mode.startswith("Competing")
+    assert any(case.target is Target.RABBITMQ for case in sample)
+
+
+def test_samples_come_to_every_case() -> None:
+    assert {case.name for seed in range(200) for case in draw_sample(seed, CASES)} == {case.name for case in CASES}
 
 
 def test_cases_are_chosen_by_name_or_by_what_they_begin_with() -> None:
@@ -83,5 +126,16 @@ def test_every_case_is_a_configuration_that_the_worker_takes(case) -> None:
     config = ProcessorConfig.model_validate(build_config(case))
     assert config.processor_id == case.name
     assert (config.delivery.partitions.count if config.delivery.partitions else 1) == case.partitions
+    assert config.is_apart is case.apart
+    changed = ProcessorConfig.model_validate(build_config(case, partitions=7, generation=2))
+    assert (changed.delivery.partitions.count if changed.delivery.partitions else 1) == (
+        7 if case.partitions > 1 else 1
+    )
+    assert len(f"outbox {case.name} worker-9999") < 64, "PostgreSQL would cut the connection's name"
     if case.target is Target.PYTHON:
         compile(build_handler(case), "orders.py", "exec")
+
+
+def test_another_number_of_partitions_is_never_below_the_most_replicas() -> None:
+    most = max(fault.amount for seed in SEEDS for fault in build_schedule(seed, 600, CASES) if fault.kind is Kind.SCALE)
+    assert most <= min(COUNTS) == PARTITIONS

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.chaos.cases import CASES
+from tests.chaos.cases import CASES, Ending
 from tests.chaos.verdict import Evidence, check_judge, judge, last_pairs, partition_of
 from tests.ledger.account import Handled
 from tests.ledger.commitlog import Committed
@@ -16,6 +16,7 @@ from tests.ledger.history import Effect, Held, Stored
 BY_NAME = {case.name: case for case in CASES}
 SQL, RABBITMQ = BY_NAME["ordered-sql"], BY_NAME["ordered-rabbitmq"]
 DIVIDED = BY_NAME["partitioned-sql"]
+SNAPSHOT, COMPETING = BY_NAME["snapshot-ordered-sql"], BY_NAME["competing-sql"]
 
 
 def make_produced(count: int = 60, keys: int = 9) -> list[Committed]:
@@ -39,7 +40,10 @@ def make_evidence(case, handled=None, **fields) -> Evidence:
         stored.append(Stored(n, partition, message.pair))
         held.append(Held(n, partition, epoch, f"pod-{epoch}"))
         effects.append(Effect(n, partition, epoch, f"pod-{epoch}", f"pod-{epoch}"))
-    evidence = Evidence(handled, stored, held, effects, dict(last_pairs(case, PRODUCED)))
+    final: dict[int, tuple[int, ...]] = {**last_pairs(PRODUCED, case.partitions)}
+    evidence = Evidence(handled, stored, held, effects, final, partitions=case.partitions)
+    if case.ending is Ending.BEYOND_LAST:
+        evidence = replace(evidence, final={0: (10_000, 1)})
     return replace(evidence, **fields)
 
 
@@ -121,6 +125,59 @@ def test_broken_history_is_a_violation(fields, said) -> None:
 def test_a_pair_grows_though_its_position_falls() -> None:
     stored = [Stored(1, 0, (8, 5)), Stored(2, 0, (9, 1)), Stored(3, 1, (2, 2)), Stored(4, 0, (9, 1))]
     assert judge(SQL, PRODUCED, make_evidence(SQL, stored=stored)).violations == ()
+
+
+def make_overtaken() -> tuple[list[Committed], list[Handled]]:
+    """Commits of two producers in an order that is not that of their pairs, and handled as they were committed."""
+    produced = [
+        Committed("early-id", (700, 9), "shared", 2, 1, 0, 0),
+        Committed("late-id", (701, 5), "shared", 1, 1, 0, 1),
+    ]
+    return produced, [Handled(m.message_id, m.key, m.sequence, m.cents) for m in reversed(produced)]
+
+
+def test_commit_order_is_what_the_cursor_snapshot_owes_and_the_pairs_what_the_other_does() -> None:
+    produced, as_committed = make_overtaken()
+    as_paired = as_committed[::-1]
+    for case, right, wrong in ((SNAPSHOT, as_committed, as_paired), (DIVIDED, as_paired, as_committed)):
+        assert judge(case, produced, Evidence(right)).account.out_of_order == 0
+        verdict = judge(case, produced, Evidence(wrong))
+        assert verdict.account.out_of_order == 1
+        assert any("came after shared#" in violation for violation in verdict.violations)
+    assert judge(COMPETING, produced, Evidence(as_paired)).account.out_of_order is None
+
+
+def test_checkpoint_that_moved_back_is_counted() -> None:
+    stored = [Stored(1, 0, (0, 7)), Stored(2, 0, (0, 6)), Stored(3, 0, (0, 8))]
+    assert judge(SNAPSHOT, PRODUCED, make_evidence(SNAPSHOT, stored=stored)).moved_back == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "said"),
+    [
+        pytest.param(SNAPSHOT, {"unexamined": {0: 3}}, "3 messages of partition 0 are left", id="in no window"),
+        pytest.param(SNAPSHOT, {"final": {}}, "partition 0 has no checkpoint", id="no window at all"),
+        pytest.param(COMPETING, {"final": {0: (1, 1)}}, "ends at (1, 1)", id="the outbox is not done"),
+        pytest.param(BY_NAME["queue-sql"], {"unexamined": {0: 1}}, "are left", id="the queue is not empty"),
+        pytest.param(SQL, {"final": {0: (10_000, 1)}}, "ends at (10000, 1)", id="beyond what there is"),
+        pytest.param(
+            DIVIDED, {"partitions": 5, "final": {0: (10_000, 1)}}, "ends at", id="beyond, and not at a stop line"
+        ),
+    ],
+)
+def test_case_that_is_not_at_its_end_is_a_violation(case, fields, said) -> None:
+    violations = judge(case, PRODUCED, make_evidence(case, **fields)).violations
+    assert any(said in violation for violation in violations), violations
+
+
+def test_partition_without_a_message_since_the_change_stays_at_the_stop_line() -> None:
+    line = (10_000, 2**63 - 1)
+    evidence = make_evidence(DIVIDED, partitions=8, final=dict.fromkeys(range(8), line))
+    assert judge(DIVIDED, PRODUCED, evidence).violations == ()
+    below = (1, 2**63 - 1)
+    assert judge(DIVIDED, PRODUCED, replace(evidence, final=dict.fromkeys(range(8), below))).violations != ()
+    apart = BY_NAME["apart-partitioned-sql"]
+    assert judge(apart, PRODUCED, replace(evidence, partitions=4)).violations != (), "nobody changes its number"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
