@@ -23,6 +23,7 @@ from outbox_worker.postgres import windows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
+from outbox_worker.postgres.schema import check_position_index
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
@@ -162,10 +163,12 @@ def compute_start(connection: psycopg.Connection[Any], source: Source, start_fro
     """Compute the first checkpoint of a new processor, of the kind that the source asks for.
 
     Raises:
-        ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
+        ConfigurationError: a timestamp without a column that says when messages were stored; no index on the
+            position, or a hot standby, where the cursor would be Snapshot.
 
     """
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
+        check_position_index(connection, source)
         return Checkpoint(0, 1, windows.find_start(connection, source, start_from))
     return start_pair(connection, source, start_from)
 
@@ -182,7 +185,7 @@ def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
         raise ConfigurationError(
             f"the checkpoint of processor {key.processor_id!r} is of cursor {kind}, and source.cursor is "
             f"{source.cursor}: a checkpoint of one kind means nothing to the other. Set source.cursor to {kind} or "
-            "leave it out, or use another processorId",
+            "leave it out (engine Spark has TransactionOrder only), or use another processorId",
             reason=Reason.CURSOR_DIFFERS,
         )
 
