@@ -259,7 +259,7 @@ class Outbox(Effects):
 SQL_TARGET = {
     "sql": {
         "statement": "INSERT INTO handled (message_id, total) "
-        "SELECT message_id, (data->>'total')::int FROM batch ORDER BY transaction_id, position"
+        "SELECT message_id, (data->>'total')::int FROM batch ORDER BY ordinal"
     }
 }
 """A projection into `handled`."""

@@ -82,12 +82,13 @@ def test_each_message_once_in_order(apart, target, checkpoint):
 def test_the_batch_looks_the_same_as_in_the_source(outbox, apart):
     """Every column of the relation, by the same statement run in both databases."""
     columns = (
-        "position, transaction_id, message_id, message_type, publication_id, partition_key, data, metadata, scheduled"
+        "position, transaction_id, message_id, message_type, publication_id, partition_key, data, metadata, scheduled, "
+        "ordinal"
     )
     statement = f"INSERT INTO whole SELECT {columns} FROM batch WHERE '%s $1' <> '' ORDER BY transaction_id, position"
     table = (
         "CREATE TABLE whole (position bigint, transaction_id xid8, message_id text, message_type text, "
-        "publication_id text, partition_key text, data jsonb, metadata jsonb, scheduled timestamptz)"
+        "publication_id text, partition_key text, data jsonb, metadata jsonb, scheduled timestamptz, ordinal bigint)"
     )
     for connection in (outbox.connection, apart.connection):
         connection.execute(table)

@@ -14,10 +14,11 @@ from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, build_config
 IN_ORDER = {
     "sql": {
         "statement": "INSERT INTO handled (message_id, total) "
-        "SELECT message_id, (data->>'total')::int FROM batch ORDER BY position"
+        "SELECT message_id, (data->>'total')::int FROM batch ORDER BY ordinal"
     }
 }
 SNAPSHOT = {"cursor": "Snapshot"}
+PAIRS = {"cursor": "TransactionOrder"}
 
 
 def kind_of(outbox):
@@ -73,7 +74,7 @@ def test_a_kill_inside_a_window_repeats_and_loses_nothing(database, outbox, work
 
 def test_a_checkpoint_keeps_its_kind(database, outbox, workers):
     """A resource that names no cursor goes on with what is stored; one that names another one is refused."""
-    pairs = workers.start(build_config(database, IN_ORDER), database.uri())
+    pairs = workers.start(build_config(database, IN_ORDER, source=PAIRS), database.uri())
     outbox.wait_handled(outbox.produce(3))
     assert pairs.terminate() == 0
     assert kind_of(outbox) == ("TransactionOrder", False)
@@ -83,15 +84,51 @@ def test_a_checkpoint_keeps_its_kind(database, outbox, workers):
     assert "of cursor TransactionOrder, and source.cursor is Snapshot" in message
     assert refused.terminate() == 0
 
-    windows = build_config(database, IN_ORDER, source=SNAPSHOT, processor_id="windows")
-    first = workers.start(windows, database.uri())
-    wait_until(lambda: len(outbox.handled()) == 6, "handled by the second processor too")
-    assert first.terminate() == 0
-    unnamed = workers.start(build_config(database, IN_ORDER, processor_id="windows"), database.uri())
+    unnamed = workers.start(build_config(database, IN_ORDER), database.uri())
     outbox.produce(2, start=3)
-    wait_until(lambda: len(outbox.handled()) == 8, "goes on with windows")
+    wait_until(lambda: len(outbox.handled()) == 5, "goes on with pairs")
     assert unnamed.terminate() == 0
-    assert outbox.stored("windows").startswith("0:")
+    assert kind_of(outbox) == ("TransactionOrder", False)
+
+
+def test_a_new_processor_without_a_cursor_reads_windows_and_keeps_them(database, outbox, workers):
+    first = workers.start(build_config(database, IN_ORDER), database.uri())
+    outbox.wait_handled(outbox.produce(3))
+    assert first.terminate() == 0
+    assert kind_of(outbox) == ("Snapshot", True)
+
+    refused = workers.start(build_config(database, IN_ORDER, source=PAIRS), database.uri())
+    message = refused.wait_state("Unavailable", "CursorDiffers").message
+    assert "of cursor Snapshot, and source.cursor is TransactionOrder" in message
+    assert refused.terminate() == 0
+
+    workers.start(build_config(database, IN_ORDER), database.uri())
+    outbox.wait_handled([*(f"message-{n}" for n in range(1, 4)), *outbox.produce(2, start=3)])
+
+
+@pytest.mark.parametrize(
+    ("cursor", "order"), [("Snapshot", "position"), ("TransactionOrder", "transaction_id, position")]
+)
+def test_the_ordinal_sorts_a_batch_as_the_cursor_does(database, outbox, workers, cursor, order):
+    """The transaction that took its id first inserted last: the two cursors differ."""
+    early = database.direct(autocommit=False)
+    early.execute("SELECT pg_current_xact_id()")
+    insert = "INSERT INTO outbox.messages (message_id, message_type, data) VALUES (%s, 't', '{\"total\": 1}')"
+    outbox.connection.execute(insert, ["late-id"])
+    early.execute(insert, ["early-id"])
+    early.commit()
+    outbox.connection.execute("CREATE TABLE seen (ordinal bigint, message_id text)")
+    statement = "INSERT INTO seen SELECT ordinal, message_id FROM batch"
+    config = build_config(database, {"sql": {"statement": statement}}, source={"cursor": cursor})
+    workers.start(config, database.uri())
+
+    def seen():
+        return [row[0] for row in outbox.connection.execute("SELECT message_id FROM seen ORDER BY ordinal").fetchall()]
+
+    wait_until(lambda: len(seen()) == 2, "both are handled")
+    expected = outbox.connection.execute(f"SELECT message_id FROM outbox.messages ORDER BY {order}").fetchall()
+    assert seen() == [row[0] for row in expected]
+    assert seen()[0] == {"Snapshot": "late-id", "TransactionOrder": "early-id"}[cursor]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_core.report import Conflict, ConflictSummary, Reason, Report, ResourceRef, WorkerState
-from outbox_core.spec import Guarantee, Source, Target, format_duration, parse_duration
+from outbox_core.spec import Cursor, Engine, Guarantee, Source, Target, format_duration, parse_duration
 
 RESOURCE = ResourceRef(cluster="east", namespace="shop", name="orders", uid="u-1")
 SOURCE = Source.model_validate({"connection": {"secretRef": {"name": "db"}}})
@@ -48,6 +48,22 @@ def test_guarantee_defaults_to_the_strongest_the_target_has(
     target: dict[str, object] | None, guarantee: Guarantee
 ) -> None:
     assert config(target).guarantee is guarantee
+
+
+@pytest.mark.parametrize(
+    ("engine", "named", "cursor"),
+    [
+        pytest.param(Engine.SPARK, None, Cursor.TRANSACTION_ORDER, id="Spark has one"),
+        pytest.param(Engine.WORKER, None, None, id="a worker's depends on what is stored"),
+        pytest.param(Engine.WORKER, Cursor.TRANSACTION_ORDER, Cursor.TRANSACTION_ORDER, id="as named"),
+    ],
+)
+def test_the_engine_decides_what_an_unnamed_cursor_is(
+    engine: Engine, named: Cursor | None, cursor: Cursor | None
+) -> None:
+    source = SOURCE.model_copy(update={"cursor": named})
+    made = ProcessorConfig(resource=RESOURCE, generation=1, processor_id="orders", engine=engine, source=source)
+    assert made.source.cursor is cursor
 
 
 def test_unknown_fields_are_refused_with_their_name() -> None:

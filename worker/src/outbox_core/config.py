@@ -9,10 +9,21 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from outbox_core.report import Pair, ResourceRef
-from outbox_core.spec import Delivery, Engine, Guarantee, Rebuild, Source, SparkPlan, SpecModel, StartFrom, Target
+from outbox_core.spec import (
+    Cursor,
+    Delivery,
+    Engine,
+    Guarantee,
+    Rebuild,
+    Source,
+    SparkPlan,
+    SpecModel,
+    StartFrom,
+    Target,
+)
 
 CONFIG_PATH: Final = Path("/etc/outbox/processor.json")
 CONNECTIONS_PATH: Final = Path("/etc/outbox/connections")
@@ -56,6 +67,14 @@ class ProcessorConfig(SpecModel):
     resolution: Resolution | None = None
     sweep_uids: list[str] = Field(default_factory=list)
     """Claims of resources of this cluster that are gone for certain: they may be replaced."""
+
+    @field_validator("source")
+    @classmethod
+    def _name_the_engines_cursor(cls, source: Source, info: ValidationInfo) -> Source:
+        """Engine Spark has one cursor, so a resource that names none names it; engine Worker's depends on the row."""
+        if info.data.get("engine") is Engine.SPARK and source.cursor is None:
+            return source.model_copy(update={"cursor": Cursor.TRANSACTION_ORDER})
+        return source
 
     @property
     def is_apart(self) -> bool:

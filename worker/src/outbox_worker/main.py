@@ -14,12 +14,12 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
 from outbox_core.spec import Guarantee
 from outbox_core.state import initial_state
+from outbox_worker.batch_relation import build_batch_relation
 from outbox_worker.competing import (
     CompetingHeartbeat,
     CompetingObserver,
     build_consumer,
     build_lane,
-    build_relation,
     hand_back,
     lease_as_asked,
 )
@@ -35,9 +35,8 @@ from outbox_worker.one_shot import run_once
 from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
 from outbox_worker.parting import give_back
 from outbox_worker.partition_steps import Outage, PartitionSteps
-from outbox_worker.postgres import holding
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.reading import divided_into, reader_of
+from outbox_worker.reading import divided_into
 from outbox_worker.rebuilding import PartitionRebuildSteps, RebuildSteps
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
@@ -50,13 +49,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
-    from psycopg import sql
-
     from outbox_core.config import ProcessorConfig
-    from outbox_core.message import Batch
     from outbox_core.ports import Target
     from outbox_worker.databases import Databases
-    from outbox_worker.postgres.messages import MessageReader
     from outbox_worker.session import Session
 
 _log = get_logger("outbox.worker")
@@ -319,7 +314,7 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
     if target is not None and target.sql is not None:
         from outbox_worker.sinks.sql import SqlSink
 
-        return SqlSink(target.sql, _relation(config)), True
+        return SqlSink(target.sql, build_batch_relation(config)), True
     if target is not None and target.python is not None:
         from outbox_worker.sinks.python import PythonSink
 
@@ -344,20 +339,3 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
 
         return LogSink(target.log), False
     raise ConfigurationError("target names none of sql, python, rabbitmq, log: the worker has no other")
-
-
-def _relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
-    if config.delivery.competing is not None:
-        return build_relation(config)
-    readers: dict[int, MessageReader] = {}
-
-    def relation(batch: Batch) -> sql.Composed:
-        if batch.held:
-            key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
-            return holding.held_relation(key, batch.held)
-        if batch.partition not in readers:
-            readers[batch.partition] = reader_of(config, batch.partition)
-        rows = readers[batch.partition].batch_relation(batch.after, batch.examined)
-        return holding.without_aside(rows, batch.aside) if batch.aside else rows
-
-    return relation

@@ -25,8 +25,9 @@ class Cursor(StrEnum):
     SNAPSHOT = "Snapshot"
 
 
-DEFAULT_CURSOR: Final = Cursor.TRANSACTION_ORDER
-"""Of a processor whose resource names none and that has no checkpoint yet; a stored checkpoint keeps its kind."""
+DEFAULT_CURSOR: Final = Cursor.SNAPSHOT
+"""Engine Worker: of a processor whose resource names none and that has no checkpoint yet; a stored one keeps its
+kind. Engine Spark has TransactionOrder only."""
 
 
 class StartType(StrEnum):
@@ -109,10 +110,11 @@ class Source(SpecModel):
     cursor: Cursor | None = Field(
         None,
         description=(
-            "TransactionOrder: by (transaction_id, position) below the oldest open transaction. Snapshot (engine "
-            "Worker): what was committed since the last look, by position; no stranger's transaction holds it back, "
-            "and messages of one key come in commit order if producers lock the key before they insert. "
-            "Absent: what the stored checkpoint has; where none is stored, TransactionOrder."
+            "Snapshot (engine Worker): what was committed since the last look, by position; no stranger's transaction "
+            "holds it back, and messages of one key come in commit order if producers lock the key before they "
+            "insert. TransactionOrder: by (transaction_id, position) below the oldest open transaction; one order for "
+            "all. Absent: what the stored checkpoint has; where none is stored, Snapshot with engine Worker and "
+            "TransactionOrder with Spark."
         ),
     )
 

@@ -23,7 +23,8 @@ class SqlTarget(SpecModel):
     statement: Annotated[str, Field(min_length=1, max_length=65_536)] = Field(
         description=(
             "One SQL statement. It sees the batch as the relation `batch` (position, transaction_id, message_id, "
-            "message_type, publication_id, partition_key, data, metadata, scheduled)."
+            "message_type, publication_id, partition_key, data, metadata, scheduled, ordinal). ORDER BY ordinal is the "
+            "order in which the processor reads; a relation has none of its own. (Engine Spark has no ordinal.)"
         )
     )
 

@@ -25,6 +25,7 @@ from outbox_worker.postgres import windows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
+from outbox_worker.postgres.schema import check_position_index
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
@@ -210,10 +211,12 @@ def compute_start(
     `apart`: it will be stored in another database than the messages'.
 
     Raises:
-        ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
+        ConfigurationError: a timestamp without a column that says when messages were stored; no index on the
+            position, or a hot standby, where the cursor would be Snapshot.
 
     """
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
+        check_position_index(connection, source)
         return Checkpoint(0, 1, windows.find_start(connection, source, start_from, apart=apart))
     return start_pair(connection, source, start_from)
 
@@ -230,7 +233,7 @@ def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
         raise ConfigurationError(
             f"the checkpoint of processor {key.processor_id!r} is of cursor {kind}, and source.cursor is "
             f"{source.cursor}: a checkpoint of one kind means nothing to the other. Set source.cursor to {kind} or "
-            "leave it out, or use another processorId",
+            "leave it out (engine Spark has TransactionOrder only), or use another processorId",
             reason=Reason.CURSOR_DIFFERS,
         )
 

@@ -109,7 +109,25 @@ def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
     if not faults:
         faults = _missing_indexes(connection, table, with_publications=bool(source.publications))
         if source.cursor is Cursor.SNAPSHOT:
-            faults += _missing_index(connection, table, [table.columns.position])
+            faults += _missing_position_index(connection, table)
+    _refuse(table, faults)
+
+
+def check_position_index(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Check what the cursor Snapshot needs, for a resource that names no cursor and is about to get this one.
+
+    Raises:
+        ConfigurationError: `SchemaMismatch`, with both remedies.
+
+    """
+    table = OutboxTable.of(source)
+    faults = _missing_position_index(connection, table)
+    if source.cursor is None:
+        faults = [f"{fault}, or set source.cursor to TransactionOrder, which needs none" for fault in faults]
+    _refuse(table, faults)
+
+
+def _refuse(table: OutboxTable, faults: list[str]) -> None:
     if faults:
         raise ConfigurationError(
             f"{table.schema}.{table.name} cannot be read as an outbox: " + "; ".join(faults),
@@ -174,6 +192,10 @@ def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *,
     if with_publications and table.columns.publication_id is not None:
         pair.insert(0, table.columns.publication_id)
     return _missing_index(connection, table, pair)
+
+
+def _missing_position_index(connection: psycopg.Connection[Any], table: OutboxTable) -> list[str]:
+    return _missing_index(connection, table, [table.columns.position])
 
 
 def _missing_index(connection: psycopg.Connection[Any], table: OutboxTable, columns: list[str]) -> list[str]:

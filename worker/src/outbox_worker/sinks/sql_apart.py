@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 _ROWS: Final = (
     "SELECT r.t::xid8 AS transaction_id, r.p AS position, r.i AS message_id, r.y AS message_type, "
-    "r.u AS publication_id, r.k AS partition_key, r.d::jsonb AS data, r.m::jsonb AS metadata, r.s AS scheduled "
+    "r.u AS publication_id, r.k AS partition_key, r.d::jsonb AS data, r.m::jsonb AS metadata, r.s AS scheduled, "
+    "r.n AS ordinal "
     "FROM json_to_recordset($1::json) AS r "
-    "(t text, p bigint, i text, y text, u text, k text, d text, m text, s timestamptz)"
+    "(t text, p bigint, i text, y text, u text, k text, d text, m text, s timestamptz, n bigint)"
 )
 
 
@@ -56,10 +57,10 @@ class CarriedSqlSink(SqlSink):
 
 def format_rows(batch: Batch) -> str:
     """Write the messages as the JSON that the statement reads."""
-    return json.dumps([_row(message) for message in batch.messages], ensure_ascii=False)
+    return json.dumps([_row(ordinal, message) for ordinal, message in enumerate(batch.messages, 1)], ensure_ascii=False)
 
 
-def _row(message: Message) -> dict[str, object]:
+def _row(ordinal: int, message: Message) -> dict[str, object]:
     return {
         "t": str(message.checkpoint.transaction_id),
         "p": message.checkpoint.position,
@@ -70,4 +71,5 @@ def _row(message: Message) -> dict[str, object]:
         "d": message.data,
         "m": message.metadata,
         "s": message.scheduled.isoformat(),
+        "n": ordinal,
     }
