@@ -366,6 +366,7 @@ def test_a_source_whose_ids_were_rebased_is_refused_until_a_person_names_the_new
     assert apart.seen() == ids
     key = ProcessorKey("outbox", "orders")
     stored = checkpoints.load(apart.connection, key)
+    assert stored is not None
     pair = Checkpoint(5, stored.pair.position)
     assert conflicts.rewind(apart.connection, key, pair, reason="rebased", decided_by="somebody")
     assert forget_source(apart.connection, key, reason="rebased", decided_by="somebody") == 1
