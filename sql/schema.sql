@@ -291,23 +291,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint) RETURNS integer
+CREATE FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint, p_suspects integer) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- Two owners died at this checkpoint: write down which message is tried now, alone, before it is. -1: not the owner.
--- Else how many processes died of this very message.
+-- Two owners died at this checkpoint: write down how many messages are tried now, before they are; the last one is the one
+-- named. -1: not the owner. Else how many processes died of this very message, which was tried alone.
 DECLARE
     v_kills int;
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
     END IF;
-    INSERT INTO processor_suspicions AS s (processor_id, partition, transaction_id, position, begun_at, generation)
-    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation)
+    INSERT INTO processor_suspicions AS s
+        (processor_id, partition, transaction_id, position, begun_at, generation, suspects)
+    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation, p_suspects)
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
-        generation = p_generation,
+        generation = p_generation, suspects = p_suspects,
         kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
     RETURNING s.kills INTO v_kills;
     RETURN v_kills;
@@ -596,7 +597,8 @@ CREATE FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_r
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- Called with a new epoch, once: the former owner gave the lease back, or it lapsed and its process is gone or frozen.
--- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held.
+-- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
+-- while so many messages were tried leaves those under suspicion; any other death leaves none.
 DECLARE
     v_at timestamptz;
 BEGIN
@@ -618,8 +620,10 @@ BEGIN
     SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
         checkpoint_at = v_at,
         -- What was tried alone and not stored since.
-        kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
-        killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
+        suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
+        kills = s.kills + coalesce(s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity'), false)::int,
+        killed_at = CASE WHEN s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp()
+                         ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $$;
@@ -1693,7 +1697,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) RETURNS TABLE(owned boolean, any_held boolean, blocking boolean, deaths integer, kills integer)
+CREATE FUNCTION outbox.review_lane(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean) RETURNS TABLE(owned boolean, any_held boolean, blocking boolean, deaths integer, kills integer, suspects integer)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
@@ -1708,7 +1712,7 @@ BEGIN
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, generation = p_generation
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;
@@ -1732,8 +1736,9 @@ BEGIN
                    AND d.partition = p_partition AND d.blocks);
     -- What happened before the checkpoint was last stored is over.
     SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
-           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END
-    INTO deaths, kills
+           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END,
+           CASE WHEN s.checkpoint_at = c.stored_at THEN s.suspects ELSE 0 END
+    INTO deaths, kills, suspects
     FROM processor_suspicions s
     JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
@@ -3021,6 +3026,7 @@ CREATE TABLE outbox.processor_suspicions (
     checkpoint_at timestamp with time zone,
     transaction_id xid8,
     "position" bigint,
+    suspects integer DEFAULT 0 NOT NULL,
     begun_at timestamp with time zone,
     kills integer DEFAULT 0 NOT NULL,
     killed_at timestamp with time zone,
@@ -3337,7 +3343,7 @@ REVOKE ALL ON FUNCTION outbox.begin_competing(p_processor_id text, p_claim_uid t
 
 REVOKE ALL ON FUNCTION outbox.begin_partitions(p_processor_id text, p_count integer, p_key text, p_transaction_id xid8, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.begin_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_generation bigint, p_suspects integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.begin_windows(p_processor_id text, p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 

@@ -2,7 +2,8 @@ CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partitio
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Called with a new epoch, once: the former owner gave the lease back, or it lapsed and its process is gone or frozen.
--- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held.
+-- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
+-- while so many messages were tried leaves those under suspicion; any other death leaves none.
 DECLARE
     v_at timestamptz;
 BEGIN
@@ -24,8 +25,10 @@ BEGIN
     SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
         checkpoint_at = v_at,
         -- What was tried alone and not stored since.
-        kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
-        killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
+        suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
+        kills = s.kills + coalesce(s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity'), false)::int,
+        killed_at = CASE WHEN s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp()
+                         ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $function$;

@@ -1,6 +1,6 @@
 CREATE OR REPLACE FUNCTION :"schema".review_lane(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean
-) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int)
+) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int, suspects int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- What a new owner must know: whether anything is held, and of what former owners died. What was given up is tried
@@ -14,7 +14,7 @@ BEGIN
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, generation = p_generation
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;
@@ -38,8 +38,9 @@ BEGIN
                    AND d.partition = p_partition AND d.blocks);
     -- What happened before the checkpoint was last stored is over.
     SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
-           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END
-    INTO deaths, kills
+           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END,
+           CASE WHEN s.checkpoint_at = c.stored_at THEN s.suspects ELSE 0 END
+    INTO deaths, kills, suspects
     FROM processor_suspicions s
     JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;

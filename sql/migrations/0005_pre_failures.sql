@@ -81,6 +81,7 @@ CREATE TABLE :"schema".processor_suspicions (
     checkpoint_at        timestamptz,
     transaction_id       xid8,
     position             bigint,
+    suspects             int         NOT NULL DEFAULT 0,
     begun_at             timestamptz,
     kills                int         NOT NULL DEFAULT 0,
     killed_at            timestamptz,
@@ -347,7 +348,7 @@ $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".review_lane(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean
-) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int)
+) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int, suspects int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- What a new owner must know: whether anything is held, and of what former owners died. What was given up is tried
@@ -361,7 +362,7 @@ BEGIN
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, generation = p_generation
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;
@@ -385,8 +386,9 @@ BEGIN
                    AND d.partition = p_partition AND d.blocks);
     -- What happened before the checkpoint was last stored is over.
     SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
-           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END
-    INTO deaths, kills
+           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END,
+           CASE WHEN s.checkpoint_at = c.stored_at THEN s.suspects ELSE 0 END
+    INTO deaths, kills, suspects
     FROM processor_suspicions s
     JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
@@ -396,23 +398,24 @@ $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".begin_suspect(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint,
-    p_generation bigint
+    p_generation bigint, p_suspects int
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Two owners died at this checkpoint: write down which message is tried now, alone, before it is. -1: not the owner.
--- Else how many processes died of this very message.
+-- Two owners died at this checkpoint: write down how many messages are tried now, before they are; the last one is the one
+-- named. -1: not the owner. Else how many processes died of this very message, which was tried alone.
 DECLARE
     v_kills int;
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
     END IF;
-    INSERT INTO processor_suspicions AS s (processor_id, partition, transaction_id, position, begun_at, generation)
-    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation)
+    INSERT INTO processor_suspicions AS s
+        (processor_id, partition, transaction_id, position, begun_at, generation, suspects)
+    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation, p_suspects)
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
-        generation = p_generation,
+        generation = p_generation, suspects = p_suspects,
         kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
     RETURNING s.kills INTO v_kills;
     RETURN v_kills;
@@ -423,7 +426,8 @@ CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partitio
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Called with a new epoch, once: the former owner gave the lease back, or it lapsed and its process is gone or frozen.
--- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held.
+-- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
+-- while so many messages were tried leaves those under suspicion; any other death leaves none.
 DECLARE
     v_at timestamptz;
 BEGIN
@@ -445,8 +449,10 @@ BEGIN
     SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
         checkpoint_at = v_at,
         -- What was tried alone and not stored since.
-        kills = s.kills + (s.begun_at IS NOT NULL AND s.begun_at > coalesce(v_at, '-infinity'))::int,
-        killed_at = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp() ELSE s.killed_at END,
+        suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
+        kills = s.kills + coalesce(s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity'), false)::int,
+        killed_at = CASE WHEN s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp()
+                         ELSE s.killed_at END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $function$;

@@ -42,6 +42,7 @@ class Restarted:
 
 def run(failing, workers, deadly, *, count=30, **delivery):
     config = failing.config(PYTHON_TARGET, **{"partitioned": False, "batchSize": 10} | delivery)
+    # Ten under suspicion: 5, then 2 (5 and 6), then 7 alone.
     home = workers.prepare(config, failing.outbox.database.uri(), handler=DEADLY_HANDLER)
     (home / "deadly").write_text(" ".join(f"message-{n}" for n in deadly))
     failing.produce(count)
@@ -55,6 +56,7 @@ def run(failing, workers, deadly, *, count=30, **delivery):
         pytest.param(
             {"blocks": "Key", "guarantee": "AtLeastOnce"}, set(range(7, 30, KEYS)), id="its key stays blocked"
         ),
+        pytest.param({"guarantee": "Transactional", "cursor": "Snapshot"}, {7}, id="each restart opens a window"),
     ],
 )
 def test_what_kills_its_process_is_isolated_and_becomes_a_dead_letter(failing, workers, delivery, lost):

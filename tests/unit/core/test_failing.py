@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from outbox_core import rate
 from outbox_core.breaker import Breaker, Phase, decide_admission, decide_after_failure, decide_after_success
 from outbox_core.errors import HandlerError, TransientError
-from outbox_core.failing import Action, decide_end, decide_verdict
+from outbox_core.failing import KILLS, SUSPICIOUS_DEATHS, Action, Suspicion, decide_end, decide_verdict
 from outbox_core.report import Reason
 from outbox_core.retry import LONGEST_ASKED, ErrorKind, classify_error, decide_retry
 from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Mode, Partitions, RateLimit, Retry, WhenExhausted
@@ -148,3 +149,27 @@ class TestRate:
 
     def test_however_small_the_share_one_message_goes_through(self):
         assert rate.burst_of(self.LIMIT, 0.001) == 1.0
+
+
+def search(killer: int, size: int) -> tuple[int, int]:
+    """Deaths and trials until the killer is given up, as processor, count_death and begin_suspect have it."""
+    deaths, trials, start, kills = SUSPICIOUS_DEATHS, 0, 0, 0
+    suspicion = Suspicion(size)
+    while kills < KILLS:
+        trials += 1
+        tried = suspicion.next_size
+        if start <= killer < start + tried:
+            deaths, kills = deaths + 1, kills + (tried == 1)
+            suspicion = Suspicion(tried)
+        else:
+            start += tried
+            suspicion = Suspicion(suspicion.left - tried)
+    return deaths, trials
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000])
+def test_a_killer_is_found_by_halving(size):
+    found = [search(killer, size) for killer in range(size)]
+
+    assert max(deaths for deaths, _ in found) <= SUSPICIOUS_DEATHS + KILLS + math.floor(math.log2(size))
+    assert max(trials for _, trials in found) <= 2 * math.ceil(math.log2(size)) + KILLS

@@ -61,9 +61,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Former owners died at this checkpoint: messages are tried one at a time; `left` of them are under suspicion."""
+    """Former owners died at this checkpoint: `left` messages from here on are under suspicion.
+
+    Half of them are tried at once.
+    What gets through is trusted, and what another owner dies of is written down: either way a half is left.
+    """
 
     left: int
+
+    @property
+    def next_size(self) -> int:
+        """How many are tried next."""
+        return max(1, self.left // 2)
 
 
 def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict | None:

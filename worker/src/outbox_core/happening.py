@@ -77,6 +77,7 @@ class Review:
         blocking: later messages of some key must wait: each batch has to be looked through for them.
         deaths: owners in a row that died at the checkpoint.
         kills: processes that died of the one message they had written down.
+        suspects: how many messages the last owner had written down and died of.
 
     """
 
@@ -84,6 +85,7 @@ class Review:
     blocking: bool = False
     deaths: int = 0
     kills: int = 0
+    suspects: int = 0
 
 
 @dataclass(frozen=True, slots=True)

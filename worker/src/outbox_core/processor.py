@@ -194,11 +194,13 @@ def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, p
 
 def _after_load(state: ProcessorState, loaded: h.Loaded, now: float, policy: Policy) -> ProcessorState:
     review = loaded.review
-    suspicious = policy.bisects and (review.deaths >= failing.SUSPICIOUS_DEATHS or review.kills > 0)
+    suspects = review.suspects or (policy.delivery.batch_size if review.deaths >= failing.SUSPICIOUS_DEATHS else 0)
+    if review.kills and not suspects:
+        suspects = 1
     state = replace(
         state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now,
         unstored_rows=0, forgiven=False, blocking=review.blocking, held_due=now if review.any_held else inf,
-        suspicion=failing.Suspicion(policy.delivery.batch_size) if suspicious else None,
+        suspicion=failing.Suspicion(suspects) if policy.bisects and suspects else None,
     )  # fmt: skip
     if state.exhausted:
         return replace(state, step=Step.HOLD, due=inf, state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED)
@@ -272,10 +274,10 @@ def _with_asides(state: ProcessorState, now: float) -> ProcessorState:
 
 
 def _trusted(state: ProcessorState) -> ProcessorState:
-    """A message under suspicion was handled, or is out of the way."""
+    """Messages under suspicion were handled, or are out of the way."""
     if state.suspicion is None or state.batch is None:
         return state
-    left = state.suspicion.left - max(1, state.batch.examined_count)
+    left = state.suspicion.left - state.batch.matched_count - len(state.batch.aside)
     return replace(state, suspicion=failing.Suspicion(left) if left > 0 else None)
 
 

@@ -135,7 +135,7 @@ class ProcessorState:
         limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
         suspect: the end of the batch that failed; it is looked for up to here.
         verdict: what becomes of the message that failed alone; being written down.
-        suspicion: former owners died here: one message at a time.
+        suspicion: former owners died here: ever fewer messages at a time.
         blocking: later messages of some key must wait: each batch is looked through for them.
         held_due: when held messages are to be looked at; inf: none is held that is due by itself.
         held_limit: most held messages in the next batch of them; None: as many as in any other.

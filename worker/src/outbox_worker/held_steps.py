@@ -57,7 +57,9 @@ class HeldSteps:
     def _limit(self, state: ProcessorState) -> int:
         """Most messages of the next batch."""
         most = self._parts.config.delivery.batch_size
-        wanted = 1 if state.suspicion is not None else state.limit or most
+        wanted = state.limit or most
+        if state.suspicion is not None:
+            wanted = min(wanted, state.suspicion.next_size)
         return min(wanted, self._parts.gate.limit(most))
 
     def _sift(self, state: ProcessorState, batch: Batch) -> Batch:
@@ -120,15 +122,21 @@ class HeldSteps:
         raise NotImplementedError
 
     def _begin_suspect(self, state: ProcessorState, batch: Batch) -> h.Happening | None:
-        """Write the message down before it is tried; say so if it killed too many processes to be tried again."""
+        """Write messages down before they are tried; say so if one killed too many processes to be tried again."""
         lease = self._lease_of(state)
-        kills = holding.begin_suspect(
-            self._connection(), self._parts.key, lease, batch.examined, generation=self._parts.config.generation
+        connection = self._connection()
+        rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+        last = holding.find_last(
+            self._source_connection(), holding.without_aside(rows, batch.aside) if batch.aside else rows
         )
+        kills = holding.begin_suspect(
+            connection, self._parts.key, lease, last or batch.examined,
+            suspects=batch.matched_count, generation=self._parts.config.generation,
+        )  # fmt: skip
         if kills < 0:
             stored = checkpoints.load(self._connection(), self._parts.key)
             return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
-        return _killer(kills) if kills >= KILLS else None
+        return _killer(kills) if kills >= KILLS and batch.matched_count == 1 else None
 
     def _take_held(self, state: ProcessorState) -> h.Happening:
         lease = self._lease_of(state)

@@ -190,13 +190,30 @@ def review(
     return None if row is None or not row[0] else Review(*row[1:])
 
 
+def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Checkpoint | None:
+    """Return the place of a range's last message: its own, which no window or counter changes."""
+    with translated():
+        row = connection.execute(load("find_last").format(rows=rows)).fetchone()
+    return None if row is None else Checkpoint(int(row[0]), row[1])
+
+
 def begin_suspect(
-    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, pair: Checkpoint, *, generation: int
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    lease: HeldLease,
+    pair: Checkpoint,
+    *,
+    suspects: int,
+    generation: int,
 ) -> int:
-    """Write down that the message at this pair is tried now; return how many processes it killed, -1: not the owner."""
+    """Write down that so many messages are tried now, the last of them at this pair.
+
+    Returns how many processes that one killed when it was tried alone, -1: not the owner.
+    """
     parameters = _leased(key, lease) | {
         "transaction_id": str(pair.transaction_id),
         "position": pair.position,
+        "suspects": suspects,
         "generation": generation,
     }
     with translated():
