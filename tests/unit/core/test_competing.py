@@ -30,7 +30,7 @@ from outbox_core.competing import (
 )
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.report import Reason, WorkerState
-from outbox_core.snapshot import Snapshot
+from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
 from outbox_core.state import Policy, Step
 
@@ -95,8 +95,9 @@ def test_nothing_waits_for_ever_behind_what_is_more_urgent(arrivals, lane):
 )
 def test_what_becomes_of_a_message_whose_attempts_ran_out(when, action, attempts):
     retry = Retry(max_attempts=3)
-    assert judge(2, retry, when, 0.0) == Verdict(Action.RETRY, 2, 2.0)
-    verdict = judge(3, retry, when, 0.0)
+    error = HandlerError("no")
+    assert judge(2, error, retry, when, 0.0) == Verdict(Action.RETRY, 2, 2.0)
+    verdict = judge(3, error, retry, when, 0.0)
     assert (verdict.action, verdict.attempts) == (action, attempts)
     assert verdict.wait == (60.0 if action is Action.RETRY else 0.0)
 
@@ -173,6 +174,6 @@ def test_waits_grow_while_nothing_is_there_and_are_short_while_another_cuts():
 @given(st.integers(3, 9), st.integers(0, 9), st.sets(st.integers(3, 18)), st.integers(1, 30))
 def test_a_snapshot_reads_what_it_writes_and_sees_what_postgres_says(xmin, more, among, transaction_id):
     xmax = xmin + more
-    snapshot = Snapshot(xmin, xmax, tuple(sorted(each for each in among if xmin <= each < xmax)))
-    assert Snapshot.parse(str(snapshot)) == snapshot
+    snapshot = Snapshot(xmin, xmax, frozenset(each for each in among if xmin <= each < xmax))
+    assert parse_snapshot(str(snapshot)) == snapshot
     assert snapshot.sees(transaction_id) == (transaction_id < xmax and transaction_id not in snapshot.in_progress)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions, parse_snapshot
+from outbox_core.snapshot import parse_snapshot
+from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions
 
 if TYPE_CHECKING:
     from outbox_worker.postgres.table import OutboxTable
