@@ -231,7 +231,7 @@ def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorSt
         state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
         message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
         f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
-        "use mode Partitioned for delayed messages, or clear the row's deliver_after",
+        "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
     )  # fmt: skip
 
 
