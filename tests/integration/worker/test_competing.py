@@ -205,7 +205,7 @@ def test_the_message_that_fails_is_found_tried_again_and_becomes_a_dead_letter(o
 
     wait_until(lambda: dead() != [], "it is a dead letter")
     ((message_id, attempts, error_class, error),) = dead()
-    assert (message_id, attempts, error_class) == ("message-14", 3, "HandlerFailed")
+    assert (message_id, attempts, error_class) == ("message-14", 3, "RuntimeError")
     assert "not to be handled" in error
     wait_each_once(outbox, sorted({*ids(1, 30)} - {"message-14"}))
     worker.wait_for("nothing is left", lambda r: r.lag and r.lag.messages == 0 and r.state == "Active")
