@@ -93,7 +93,7 @@ CREATE FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) RETURNS
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
--- attempt, and what was not handed out. It never moves back.
+-- attempt, and what was not handed out. Of what it passed over there is a copy. It never moves back.
     WITH lanes AS (
         SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
         WHERE f.processor_id = p_processor_id ORDER BY f.lane, f.id DESC
@@ -105,10 +105,14 @@ CREATE FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) RETURNS
         SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
         FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL
         UNION ALL
-        SELECT NULL, b.transaction_ids[1], b.positions[1] - 1
-        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
-        UNION ALL
-        SELECT NULL, r.transaction_id, r.position - 1 FROM competing_retries r WHERE r.processor_id = p_processor_id
+        SELECT NULL, w.t, w.p - 1 FROM (
+            SELECT l.t, l.p FROM competing_batches b CROSS JOIN LATERAL unnest(b.transaction_ids, b.positions) AS l (t, p)
+            WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
+            UNION ALL
+            SELECT r.transaction_id, r.position FROM competing_retries r WHERE r.processor_id = p_processor_id
+        ) AS w
+        WHERE NOT EXISTS (SELECT 1 FROM competing_copies c WHERE c.processor_id = p_processor_id
+                          AND c.transaction_id = w.t AND c.position = w.p)
     ), pairs AS (
         SELECT (pg_snapshot_xmin(b.seen)::text::bigint - 1)::text::xid8 AS t, 9223372036854775807 AS p
         FROM bounds b WHERE b.t IS NULL OR b.t = '0'
@@ -537,20 +541,35 @@ CREATE FUNCTION outbox.complete_batch(p_processor_id text, p_batch bigint, p_own
     AS $$
 -- So many messages, up to the pair, are done: all of the batch, or its beginning. False: it is not this owner's attempt any more; then
 -- the caller rolls its effects back. From true to the caller's commit nobody can take the batch over.
+DECLARE
+    v_done record;
 BEGIN
     DELETE FROM competing_batches b
     WHERE b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
-      AND (b.upto_transaction_id, b.upto_position) <= (p_upto_transaction_id, p_upto_position);
-    IF FOUND THEN
-        RETURN true;
+      AND (b.upto_transaction_id, b.upto_position) <= (p_upto_transaction_id, p_upto_position)
+    RETURNING b.after_transaction_id AS t, b.after_position AS p, b.transaction_ids, b.positions INTO v_done;
+    IF NOT FOUND THEN
+        UPDATE competing_batches b
+        SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
+            messages = greatest(1, b.messages - p_messages),
+            piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
+        FROM competing_batches was
+        WHERE was.processor_id = p_processor_id AND was.id = p_batch
+          AND b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
+          AND (b.after_transaction_id, b.after_position) < (p_upto_transaction_id, p_upto_position)
+        RETURNING was.after_transaction_id AS t, was.after_position AS p, b.transaction_ids, b.positions INTO v_done;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
     END IF;
-    UPDATE competing_batches b
-    SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
-        messages = greatest(1, b.messages - p_messages),
-        piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
-    WHERE b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
-      AND (b.after_transaction_id, b.after_position) < (p_upto_transaction_id, p_upto_position);
-    RETURN FOUND;
+    IF v_done.positions IS NOT NULL THEN
+        -- Of these messages only: one that left the batch before has its copy anew.
+        DELETE FROM competing_copies c
+        USING unnest(v_done.transaction_ids, v_done.positions) AS l (t, p)
+        WHERE c.processor_id = p_processor_id AND c.transaction_id = l.t AND c.position = l.p
+          AND (l.t, l.p) > (v_done.t, v_done.p) AND (l.t, l.p) <= (p_upto_transaction_id, p_upto_position);
+    END IF;
+    RETURN true;
 END
 $$;
 
@@ -728,6 +747,7 @@ CREATE TABLE outbox.competing_batches (
     transaction_ids xid8[],
     positions bigint[],
     attempts integer[],
+    aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
@@ -735,12 +755,29 @@ PARTITION BY LIST ((((id >> 10) & (3)::bigint)));
 
 COMMENT ON TABLE outbox.competing_batches IS 'Batches handed out and not done: which messages, whose, the number of the attempt, and until when without a heartbeat.';
 
-CREATE FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot, p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint, p_whole boolean, p_messages integer, p_keys text[], p_owner text, p_pod text, p_lease interval) RETURNS SETOF outbox.competing_batches
+CREATE TABLE outbox.competing_copies (
+    processor_id text NOT NULL,
+    transaction_id xid8 NOT NULL,
+    "position" bigint NOT NULL,
+    message_id text NOT NULL,
+    message_type text NOT NULL,
+    publication_id text NOT NULL,
+    partition_key text,
+    data text NOT NULL,
+    metadata text,
+    scheduled timestamp with time zone,
+    deliver_after timestamp with time zone
+);
+
+COMMENT ON TABLE outbox.competing_copies IS 'Delayed and redriven messages of the outbox: the checkpoint has passed them, so retention may have deleted the row that they are copies of.';
+
+CREATE FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot, p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint, p_whole boolean, p_messages integer, p_keys text[], p_delayed outbox.competing_copies[], p_owner text, p_pod text, p_lease interval) RETURNS SETOF outbox.competing_batches
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $_$
 -- Hands out what was examined of a window, under the lock of lock_frontier(): the frontier moves on, and the batch begins. Without
--- messages only the frontier moves. p_whole: nothing is left of the window.
+-- messages only the frontier moves. p_whole: nothing is left of the window. p_delayed: what the batch leaves out, because its time has
+-- not come: it is copied, and handed out when it has.
 DECLARE
     v_queue text;
 BEGIN
@@ -761,12 +798,19 @@ BEGIN
     IF p_keys IS NOT NULL AND v_queue IS NOT NULL THEN
         EXECUTE format('DELETE FROM %I WHERE unique_key = ANY ($1)', 'queue_' || v_queue || '_keys') USING p_keys;
     END IF;
+    IF cardinality(p_delayed) > 0 THEN
+        INSERT INTO competing_copies SELECT d.* FROM unnest(p_delayed) AS d;
+        INSERT INTO competing_retries (processor_id, transaction_id, position, message_id, due_at)
+        SELECT d.processor_id, d.transaction_id, d.position, d.message_id, coalesce(d.deliver_after, clock_timestamp())
+        FROM unnest(p_delayed) AS d;
+    END IF;
     RETURN QUERY
         INSERT INTO competing_batches
             (id, processor_id, lane, owner, pod, expires_at, lower_snapshot, upper_snapshot, after_transaction_id,
-             after_position, upto_transaction_id, upto_position, messages)
+             after_position, upto_transaction_id, upto_position, messages, aside)
         SELECT nextval('competing_batch_ids'), p_processor_id, p_lane, p_owner, p_pod, clock_timestamp() + p_lease, p_lower, p_upper,
-               p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages
+               p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages,
+               (SELECT array_agg(d.position) FROM unnest(p_delayed) AS d)
         WHERE p_messages > 0
         RETURNING *;
 END
@@ -824,7 +868,10 @@ CREATE FUNCTION outbox.defer_message(p_processor_id text, p_batch bigint, p_owne
 DECLARE
     v_queue text;
     v_lane int;
+    v_copy competing_copies;
 BEGIN
+    SELECT c.* INTO v_copy FROM competing_copies c
+    WHERE c.processor_id = p_processor_id AND c.transaction_id = p_transaction_id AND c.position = p_position;
     SELECT p.queue, b.lane INTO v_queue, v_lane FROM competing_batches b JOIN competing_processors p USING (processor_id)
     WHERE b.processor_id = p_processor_id AND b.id = p_batch;
     IF NOT complete_batch(p_processor_id, p_batch, p_owner, p_attempt, p_transaction_id, p_position, 1) THEN
@@ -834,16 +881,25 @@ BEGIN
         WHEN 'DeadLetter' THEN
             INSERT INTO dead_letters
                 (processor_id, key, transaction_id, position, message_id, message_type, publication_id, partition_key,
-                 data, metadata, scheduled, attempts, error_class, error)
-            VALUES (p_processor_id, p_partition_key, p_transaction_id, p_position, p_message_id, p_message_type,
-                    p_publication_id, p_partition_key, p_data, p_metadata, p_scheduled, p_attempts, p_error_class, p_error);
-        WHEN 'Skip' THEN NULL;
+                 data, metadata, scheduled, attempts, error_class, error, priority)
+            VALUES (p_processor_id, coalesce(p_partition_key, p_message_id), p_transaction_id, p_position, p_message_id, p_message_type,
+                    p_publication_id, p_partition_key, p_data, p_metadata, p_scheduled, p_attempts, p_error_class, p_error,
+                    CASE WHEN v_queue IS NOT NULL THEN v_lane END);
+        WHEN 'Skip' THEN
+            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+            VALUES ('Skip', p_processor_id, 0, p_transaction_id, p_position,
+                    format('message %s of type %s, key %s, after %s attempts: %s: %s', p_message_id, p_message_type,
+                           coalesce(p_partition_key, p_message_id), p_attempts, p_error_class, p_error),
+                    'delivery.whenExhausted');
         WHEN 'Retry' THEN
             IF v_queue IS NULL THEN
                 INSERT INTO competing_retries
                     (processor_id, transaction_id, position, message_id, attempts, due_at, error_class, error)
                 VALUES (p_processor_id, p_transaction_id, p_position, p_message_id, p_attempts,
                         clock_timestamp() + p_wait, p_error_class, p_error);
+                IF v_copy.processor_id IS NOT NULL THEN
+                    INSERT INTO competing_copies SELECT v_copy.*;
+                END IF;
             ELSE
                 EXECUTE format(
                     'INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled,
@@ -1493,31 +1549,76 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.redrive_competing(p_processor_id text, p_ids bigint[]) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Dead letters of consumers: those of the outbox are handed out as messages whose time has come, those of a queue are stored in it anew,
+-- with the message id, the priority and the age that they had. No attempt is used yet. Their keys keep no order in this mode.
+DECLARE
+    v_queue text;
+    v_count int;
+BEGIN
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    IF v_queue IS NULL THEN
+        WITH back AS (
+            DELETE FROM dead_letters d WHERE d.processor_id = p_processor_id AND d.id = ANY (p_ids) RETURNING d.*
+        ), kept AS (
+            INSERT INTO competing_copies (processor_id, transaction_id, position, message_id, message_type, publication_id,
+                                          partition_key, data, metadata, scheduled)
+            SELECT b.processor_id, b.transaction_id, b.position, b.message_id, b.message_type, b.publication_id,
+                   b.partition_key, b.data, b.metadata, b.scheduled
+            FROM back b ON CONFLICT DO NOTHING
+        )
+        INSERT INTO competing_retries (processor_id, transaction_id, position, message_id, due_at, error_class, error)
+        SELECT b.processor_id, b.transaction_id, b.position, b.message_id, clock_timestamp(), b.error_class, b.error
+        FROM back b ON CONFLICT DO NOTHING;
+    ELSE
+        EXECUTE format($sql$
+            WITH back AS (
+                DELETE FROM dead_letters d WHERE d.processor_id = $1 AND d.id = ANY ($2) RETURNING d.*
+            )
+            INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled, priority)
+            SELECT b.message_id, b.message_type, b.publication_id, b.partition_key, b.data::jsonb, b.metadata::jsonb,
+                   coalesce(b.scheduled, b.died_at), coalesce(b.priority, 5)
+            FROM back b ORDER BY b.id$sql$, 'queue_' || v_queue)
+        USING p_processor_id, p_ids;
+    END IF;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$_$;
+
 CREATE FUNCTION outbox.redrive_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     SET lock_timeout TO '2s'
     AS $$
--- Give dead letters back to the processor, due now, each at its place in the order of its key. Recorded. What is not
+-- Give dead letters back to the processor, due now, each at its place in the order of its key (mode
+-- Competing has none). Recorded. What is not
 -- there any more was redriven or dropped before, and does not count.
 DECLARE
     v_count int;
 BEGIN
     PERFORM lock_lane(p_processor_id, p_partition);
-    WITH back AS (
-        DELETE FROM dead_letters d
-        WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
-        RETURNING d.*
-    )
-    INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id,
-                                    message_type, publication_id, partition_key, data, metadata, scheduled, blocks,
-                                    behind)
-    SELECT b.processor_id, b.partition, coalesce(b.key, b.message_id), coalesce(b.place, nextval('held_order')), b.transaction_id, b.position, b.message_id, b.message_type,
-           b.publication_id, b.partition_key, b.data, b.metadata, b.scheduled, b.blocks, false
-    FROM back b ORDER BY b.place
-    ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
-    SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp();
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id) THEN
+        v_count := redrive_competing(p_processor_id, p_ids);
+    ELSE
+        WITH back AS (
+            DELETE FROM dead_letters d
+            WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
+            RETURNING d.*
+        )
+        INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id,
+                                        message_type, publication_id, partition_key, data, metadata, scheduled, blocks,
+                                        behind)
+        SELECT b.processor_id, b.partition, coalesce(b.key, b.message_id), coalesce(b.place, nextval('held_order')), b.transaction_id, b.position, b.message_id, b.message_type,
+               b.publication_id, b.partition_key, b.data, b.metadata, b.scheduled, b.blocks, false
+        FROM back b ORDER BY b.place
+        ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
+        SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp();
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    END IF;
     IF v_count > 0 THEN
         INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
         VALUES ('Redrive', p_processor_id, p_partition, format('%s dead letters: %s', v_count, p_reason), p_decided_by);
@@ -2640,6 +2741,7 @@ CREATE TABLE outbox.competing_batches_0 (
     transaction_ids xid8[],
     positions bigint[],
     attempts integer[],
+    aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
@@ -2665,6 +2767,7 @@ CREATE TABLE outbox.competing_batches_1 (
     transaction_ids xid8[],
     positions bigint[],
     attempts integer[],
+    aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
@@ -2690,6 +2793,7 @@ CREATE TABLE outbox.competing_batches_2 (
     transaction_ids xid8[],
     positions bigint[],
     attempts integer[],
+    aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
@@ -2715,6 +2819,7 @@ CREATE TABLE outbox.competing_batches_3 (
     transaction_ids xid8[],
     positions bigint[],
     attempts integer[],
+    aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
@@ -2798,14 +2903,14 @@ CREATE TABLE outbox.competing_retries (
     transaction_id xid8 NOT NULL,
     "position" bigint NOT NULL,
     message_id text NOT NULL,
-    attempts integer NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
     due_at timestamp with time zone NOT NULL,
-    error_class text NOT NULL,
-    error text NOT NULL,
-    failed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    error_class text,
+    error text,
+    written_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
-COMMENT ON TABLE outbox.competing_retries IS 'Messages of the outbox that failed in mode Competing and wait for their next attempt. Of a queue they wait in its own table.';
+COMMENT ON TABLE outbox.competing_retries IS 'Messages of the outbox that failed in mode Competing, are delayed or were redriven, and when they are handed out. Of a queue they wait in its own table.';
 
 CREATE TABLE outbox.database_identity (
     singleton boolean DEFAULT true NOT NULL,
@@ -2847,7 +2952,8 @@ CREATE TABLE outbox.dead_letters (
     error_class text NOT NULL,
     error text NOT NULL,
     blocks boolean DEFAULT false NOT NULL,
-    died_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    died_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    priority smallint
 );
 
 COMMENT ON TABLE outbox.dead_letters IS 'Messages whose attempts ran out, with error and attempts, until a person has them handled again or drops them. Where one blocks, later messages of its key are held behind it.';
@@ -3172,6 +3278,9 @@ ALTER TABLE ONLY outbox.competing_frontiers ATTACH PARTITION outbox.competing_fr
 ALTER TABLE ONLY outbox.applied_migrations
     ADD CONSTRAINT applied_migrations_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY outbox.competing_copies
+    ADD CONSTRAINT competing_copies_pkey PRIMARY KEY (processor_id, transaction_id, "position");
+
 ALTER TABLE ONLY outbox.competing_processors
     ADD CONSTRAINT competing_processors_pkey PRIMARY KEY (processor_id);
 
@@ -3367,7 +3476,7 @@ REVOKE ALL ON FUNCTION outbox.create_queue(p_queue text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.current_timeline() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot, p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint, p_whole boolean, p_messages integer, p_keys text[], p_owner text, p_pod text, p_lease interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.cut_batch(p_processor_id text, p_lane integer, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot, p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint, p_whole boolean, p_messages integer, p_keys text[], p_delayed outbox.competing_copies[], p_owner text, p_pod text, p_lease interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partition integer, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text) FROM PUBLIC;
 
@@ -3424,6 +3533,8 @@ REVOKE ALL ON FUNCTION outbox.prune_acts() FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.prune_conflicts(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, p_code integer, p_expected_transaction_id xid8, p_expected_position bigint, p_stored_transaction_id xid8, p_stored_position bigint, p_new_transaction_id xid8, p_new_position bigint, p_epoch bigint, p_pod text, p_claim_uid text, p_needs_person boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.redrive_competing(p_processor_id text, p_ids bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.redrive_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
 

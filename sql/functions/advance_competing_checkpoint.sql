@@ -2,7 +2,7 @@ CREATE OR REPLACE FUNCTION :"schema".advance_competing_checkpoint(p_processor_id
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
--- attempt, and what was not handed out. It never moves back.
+-- attempt, and what was not handed out. Of what it passed over there is a copy. It never moves back.
     WITH lanes AS (
         SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
         WHERE f.processor_id = p_processor_id ORDER BY f.lane, f.id DESC
@@ -14,10 +14,14 @@ AS $function$
         SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
         FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL
         UNION ALL
-        SELECT NULL, b.transaction_ids[1], b.positions[1] - 1
-        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
-        UNION ALL
-        SELECT NULL, r.transaction_id, r.position - 1 FROM competing_retries r WHERE r.processor_id = p_processor_id
+        SELECT NULL, w.t, w.p - 1 FROM (
+            SELECT l.t, l.p FROM competing_batches b CROSS JOIN LATERAL unnest(b.transaction_ids, b.positions) AS l (t, p)
+            WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
+            UNION ALL
+            SELECT r.transaction_id, r.position FROM competing_retries r WHERE r.processor_id = p_processor_id
+        ) AS w
+        WHERE NOT EXISTS (SELECT 1 FROM competing_copies c WHERE c.processor_id = p_processor_id
+                          AND c.transaction_id = w.t AND c.position = w.p)
     ), pairs AS (
         SELECT (pg_snapshot_xmin(b.seen)::text::bigint - 1)::text::xid8 AS t, 9223372036854775807 AS p
         FROM bounds b WHERE b.t IS NULL OR b.t = '0'

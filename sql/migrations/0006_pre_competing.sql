@@ -51,6 +51,7 @@ CREATE TABLE :"schema".competing_batches (
     transaction_ids      xid8[],
     positions            bigint[],
     attempts             int[],
+    aside                bigint[],
     cut_at               timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK (
         (lower_snapshot IS NULL) = (upper_snapshot IS NULL) AND (lower_snapshot IS NULL) <> (positions IS NULL))
@@ -78,17 +79,37 @@ CREATE TABLE :"schema".competing_retries (
     transaction_id xid8        NOT NULL,
     position       bigint      NOT NULL,
     message_id     text        NOT NULL,
-    attempts       int         NOT NULL,
+    attempts       int         NOT NULL DEFAULT 0,
     due_at         timestamptz NOT NULL,
-    error_class    text        NOT NULL,
-    error          text        NOT NULL,
-    failed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    error_class    text,
+    error          text,
+    written_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT competing_retries_pkey PRIMARY KEY (processor_id, transaction_id, position)
 );
 CREATE INDEX competing_retries_due ON :"schema".competing_retries (processor_id, due_at);
 
 COMMENT ON TABLE :"schema".competing_retries IS
-    'Messages of the outbox that failed in mode Competing and wait for their next attempt. Of a queue they wait in its own table.';
+    'Messages of the outbox that failed in mode Competing, are delayed or were redriven, and when they are handed out. Of a queue they wait in its own table.';
+
+CREATE TABLE :"schema".competing_copies (
+    processor_id   text        NOT NULL,
+    transaction_id xid8        NOT NULL,
+    position       bigint      NOT NULL,
+    message_id     text        NOT NULL,
+    message_type   text        NOT NULL,
+    publication_id text        NOT NULL,
+    partition_key  text,
+    data           text        NOT NULL,
+    metadata       text,
+    scheduled      timestamptz,
+    deliver_after  timestamptz,
+    CONSTRAINT competing_copies_pkey PRIMARY KEY (processor_id, transaction_id, position)
+);
+
+COMMENT ON TABLE :"schema".competing_copies IS
+    'Delayed and redriven messages of the outbox: the checkpoint has passed them, so retention may have deleted the row that they are copies of.';
+
+ALTER TABLE :"schema".dead_letters ADD COLUMN priority smallint;
 
 CREATE TABLE :"schema".queues (
     queue      text        NOT NULL,
@@ -286,12 +307,14 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".cut_batch(
     p_processor_id text, p_lane int, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot,
     p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint,
-    p_whole boolean, p_messages int, p_keys text[], p_owner text, p_pod text, p_lease interval
+    p_whole boolean, p_messages int, p_keys text[], p_delayed :"schema".competing_copies[],
+    p_owner text, p_pod text, p_lease interval
 ) RETURNS SETOF :"schema".competing_batches
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Hands out what was examined of a window, under the lock of lock_frontier(): the frontier moves on, and the batch begins. Without
--- messages only the frontier moves. p_whole: nothing is left of the window.
+-- messages only the frontier moves. p_whole: nothing is left of the window. p_delayed: what the batch leaves out, because its time has
+-- not come: it is copied, and handed out when it has.
 DECLARE
     v_queue text;
 BEGIN
@@ -312,12 +335,19 @@ BEGIN
     IF p_keys IS NOT NULL AND v_queue IS NOT NULL THEN
         EXECUTE format('DELETE FROM %I WHERE unique_key = ANY ($1)', 'queue_' || v_queue || '_keys') USING p_keys;
     END IF;
+    IF cardinality(p_delayed) > 0 THEN
+        INSERT INTO competing_copies SELECT d.* FROM unnest(p_delayed) AS d;
+        INSERT INTO competing_retries (processor_id, transaction_id, position, message_id, due_at)
+        SELECT d.processor_id, d.transaction_id, d.position, d.message_id, coalesce(d.deliver_after, clock_timestamp())
+        FROM unnest(p_delayed) AS d;
+    END IF;
     RETURN QUERY
         INSERT INTO competing_batches
             (id, processor_id, lane, owner, pod, expires_at, lower_snapshot, upper_snapshot, after_transaction_id,
-             after_position, upto_transaction_id, upto_position, messages)
+             after_position, upto_transaction_id, upto_position, messages, aside)
         SELECT nextval('competing_batch_ids'), p_processor_id, p_lane, p_owner, p_pod, clock_timestamp() + p_lease, p_lower, p_upper,
-               p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages
+               p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages,
+               (SELECT array_agg(d.position) FROM unnest(p_delayed) AS d)
         WHERE p_messages > 0
         RETURNING *;
 END
@@ -331,20 +361,35 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- So many messages, up to the pair, are done: all of the batch, or its beginning. False: it is not this owner's attempt any more; then
 -- the caller rolls its effects back. From true to the caller's commit nobody can take the batch over.
+DECLARE
+    v_done record;
 BEGIN
     DELETE FROM competing_batches b
     WHERE b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
-      AND (b.upto_transaction_id, b.upto_position) <= (p_upto_transaction_id, p_upto_position);
-    IF FOUND THEN
-        RETURN true;
+      AND (b.upto_transaction_id, b.upto_position) <= (p_upto_transaction_id, p_upto_position)
+    RETURNING b.after_transaction_id AS t, b.after_position AS p, b.transaction_ids, b.positions INTO v_done;
+    IF NOT FOUND THEN
+        UPDATE competing_batches b
+        SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
+            messages = greatest(1, b.messages - p_messages),
+            piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
+        FROM competing_batches was
+        WHERE was.processor_id = p_processor_id AND was.id = p_batch
+          AND b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
+          AND (b.after_transaction_id, b.after_position) < (p_upto_transaction_id, p_upto_position)
+        RETURNING was.after_transaction_id AS t, was.after_position AS p, b.transaction_ids, b.positions INTO v_done;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
     END IF;
-    UPDATE competing_batches b
-    SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
-        messages = greatest(1, b.messages - p_messages),
-        piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
-    WHERE b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
-      AND (b.after_transaction_id, b.after_position) < (p_upto_transaction_id, p_upto_position);
-    RETURN FOUND;
+    IF v_done.positions IS NOT NULL THEN
+        -- Of these messages only: one that left the batch before has its copy anew.
+        DELETE FROM competing_copies c
+        USING unnest(v_done.transaction_ids, v_done.positions) AS l (t, p)
+        WHERE c.processor_id = p_processor_id AND c.transaction_id = l.t AND c.position = l.p
+          AND (l.t, l.p) > (v_done.t, v_done.p) AND (l.t, l.p) <= (p_upto_transaction_id, p_upto_position);
+    END IF;
+    RETURN true;
 END
 $function$;
 
@@ -360,7 +405,10 @@ AS $function$
 DECLARE
     v_queue text;
     v_lane int;
+    v_copy competing_copies;
 BEGIN
+    SELECT c.* INTO v_copy FROM competing_copies c
+    WHERE c.processor_id = p_processor_id AND c.transaction_id = p_transaction_id AND c.position = p_position;
     SELECT p.queue, b.lane INTO v_queue, v_lane FROM competing_batches b JOIN competing_processors p USING (processor_id)
     WHERE b.processor_id = p_processor_id AND b.id = p_batch;
     IF NOT complete_batch(p_processor_id, p_batch, p_owner, p_attempt, p_transaction_id, p_position, 1) THEN
@@ -370,16 +418,25 @@ BEGIN
         WHEN 'DeadLetter' THEN
             INSERT INTO dead_letters
                 (processor_id, key, transaction_id, position, message_id, message_type, publication_id, partition_key,
-                 data, metadata, scheduled, attempts, error_class, error)
-            VALUES (p_processor_id, p_partition_key, p_transaction_id, p_position, p_message_id, p_message_type,
-                    p_publication_id, p_partition_key, p_data, p_metadata, p_scheduled, p_attempts, p_error_class, p_error);
-        WHEN 'Skip' THEN NULL;
+                 data, metadata, scheduled, attempts, error_class, error, priority)
+            VALUES (p_processor_id, coalesce(p_partition_key, p_message_id), p_transaction_id, p_position, p_message_id, p_message_type,
+                    p_publication_id, p_partition_key, p_data, p_metadata, p_scheduled, p_attempts, p_error_class, p_error,
+                    CASE WHEN v_queue IS NOT NULL THEN v_lane END);
+        WHEN 'Skip' THEN
+            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+            VALUES ('Skip', p_processor_id, 0, p_transaction_id, p_position,
+                    format('message %s of type %s, key %s, after %s attempts: %s: %s', p_message_id, p_message_type,
+                           coalesce(p_partition_key, p_message_id), p_attempts, p_error_class, p_error),
+                    'delivery.whenExhausted');
         WHEN 'Retry' THEN
             IF v_queue IS NULL THEN
                 INSERT INTO competing_retries
                     (processor_id, transaction_id, position, message_id, attempts, due_at, error_class, error)
                 VALUES (p_processor_id, p_transaction_id, p_position, p_message_id, p_attempts,
                         clock_timestamp() + p_wait, p_error_class, p_error);
+                IF v_copy.processor_id IS NOT NULL THEN
+                    INSERT INTO competing_copies SELECT v_copy.*;
+                END IF;
             ELSE
                 EXECUTE format(
                     'INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled,
@@ -390,6 +447,45 @@ BEGIN
             END IF;
     END CASE;
     RETURN true;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".redrive_competing(p_processor_id text, p_ids bigint[]) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Dead letters of consumers: those of the outbox are handed out as messages whose time has come, those of a queue are stored in it anew,
+-- with the message id, the priority and the age that they had. No attempt is used yet. Their keys keep no order in this mode.
+DECLARE
+    v_queue text;
+    v_count int;
+BEGIN
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    IF v_queue IS NULL THEN
+        WITH back AS (
+            DELETE FROM dead_letters d WHERE d.processor_id = p_processor_id AND d.id = ANY (p_ids) RETURNING d.*
+        ), kept AS (
+            INSERT INTO competing_copies (processor_id, transaction_id, position, message_id, message_type, publication_id,
+                                          partition_key, data, metadata, scheduled)
+            SELECT b.processor_id, b.transaction_id, b.position, b.message_id, b.message_type, b.publication_id,
+                   b.partition_key, b.data, b.metadata, b.scheduled
+            FROM back b ON CONFLICT DO NOTHING
+        )
+        INSERT INTO competing_retries (processor_id, transaction_id, position, message_id, due_at, error_class, error)
+        SELECT b.processor_id, b.transaction_id, b.position, b.message_id, clock_timestamp(), b.error_class, b.error
+        FROM back b ON CONFLICT DO NOTHING;
+    ELSE
+        EXECUTE format($sql$
+            WITH back AS (
+                DELETE FROM dead_letters d WHERE d.processor_id = $1 AND d.id = ANY ($2) RETURNING d.*
+            )
+            INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled, priority)
+            SELECT b.message_id, b.message_type, b.publication_id, b.partition_key, b.data::jsonb, b.metadata::jsonb,
+                   coalesce(b.scheduled, b.died_at), coalesce(b.priority, 5)
+            FROM back b ORDER BY b.id$sql$, 'queue_' || v_queue)
+        USING p_processor_id, p_ids;
+    END IF;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
 END
 $function$;
 
@@ -452,7 +548,7 @@ CREATE OR REPLACE FUNCTION :"schema".advance_competing_checkpoint(p_processor_id
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
--- attempt, and what was not handed out. It never moves back.
+-- attempt, and what was not handed out. Of what it passed over there is a copy. It never moves back.
     WITH lanes AS (
         SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
         WHERE f.processor_id = p_processor_id ORDER BY f.lane, f.id DESC
@@ -464,10 +560,14 @@ AS $function$
         SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
         FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL
         UNION ALL
-        SELECT NULL, b.transaction_ids[1], b.positions[1] - 1
-        FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
-        UNION ALL
-        SELECT NULL, r.transaction_id, r.position - 1 FROM competing_retries r WHERE r.processor_id = p_processor_id
+        SELECT NULL, w.t, w.p - 1 FROM (
+            SELECT l.t, l.p FROM competing_batches b CROSS JOIN LATERAL unnest(b.transaction_ids, b.positions) AS l (t, p)
+            WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
+            UNION ALL
+            SELECT r.transaction_id, r.position FROM competing_retries r WHERE r.processor_id = p_processor_id
+        ) AS w
+        WHERE NOT EXISTS (SELECT 1 FROM competing_copies c WHERE c.processor_id = p_processor_id
+                          AND c.transaction_id = w.t AND c.position = w.p)
     ), pairs AS (
         SELECT (pg_snapshot_xmin(b.seen)::text::bigint - 1)::text::xid8 AS t, 9223372036854775807 AS p
         FROM bounds b WHERE b.t IS NULL OR b.t = '0'
@@ -610,9 +710,10 @@ REVOKE EXECUTE ON FUNCTION
     :"schema".begin_competing(text, text, text, pg_snapshot, xid8, bigint),
     :"schema".take_batch(text, text, text, text, interval, int),
     :"schema".lock_frontier(text, text),
-    :"schema".cut_batch(text, int, bigint, pg_snapshot, pg_snapshot, xid8, bigint, xid8, bigint, boolean, int, text[], text, text, interval),
+    :"schema".cut_batch(text, int, bigint, pg_snapshot, pg_snapshot, xid8, bigint, xid8, bigint, boolean, int, text[], :"schema".competing_copies[], text, text, interval),
     :"schema".complete_batch(text, bigint, text, int, xid8, bigint, int),
     :"schema".defer_message(text, bigint, text, int, text, interval, int, xid8, bigint, text, text, text, text, jsonb, jsonb, timestamptz, text, text),
+    :"schema".redrive_competing(text, bigint[]),
     :"schema".renew_batches(text, text, interval, bigint, int),
     :"schema".hand_back_batches(text, text),
     :"schema".promote_delayed(text, int),

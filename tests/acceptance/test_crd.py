@@ -124,7 +124,7 @@ INVALID = [
     ),
     pytest.param(
         worker(delivery={"mode": "Competing", "competing": {}, "blocks": "Key"}),
-        "leave blocks and rateLimit out",
+        "leave blocks out",
         id="competing for keys",
     ),
     pytest.param(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import psycopg
 import pytest
 
@@ -11,67 +9,37 @@ from outbox_core.checkpoint import Checkpoint
 from outbox_core.competing import Action, NothingTaken, Verdict
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.report import ResourceRef
-from outbox_core.spec import Competing, StartFrom
+from outbox_core.spec import StartFrom
 from outbox_worker.postgres import checkpoints, competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
+from tests.support.consuming import (
+    HOUR,
+    JOBS,
+    KEY,
+    OVER,
+    SETTINGS,
+    SOURCE,
+    claim,
+    count,
+    cut,
+    drain,
+    find,
+    join,
+    left,
+    positions,
+    produce,
+    put,
+    taker,
+)
 from tests.support.postgres import build_source
-
-KEY = ProcessorKey("outbox", "orders")
-HOUR = timedelta(hours=1)
-OVER = timedelta(0)
-SETTINGS = Competing()
-SOURCE = build_source()
 
 
 @pytest.fixture
 def connection(each_database):
     connection = each_database.connect()
-    assert ownership.claim(connection, KEY, ResourceRef(cluster="c", namespace="n", name="a", uid="u1")).granted
+    claim(connection)
     return connection
-
-
-def taker(owner="one", lease=HOUR, limit=10, uid="u1", source=SOURCE, settings=SETTINGS):
-    consumer = competing.Consumer(owner, f"pod-{owner}", uid, lease)
-    return competing.BatchTaker(KEY, consumer, source, settings, limit)
-
-
-def join(connection, settings=SETTINGS, start_from=None, uid="u1"):
-    consumer = competing.Consumer("one", "pod-one", uid, HOUR)
-    return competing.join(connection, KEY, consumer, SOURCE, settings, start_from or StartFrom())
-
-
-def produce(connection, count, message_type="t"):
-    rows = connection.execute(
-        "INSERT INTO outbox.messages (message_type, data) SELECT %s, jsonb_build_object('n', n) "
-        "FROM generate_series(1, %s) AS n RETURNING position",
-        (message_type, count),
-    ).fetchall()
-    return [row[0] for row in rows]
-
-
-def cut(connection, by):
-    work = by.cut(connection)
-    while isinstance(work, NothingTaken) and work.moved:
-        work = by.cut(connection)
-    return None if isinstance(work, NothingTaken) else work
-
-
-def positions(connection, by, work):
-    return [m.checkpoint.position for m in by.reader.fetch(connection, Stretch.of(work))]
-
-
-def drain(connection, by):
-    """Take and complete until nothing is left; return the positions in the order they were taken."""
-    found = []
-    while (work := by.take_left(connection) or cut(connection, by)) is not None:
-        found += positions(connection, by, work)
-        assert by.complete(connection, work, work.upto, work.count)
-    return found
-
-
-def count(connection, table):
-    return connection.execute(f"SELECT count(*) FROM outbox.{table}").fetchone()[0]
 
 
 def test_batches_are_cut_in_order_and_do_not_overlap(connection):
@@ -80,7 +48,7 @@ def test_batches_are_cut_in_order_and_do_not_overlap(connection):
     one, two = taker("one"), taker("two")
     works = [(by, cut(connection, by)) for by in (one, two, one)]
     assert [positions(connection, by, work) for by, work in works] == [expected[:10], expected[10:20], expected[20:]]
-    assert cut(connection, two) is None
+    assert find(connection, two) is None
     assert [work.count for _, work in works] == [10, 10, 5]
 
 
@@ -123,7 +91,7 @@ def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, wh
     (position, *_) = produce(connection, 3)
     first, second = taker("one", lease=OVER), taker("two" if what == "owner" else "one")
     old = cut(connection, first)
-    new = second.take_left(connection)
+    new = left(connection, second)
     assert (new.id, new.attempt) == (old.id, 2)
 
     error = HandlerError("no")
@@ -143,7 +111,7 @@ def test_a_lapsed_batch_goes_to_any_other_and_a_live_one_to_nobody(connection):
     live = cut(connection, taker("one"))
     assert taker("two").take_left(connection) is None
     assert taker("one", lease=OVER).renew(connection) == 1
-    assert taker("two").take_left(connection).id == live.id
+    assert left(connection, taker("two")).id == live.id
 
 
 def test_handed_back_it_is_anybodys_at_once_and_counts_no_death(connection):
@@ -152,7 +120,7 @@ def test_handed_back_it_is_anybodys_at_once_and_counts_no_death(connection):
     one = taker("one")
     work = cut(connection, one)
     assert one.hand_back(connection) == 1
-    again = taker("two").take_left(connection)
+    again = left(connection, taker("two"))
     assert (again.id, again.attempt, again.piece, again.deaths) == (work.id, 2, None, 0)
 
 
@@ -161,7 +129,7 @@ def test_whoever_dies_over_a_batch_leaves_it_in_smaller_pieces_down_to_one_which
     produce(connection, 8)
     by = taker(lease=OVER)
     cut(connection, by)
-    seen = [(work.piece, work.deaths) for work in (by.take_left(connection) for _ in range(5))]
+    seen = [(work.piece, work.deaths) for work in (left(connection, by) for _ in range(5))]
     assert seen == [(4, 0), (2, 0), (1, 0), (1, 1), (1, 2)]
 
 
@@ -172,7 +140,7 @@ def test_the_beginning_of_a_batch_can_be_done_alone(connection):
     work = cut(connection, one)
     third = one.reader.fetch(connection, Stretch.of(work, limit=3))[-1]
     assert one.complete(connection, work, third.checkpoint, 3)
-    rest = taker("two").take_left(connection)
+    rest = left(connection, taker("two"))
     assert rest.count == 7
     assert positions(connection, one, rest) == expected[3:]
 
@@ -186,10 +154,10 @@ def test_a_message_that_failed_waits_while_the_rest_goes_on(connection):
     assert by.defer(connection, work, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
     assert by.take_left(connection) is None
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
-    again = by.take_left(connection)
+    again = left(connection, by)
     assert again.listed == ((first.checkpoint, 1),)
     assert positions(connection, by, again) == expected[:1]
-    assert positions(connection, by, by.reader and work) == expected
+    assert positions(connection, by, work) == expected
 
 
 def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(connection):
@@ -259,7 +227,7 @@ def test_in_a_serializable_or_repeatable_read_transaction_a_lost_batch_is_refuse
     frozen = each_database.connect(autocommit=False)
     frozen.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     frozen.execute("SELECT count(*) FROM outbox.competing_batches")
-    assert taker("two").take_left(connection).attempt == 2
+    assert left(connection, taker("two")).attempt == 2
     with pytest.raises(TransientError, match="40001"):
         one.complete(frozen, work, work.upto, 3)
 
@@ -276,7 +244,7 @@ def pages(connection, table):
 def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(database):
     """Pages, not seconds. Without rotation 2,600 batches leave 140 pages and more, and as many frontiers 35."""
     connection = database.connect()
-    assert ownership.claim(connection, KEY, ResourceRef(cluster="c", namespace="n", name="a", uid="u1")).granted
+    claim(connection)
     join(connection)
     with database.direct(autocommit=False) as old:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -295,27 +263,13 @@ def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(data
     assert drain(connection, by) == []
 
 
-JOBS = Competing(queue="jobs")
-
-
 @pytest.fixture
 def queue(database):
     connection = database.connect()
-    assert ownership.claim(connection, KEY, ResourceRef(cluster="c", namespace="n", name="a", uid="u1")).granted
+    claim(connection)
     competing.ensure_queue(connection, "outbox", "jobs", create=True)
     join(connection, JOBS)
     return connection
-
-
-def put(connection, count, **columns):
-    names = "".join(f", {name}" for name in columns)
-    values = "".join(f", %({name})s" for name in columns)
-    rows = connection.execute(
-        f"INSERT INTO outbox.queue_jobs (message_type, data{names}) SELECT 't', jsonb_build_object('n', n){values} "
-        "FROM generate_series(1, %(count)s) AS n RETURNING position",
-        columns | {"count": count},
-    ).fetchall()
-    return [row[0] for row in rows]
 
 
 def test_a_unique_key_is_unique_while_it_is_pending_and_free_once_taken(queue):

@@ -13,8 +13,9 @@ import pytest
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.partition import partition_of
 from outbox_core.report import ResourceRef
+from outbox_core.snapshot import parse_snapshot
 from outbox_core.spec import Partitions
-from outbox_core.window import Window, parse_snapshot
+from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints, ownership, partitions, stop_line
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader, Slice

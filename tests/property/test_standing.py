@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_core.standing import as_window, covers, cut, decide_way, find_common, join, meet
-from outbox_core.window import Snapshot, Window, parse_snapshot
+from outbox_core.window import Window
 
 IDS = range(1, 13)
 POSITIONS = range(4)
@@ -22,7 +23,7 @@ def text_of(snapshot: Snapshot) -> str | None:
 
 
 def build_snapshot(end: int, mask: int) -> Snapshot:
-    return Snapshot(end, frozenset(each for each in range(end) if mask >> each & 1))
+    return Snapshot(0, end, frozenset(each for each in range(end) if mask >> each & 1))
 
 
 def snapshots():
@@ -131,7 +132,7 @@ def test_a_window_inside_the_same_snapshots_is_met_at_its_position(one, other):
 @given(pairs, windows())
 def test_a_pair_meets_a_window_below_its_end(mine, theirs):
     goal = decide_way(mine, [as_place(theirs)]).goal
-    end = 0 if theirs.end is None else parse_snapshot(theirs.end).end
+    end = 0 if theirs.end is None else parse_snapshot(theirs.end).xmax
     assert goal == mine or (goal.transaction_id, goal.position) == (end - 1, MAX_POSITION)
 
 
@@ -141,7 +142,7 @@ def test_a_snapshot_that_is_cut_knows_no_id_above_the_last_message(now, kept, ne
     if text_of(now) is None or (newest is not None and not now.sees(newest)):
         return
     found = parse_snapshot(cut(text_of(now) or "", newest, lower))
-    kept_end = 0 if lower is None else parse_snapshot(lower).end
+    kept_end = 0 if lower is None else parse_snapshot(lower).xmax
     for transaction_id in IDS:
         wanted = now.sees(transaction_id) and transaction_id < max(1, (newest or 0) + 1, kept_end)
         assert found.sees(transaction_id) == wanted

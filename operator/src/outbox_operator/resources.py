@@ -242,8 +242,8 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     ),
     rule(
         "self.delivery.mode != 'Ordered' || !has(self.source.table) || !has(self.source.table.columns.deliverAfter)",
-        "delayed messages (source.table.columns.deliverAfter) need delivery.mode: Partitioned: in mode Ordered "
-        "everything would wait for them",
+        "delayed messages (source.table.columns.deliverAfter) need delivery.mode: Partitioned or Competing: in mode "
+        "Ordered everything would wait for them",
     ),
     rule(
         "self.delivery.mode != 'Ordered' || !has(self.delivery.blocks) || self.delivery.blocks != 'Key' || "

@@ -140,3 +140,51 @@ def test_what_is_not_said_is_refused(failing, call):
     assert call("redrive", "orders", "--all")[0] == 2
     status, _, err = call("redrive", "orders", "--all", "--reason", "x", "--yes")
     assert (status, err.strip().splitlines()[-1]) == (3, "outbox: no dead letter and no stopped message is so")
+
+
+@pytest.mark.parametrize("queue", [None, "jobs"], ids=["outbox", "queue"])
+def test_dead_letters_of_competing_consumers_are_redriven(failing, workers, call, queue):
+    """By type, key, time, error and id, with dry run and rate; with no order to keep."""
+    over = {"leaseDuration": "2s"} | ({"queue": queue} if queue else {})
+    connection = failing.connection
+    connection.execute("SELECT outbox.create_queue('jobs')")
+    connection.execute(
+        f"INSERT INTO outbox.{'queue_jobs' if queue else 'messages'} (partition_key, message_id, message_type, data) "
+        "SELECT 'key-' || n % 5, 'message-' || n, 'Numbered', jsonb_build_object('total', n) "
+        "FROM generate_series(0, 59) AS n"
+    )
+    failing.break_at(*range(20))
+    delivery = {"mode": "Competing", "competing": over, "leaseDuration": "15s", "circuitBreaker": {"failures": 1000}}
+    config = failing.config(
+        SQL_TARGET, partitioned=False, cursor=None, whenExhausted="DeadLetter", retry=QUICK, **delivery
+    )
+    config["source"].pop("cursor")
+    workers.start(config, failing.outbox.database.uri())
+    failing.wait_dead(20)
+    failing.wait_handled(set(range(20, 60)))
+    failing.mend()
+    if not queue:
+        connection.execute("DELETE FROM outbox.messages")
+
+    status, out, _ = call("redrive", "orders", "--type", "Numbered", "--key", "key-3", "--dry-run")
+    assert (status, out.splitlines()[0]) == (0, "4 dead letters and 0 stopped messages would be handled again")
+    assert len(failing.dead()) == 20
+    said = ("--reason", "mended", "--yes")
+    one = listed(call, "orders", "--message-id", "message-7")[0]["id"]
+    for chosen, expected in (
+        (("--id", str(one)), {7}),
+        (("--key", "key-3", "--type", "Numbered"), {3, 8, 13, 18}),
+        (("--error", "refused message-1", "--error-class", "P0042"), {1, *range(10, 20)}),
+    ):
+        status, _, err = call("redrive", "orders", *chosen, *said)
+        assert status == 0, err
+        failing.wait_handled(set(failing.handled()) | expected)
+    status, out, err = call("redrive", "orders", "--since", "2020-01-01T00:00:00Z", "--rate", "3", *said)
+    assert (status, out.startswith("6 redriven")) == (0, True), err
+    failing.wait_handled(set(range(60)))
+    assert len(failing.handled()) == 60, "an effect is doubled"
+    assert failing.dead() == []
+
+    status, _, err = call("rewind", "orders", "--to-beginning", *said)
+    assert status != 0
+    assert ("insert them anew" if queue else "another processorId with startFrom") in err

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.window import parse_snapshot
+from outbox_core.snapshot import parse_snapshot
 from outbox_worker.postgres import checkpoints, conflicts
 from outbox_worker.postgres.apart import forget_source
 from outbox_worker.postgres.key import ProcessorKey
@@ -311,7 +311,7 @@ def test_a_window_ends_at_the_last_message_not_at_what_a_crash_of_the_source_wou
     wait_examined(apart)
     assert worker.terminate() == 0
     (lower,) = apart.connection.execute("SELECT lower_snapshot::text FROM outbox.processor_checkpoints").fetchone()
-    assert parse_snapshot(lower).end == last + 1
+    assert parse_snapshot(lower).xmax == last + 1
     more = apart.outbox.produce(2, start=5)
     apart.start()
     apart.wait_handled(ids + more)

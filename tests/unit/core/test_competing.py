@@ -30,7 +30,7 @@ from outbox_core.competing import (
 )
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.report import Reason, WorkerState
-from outbox_core.snapshot import Snapshot
+from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
 from outbox_core.state import Policy, Step
 
@@ -95,8 +95,9 @@ def test_nothing_waits_for_ever_behind_what_is_more_urgent(arrivals, lane):
 )
 def test_what_becomes_of_a_message_whose_attempts_ran_out(when, action, attempts):
     retry = Retry(max_attempts=3)
-    assert judge(2, retry, when, 0.0) == Verdict(Action.RETRY, 2, 2.0)
-    verdict = judge(3, retry, when, 0.0)
+    error = HandlerError("no")
+    assert judge(2, error, retry, when, 0.0) == Verdict(Action.RETRY, 2, 2.0)
+    verdict = judge(3, error, retry, when, 0.0)
     assert (verdict.action, verdict.attempts) == (action, attempts)
     assert verdict.wait == (60.0 if action is Action.RETRY else 0.0)
 
@@ -143,6 +144,49 @@ def test_a_fault_of_the_database_hands_back_what_was_in_hand_unless_it_is_delive
     assert decide(state, h.Prepared()).step is Step.STORE
 
 
+def test_while_the_breaker_is_open_nothing_is_kept_and_nothing_taken():
+    shut = h.Throttled(5.0, Reason.CIRCUIT_OPEN, "the target failed")
+    state = decide(replace(handling(), step=Step.FETCH), shut)
+    assert (state.step, state.due, state.state, state.reason) == (
+        Step.RELEASE, 0.0, WorkerState.RETRYING, Reason.CIRCUIT_OPEN
+    )  # fmt: skip
+    state = decide(state, h.Released())
+    assert (state.step, state.due, state.work, state.piece) == (Step.FETCH, 5.0, None, None)
+    state = decide(state, shut)
+    assert (state.step, state.due) == (Step.FETCH, 5.0), "nothing is in hand: nothing to hand back"
+
+
+def test_while_the_rate_is_used_up_the_batch_stays_in_hand():
+    state = decide(replace(handling(), step=Step.FETCH), h.Throttled(0.2, Reason.RUNNING, ""))
+    assert (state.step, state.due, state.work, state.reason) == (Step.FETCH, 0.2, WORK, Reason.RUNNING)
+
+
+def test_a_target_that_is_down_costs_no_attempt_and_its_batch_goes_back_while_the_wait_grows():
+    down = h.Failed(TransientError("no broker", reason=Reason.TARGET_UNAVAILABLE))
+    state, waits = handling(), []
+    for _ in range(3):
+        state = decide(state, down)
+        assert (state.step, state.state, state.attempt) == (Step.RELEASE, WorkerState.RETRYING, 0)
+        state = decide(state, h.Released())
+        waits.append(state.due)
+        state = decide(state, Taken(piece_of(WORK, 8)))
+        assert state.state is WorkerState.RETRYING, "until something was handled"
+    assert waits == [1.0, 2.0, 4.0]
+    state = decide(state, Completed(8))
+    assert decide(state, Taken(piece_of(WORK, 8))).state is WorkerState.ACTIVE
+
+
+def test_classes_say_whose_fault_it_is_and_who_failed_how_long_to_wait():
+    never = Retry(never=["ValueError"], forever=["ConnectionError"])
+    busy = HandlerError("busy", retry_after=30.0)
+    assert judge(1, HandlerError("no", classes=("ValueError",)), never, WhenExhausted.SKIP, 0.0).action is Action.SKIP
+    assert judge(1, busy, never, WhenExhausted.SKIP, 0.0) == Verdict(Action.RETRY, 1, 30.0)
+    policy = replace(POLICY, delivery=POLICY.delivery.model_copy(update={"retry": never}))
+    lost = h.Failed(HandlerError("no", classes=("ConnectionError",)))
+    state = decide_consumer(handling(1), lost, 0.0, policy, 0.0)
+    assert (state.step, state.attempt) == (Step.RELEASE, 0)
+
+
 def test_a_message_over_which_processes_died_is_not_handled_again():
     dying = replace(WORK, piece=1, deaths=10)
     state = handling(1, work=dying)
@@ -173,6 +217,6 @@ def test_waits_grow_while_nothing_is_there_and_are_short_while_another_cuts():
 @given(st.integers(3, 9), st.integers(0, 9), st.sets(st.integers(3, 18)), st.integers(1, 30))
 def test_a_snapshot_reads_what_it_writes_and_sees_what_postgres_says(xmin, more, among, transaction_id):
     xmax = xmin + more
-    snapshot = Snapshot(xmin, xmax, tuple(sorted(each for each in among if xmin <= each < xmax)))
-    assert Snapshot.parse(str(snapshot)) == snapshot
+    snapshot = Snapshot(xmin, xmax, frozenset(each for each in among if xmin <= each < xmax))
+    assert parse_snapshot(str(snapshot)) == snapshot
     assert snapshot.sees(transaction_id) == (transaction_id < xmax and transaction_id not in snapshot.in_progress)

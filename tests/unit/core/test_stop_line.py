@@ -8,6 +8,7 @@ import pytest
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.message import Message
+from outbox_core.snapshot import parse_snapshot
 from outbox_core.spec import PartitionKey
 from outbox_core.stop_line import (
     Obstacle,
@@ -20,7 +21,7 @@ from outbox_core.stop_line import (
     parse_key,
     window_line,
 )
-from outbox_core.window import Window, parse_snapshot
+from outbox_core.window import Window
 
 LINE = Checkpoint(100, 9)
 CHANGE = Partitioning(8, "partition key", 4, LINE)

@@ -14,7 +14,7 @@ from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import TransientError
-from outbox_worker.postgres import competing, letters
+from outbox_worker.postgres import letters
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 @against_database
 def redrive(connection: psycopg.Connection[Any], context: Context) -> Exit:
-    """Have messages handled again, by the processor itself and in the order of their keys."""
+    """Have messages handled again, by the processor itself; in the order of their keys, unless consumers compete."""
     return _decide(connection, context, drop=False)
 
 
@@ -121,11 +121,6 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
         raise UsageError("which processor? name its processorId, or give its manifest with -f")
     if options.reason is None and not options.dry_run:
         raise UsageError("--reason is missing: it is kept with the act")
-    if not drop and wanted.processor_id in competing.list_competing(connection, schema):
-        raise RefusedError(
-            f"{wanted.processor_id} is in mode Competing, whose dead letters nobody takes up again: insert the "
-            "message anew (`dead-letters list --payload --output json` shows it), then `dead-letters drop` it"
-        )
     counts = letters.count_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
     total = sum(counts.values()) + len(stopped)

@@ -35,7 +35,7 @@ class LagReader:
         """Count what is not handled, at most about `cap`; `reading` is to the processor's messages."""
         if view.processor_id not in self._queues:
             return self._sources.reader(view).lag(reading, view.pair or BEGINNING, cap)
-        reader = WindowReader(self._subject.source, Competing(queue=self._queues[view.processor_id]))
+        reader = WindowReader(self._subject.source, Competing(queue=self._queues[view.processor_id]), view.processor_id)
         return competing.measure_lag(self._connection, self._key(view), reader, cap)
 
     def unfinished(self, view: ProcessorView) -> Record:

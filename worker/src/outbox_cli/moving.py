@@ -143,11 +143,8 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
         raise UsageError("--reason is missing: it is kept with the act")
     views = _find_views(connection, subject, options.partition)
     several = len(views) > 1
-    if views and views[0].processor_id in competing.list_competing(connection, subject.schema):
-        raise RefusedError(
-            f"{views[0].processor_id} is in mode Competing: batches are handed out, and no checkpoint says where it "
-            "is; to handle messages again use another processorId with startFrom"
-        )
+    if views:
+        _refuse_consumers(connection, subject, views[0].processor_id, direction)
     with Sources(connection, context) as sources:
         moves = _plan(context, sources, views, direction)
     if options.dry_run:
@@ -164,6 +161,28 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     console.document(_document(moves, several=several, done=True))
     console.say(f"moved to {moves[0].place or moves[0].after}; recorded as an act of {whoami()}")
     return Exit.DONE
+
+
+def _refuse_consumers(
+    connection: psycopg.Connection[Any], subject: Subject, processor_id: str, direction: Direction
+) -> None:
+    """Raise where batches are handed out: no checkpoint says what is done, so none can be moved."""
+    known = competing.list_competing(connection, subject.schema)
+    if processor_id not in known:
+        return
+    queue = known[processor_id]
+    if direction is Direction.FORWARD:
+        remedy = "to be rid of messages give them up as they fail, with delivery.whenExhausted: Skip"
+    elif queue is None:
+        remedy = "to handle messages again use another processorId with startFrom; `outbox redrive` does dead letters"
+    else:
+        remedy = (
+            f"to handle messages of queue {queue!r} again insert them anew: what is done is deleted; `outbox redrive` "
+            "does dead letters"
+        )
+    raise RefusedError(
+        f"{processor_id} is in mode Competing: batches are handed out, and no checkpoint says which are done; {remedy}"
+    )
 
 
 def _plan(context: Context, sources: Sources, views: list[ProcessorView], direction: Direction) -> list[Move]:

@@ -5,7 +5,8 @@
 LOAD joins the processor and hands back whatever this process may still have in its name; FETCH takes a batch, or the
 next piece of the one in hand. No consumer owns the processor: each batch names its owner and the number of its attempt,
 and whoever is not that any more is told so when it completes the batch. A batch that fails is handled in smaller
-pieces until the message that fails is alone; that one leaves the batch (DEFER), the rest goes on.
+pieces until the message that fails is alone; that one leaves the batch (DEFER), the rest goes on. While the target is
+down nothing is kept: what is in hand is handed back (RELEASE), and nothing is taken until its breaker lets it through.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
+from outbox_core import failing, retry
 from outbox_core import happening as h
-from outbox_core import retry
+from outbox_core.claiming import decide_after_claim
 from outbox_core.errors import HandlerError
 from outbox_core.message import Batch
 from outbox_core.report import Reason, WorkerState
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 CONTENDED_WAIT: Final = 0.002
 """Another consumer is cutting a batch at this moment, which takes about so long; doubled while that goes on."""
 _MOST_DOUBLINGS: Final = 20
-_STILL_AT_WORK: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 
 
@@ -63,6 +64,7 @@ class Work:
         count: messages left.
         piece: most messages to handle at once, because a process died over it; None: all.
         deaths: processes that died over its first message, once that was alone.
+        aside: positions of the window's delayed messages, which are not in it.
 
     """
 
@@ -76,6 +78,7 @@ class Work:
     count: int
     piece: int | None = None
     deaths: int = 0
+    aside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,8 @@ class Deferred:
 
 CompetingHappening: TypeAlias = (
     h.Prepared | h.ClaimAnswered | h.Reviewed | h.TargetReady | h.Delivered | h.Failed | h.OwnershipLost
-    | h.TargetChanged | h.StopRequested | Joined | Taken | NothingTaken | Completed | Lost | Deferred
+    | h.TargetChanged | h.StopRequested | h.Throttled | h.Released | Joined | Taken | NothingTaken | Completed | Lost
+    | Deferred
 )  # fmt: skip
 
 
@@ -164,6 +168,7 @@ class ConsumerState:
         attempt: failures of the message in hand.
         failures: faults in a row that no message caused.
         idle: looks in a row that found nothing.
+        resume: once the batch is handed back, when the next one may be taken.
 
     """
 
@@ -180,6 +185,7 @@ class ConsumerState:
     attempt: int = 0
     failures: int = 0
     idle: int = 0
+    resume: float = 0.0
     start_from_used: bool | None = None
 
     @property
@@ -202,10 +208,10 @@ def choose_lane(heads: Mapping[int, datetime], ageing: timedelta) -> int:
     return min(heads, key=lambda lane: (heads[lane] + lane * ageing, lane))
 
 
-def judge(attempts: int, settings: Retry, when_exhausted: WhenExhausted, chance: float) -> Verdict:
-    """Say what becomes of a message that failed for the `attempts`-th time."""
-    decision = retry.decide_retry(attempts, settings, chance)
-    if not decision.stop:
+def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: WhenExhausted, chance: float) -> Verdict:
+    """Say what becomes of a message that failed with `error`, for the `attempts`-th time."""
+    decision = retry.decide_retry(attempts, settings, chance, error)
+    if not decision.stop and not failing.is_given_up(error):
         return Verdict(Action.RETRY, attempts, decision.delay)
     match when_exhausted:
         case WhenExhausted.STOP:
@@ -228,13 +234,13 @@ def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening
         case h.Prepared():
             return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
         case h.ClaimAnswered():
-            return _after_claim(state, happened, now, chance)
+            return decide_after_claim(state, _empty_handed(state), happened, now, chance)
         case h.Reviewed():
             return replace(state, step=Step.CHECK_TARGET, due=now)
         case h.TargetReady():
             return replace(state, step=Step.LOAD, due=now)
         case Joined():
-            state = replace(_empty_handed(state), start_from_used=happened.start_from_used)
+            state = replace(_empty_handed(state), failures=0, start_from_used=happened.start_from_used)
             return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
         case Taken():
             return _after_take(state, happened.piece, now, policy)
@@ -252,6 +258,10 @@ def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening
             )  # fmt: skip
         case Deferred():
             return _after_deferral(state, happened.verdict, now)
+        case h.Throttled():
+            return _throttled(state, happened, now)
+        case h.Released():
+            return replace(_empty_handed(state), step=Step.FETCH, due=max(now, state.resume))
         case h.Failed():
             return _after_failure(state, happened.error, now, policy, chance)
         case h.OwnershipLost():
@@ -273,19 +283,22 @@ def _holds(state: ConsumerState) -> bool:
 
 
 def _empty_handed(state: ConsumerState) -> ConsumerState:
-    return replace(state, work=None, piece=None, delivered=False, limit=None, failure=None, attempt=0, failures=0)
+    return replace(state, work=None, piece=None, delivered=False, limit=None, failure=None, attempt=0)
 
 
-def _after_claim(state: ConsumerState, answer: h.ClaimAnswered, now: float, chance: float) -> ConsumerState:
-    if answer.granted:
-        return replace(state, step=Step.REVIEW, due=now)
-    failures = state.failures + 1
-    return replace(
-        _empty_handed(state), step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
-        state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD,
-        message=f"{answer.holder} owns this processorId; delete that resource, hand the claim over, or choose another "
-        "processorId",
-    )  # fmt: skip
+def _throttled(state: ConsumerState, throttled: h.Throttled, now: float) -> ConsumerState:
+    """The rate is used up: the batch stays in hand. The breaker is open: others may have it."""
+    if throttled.reason is not Reason.CIRCUIT_OPEN:
+        return replace(state, due=now + throttled.seconds)
+    state = replace(state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
+    return _handed_back(state, now, throttled.seconds)
+
+
+def _handed_back(state: ConsumerState, now: float, wait: float) -> ConsumerState:
+    """Take nothing for so long, and keep nothing from others meanwhile."""
+    if state.work is None:
+        return replace(state, step=Step.FETCH, due=now + wait)
+    return replace(state, step=Step.RELEASE, due=now, resume=now + wait)
 
 
 def _after_take(state: ConsumerState, piece: Piece, now: float, policy: Policy) -> ConsumerState:
@@ -293,10 +306,10 @@ def _after_take(state: ConsumerState, piece: Piece, now: float, policy: Policy) 
     state = replace(state, work=work, piece=piece, idle=0, step=Step.HANDLE, due=now)
     if work is not None and work.piece == 1 and work.deaths >= policy.delivery.retry.max_attempts:
         killed = HandlerError(
-            f"{work.deaths} processes in a row died while they handled this message alone", reason=Reason.HANDLER_FAILED
+            f"{work.deaths} processes in a row died while they handled this message alone", reason=Reason.PROCESS_KILLED
         )
         return replace(state, step=Step.DEFER, failure=killed)
-    if state.state is WorkerState.RETRYING and state.attempt:
+    if state.state is WorkerState.RETRYING and (state.attempt or state.failures):
         return state
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
@@ -309,6 +322,7 @@ def _after_nothing(state: ConsumerState, found: NothingTaken, now: float, policy
     state = replace(_empty_handed(state), step=Step.FETCH, due=now + wait, idle=idle)
     if found.contended:
         return state
+    state = replace(state, failures=0)
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
 
 
@@ -346,11 +360,12 @@ def _after_failure(
 ) -> ConsumerState:
     settings = policy.delivery.retry
     piece = state.piece
-    if isinstance(error, HandlerError) and state.step is Step.HANDLE and piece is not None:
+    counts = retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
+    if counts and state.step is Step.HANDLE and piece is not None:
         said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
         if error.reason in _NOBODYS_FAULT:
             attempt = state.attempt + 1
-            decision = retry.decide_retry(attempt, settings, chance)
+            decision = retry.decide_retry(attempt, settings, chance, error)
             held = replace(said, attempt=attempt, message=str(error))
             if decision.stop:
                 return _after_deferral(replace(held, failure=error), Verdict(Action.STOP, attempt), now)
@@ -360,9 +375,15 @@ def _after_failure(
             return replace(said, step=Step.FETCH, due=now, limit=piece.matched_count // 2, message=looking, attempt=1)
         return replace(said, step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
     failures = state.failures + 1
-    busy = state.work is not None and error.reason in _STILL_AT_WORK
-    kept = state if state.delivered else _empty_handed(state)
-    return replace(
-        kept, step=Step.PREPARE, due=now + retry.infrastructure_backoff(failures, settings, chance), failures=failures,
-        state=WorkerState.RETRYING if busy else WorkerState.UNAVAILABLE, reason=error.reason, message=str(error),
+    wait = max(
+        retry.infrastructure_backoff(failures, settings, chance), min(error.retry_after or 0.0, retry.LONGEST_ASKED)
+    )
+    of_target = error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError)
+    busy = state.work is not None and of_target
+    told = replace(
+        state, failures=failures, state=WorkerState.RETRYING if busy else WorkerState.UNAVAILABLE, reason=error.reason,
+        message=str(error),
     )  # fmt: skip
+    if busy and state.step is Step.HANDLE:
+        return _handed_back(told, now, wait)
+    return replace(told if state.delivered else _empty_handed(told), step=Step.PREPARE, due=now + wait)

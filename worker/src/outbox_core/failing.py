@@ -101,7 +101,7 @@ def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict 
 
 def stop_verdict(error: OutboxError, attempt: int) -> Verdict:
     """What becomes of a held message where the resource says Stop: it waits for a person, and what is behind it too."""
-    return Verdict(Action.HOLD, attempt, error.error_class, _shown(error), None, blocks=False)
+    return Verdict(Action.HOLD, attempt, error.error_class, shown_error(error), None, blocks=False)
 
 
 def is_given_up(error: OutboxError) -> bool:
@@ -113,9 +113,9 @@ def _verdict(
     action: Action, error: OutboxError, attempt: int, delivery: Delivery, *, wait: float | None = None
 ) -> Verdict:
     blocks = delivery.blocking is Blocks.KEY
-    return Verdict(action, attempt, error.error_class, _shown(error), wait, blocks=blocks)
+    return Verdict(action, attempt, error.error_class, shown_error(error), wait, blocks=blocks)
 
 
-def _shown(error: OutboxError) -> str:
+def shown_error(error: OutboxError) -> str:
     """PostgreSQL's text has no NUL."""
     return str(error).replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_ERROR]

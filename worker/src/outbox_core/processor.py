@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from outbox_core import failing, retry
 from outbox_core import happening as h
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.claiming import decide_after_claim
 from outbox_core.errors import HandlerError
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
@@ -63,7 +64,7 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
         case h.Prepared():
             return _resume(state, now)
         case h.ClaimAnswered():
-            return _after_claim(state, happened, now, chance)
+            return decide_after_claim(state, _without_lease(state), happened, now, chance)
         case h.Reviewed():
             return _after_review(state, happened, now)
         case h.TargetReady():
@@ -139,18 +140,6 @@ def _without_lease(state: ProcessorState) -> ProcessorState:
         state, lease=None, stored=None, cursor=None, batch=None, delivered=False, doubt=None, refusal=None,
         unstored_rows=0, idle=0, limit=None, suspect=None, verdict=None, suspicion=None, blocking=False, held_due=inf,
         held_limit=None,
-    )  # fmt: skip
-
-
-def _after_claim(state: ProcessorState, answer: h.ClaimAnswered, now: float, chance: float) -> ProcessorState:
-    if answer.granted:
-        return replace(state, step=Step.REVIEW, due=now)
-    failures = state.failures + 1
-    return replace(
-        _without_lease(state), step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
-        state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD,
-        message=f"{answer.holder} owns this processorId; delete that resource, hand the claim over, or choose another "
-        "processorId",
     )  # fmt: skip
 
 
@@ -245,7 +234,7 @@ def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorSt
         state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
         message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
         f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
-        "use mode Partitioned for delayed messages, or clear the row's deliver_after",
+        "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
     )  # fmt: skip
 
 

@@ -228,7 +228,7 @@ class Unfinished(_Report):
     free: int = 0
     """Batches that nobody has: handed back, or lapsed."""
     retries: int = 0
-    """Messages that failed and wait for their next attempt (over the outbox)."""
+    """Over the outbox: messages that wait for another attempt, are delayed, or were redriven and not taken yet."""
     consumers: int = 0
     """Processes that live."""
     oldest_seconds: float = 0.0

@@ -15,12 +15,13 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from outbox_core.checkpoint import MAX_POSITION, Checkpoint
-from outbox_core.window import Plan, Snapshot, Window, parse_snapshot
+from outbox_core.snapshot import Snapshot, parse_snapshot
+from outbox_core.window import Plan, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_NOTHING = Snapshot(0, frozenset())
+_NOTHING = Snapshot(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def as_window(checkpoint: Checkpoint) -> Window:
 def meet(one: str | None, other: str | None) -> str | None:
     """Return the snapshot that sees what both see."""
     a, b = _parse(one), _parse(other)
-    end = min(a.end, b.end)
+    end = min(a.xmax, b.xmax)
     return _format(end, a.in_progress | b.in_progress)
 
 
@@ -56,15 +57,12 @@ def join(one: str | None, other: str | None) -> str | None:
     """Return the snapshot that sees what either sees."""
     a, b = _parse(one), _parse(other)
     unseen = {each for each in a.in_progress | b.in_progress if not a.sees(each) and not b.sees(each)}
-    return _format(max(a.end, b.end), unseen)
+    return _format(max(a.xmax, b.xmax), unseen)
 
 
 def covers(one: str | None, other: str | None) -> bool:
     """Say whether one snapshot sees whatever the other sees."""
-    a, b = _parse(one), _parse(other)
-    if any(b.sees(each) for each in a.in_progress):
-        return False
-    return b.end <= a.end or sum(each >= a.end for each in b.in_progress) == b.end - a.end
+    return _parse(one).covers(_parse(other))
 
 
 def cut(now: str, newest: int | None, lower: str | None) -> str:
@@ -74,8 +72,8 @@ def cut(now: str, newest: int | None, lower: str | None) -> str:
     rolled back, for messages that are to come: where the checkpoint survives in another server, it must not know them.
     """
     snapshot = parse_snapshot(now)
-    end = max(1, 0 if newest is None else newest + 1, _parse(lower).end)
-    return _format(min(end, snapshot.end), snapshot.in_progress) or now
+    end = max(1, 0 if newest is None else newest + 1, _parse(lower).xmax)
+    return _format(min(end, snapshot.xmax), snapshot.in_progress) or now
 
 
 def find_common(checkpoints: Iterable[Checkpoint]) -> Window:
@@ -103,7 +101,7 @@ def _pair_behind(checkpoint: Checkpoint) -> Checkpoint:
     """Return a pair up to which lies whatever is examined."""
     if checkpoint.window is None:
         return checkpoint
-    return Checkpoint(max(_parse(checkpoint.window.end).end - 1, 0), MAX_POSITION if checkpoint.window.end else 0)
+    return Checkpoint(max(_parse(checkpoint.window.end).xmax - 1, 0), MAX_POSITION if checkpoint.window.end else 0)
 
 
 def _reach(mine: Window, theirs: Window) -> Window:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.checkpoint import Checkpoint
+from outbox_core.snapshot import parse_snapshot
 from outbox_core.spec import PartitionKey
-from outbox_core.window import Window, parse_snapshot
+from outbox_core.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,35 +1,18 @@
 """PURE: the checkpoint of the cursor Snapshot: what was committed when, instead of a place in an order.
 
-A *snapshot* says of every transaction whether it was over when the snapshot was taken: PostgreSQL's `pg_snapshot`,
-written `xmin:xmax:ids in progress`. A *window* is what an upper snapshot sees and a lower did not, read in the order
-of positions. Nothing that commits later can get into a window, so its pages are the same for every reader and after
-every restart; whatever it does not hold is in a later one.
+A *window* is what an upper snapshot sees and a lower did not (`outbox_core.snapshot`), read in the order of positions;
+its pages are the same for every reader and after every restart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from typing import Final
 
+from outbox_core.snapshot import parse_snapshot
+
 LOWEST_POSITION: Final = -(2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Which transactions were over: all below `end` but those in progress."""
-
-    end: int
-    in_progress: frozenset[int]
-
-    def sees(self, transaction_id: int) -> bool:
-        """Say whether the transaction was over (committed or rolled back) when this was taken."""
-        return transaction_id < self.end and transaction_id not in self.in_progress
-
-    def covers(self, other: Snapshot) -> bool:
-        """Say whether this sees all that the other one sees: it was taken at the same time or later."""
-        return other.end <= self.end and not any(other.sees(each) for each in self.in_progress)
 
 
 class Plan(Enum):
@@ -41,21 +24,6 @@ class Plan(Enum):
     """A large one: along the positions, looking at each message whether it belongs."""
     BY_SORTING = "by sorting"
     """A large one whose messages lie far apart, or whose first position is not known: all of it is looked at."""
-
-
-@lru_cache(maxsize=64)
-def parse_snapshot(text: str) -> Snapshot:
-    """Read PostgreSQL's text form.
-
-    Raises:
-        ValueError: it is none.
-
-    """
-    parts = text.split(":")
-    if len(parts) != 3 or not all(part.isdecimal() for part in parts[:2]):
-        msg = f"{text!r} is not a snapshot; PostgreSQL writes it as xmin:xmax:id,id"
-        raise ValueError(msg)
-    return Snapshot(int(parts[1]), frozenset(int(each) for each in parts[2].split(",") if each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +95,9 @@ def find_transactions(lower: str | None, upper: str | None) -> tuple[list[int], 
     """
     above = None if upper is None else parse_snapshot(upper)
     if lower is None:
-        return [], (0, None if above is None else above.end)
+        return [], (0, None if above is None else above.xmax)
     below = parse_snapshot(lower)
-    late = sorted(each for each in below.in_progress if above is None or above.sees(each))
-    if above is not None and above.end <= below.end:
+    late = sorted(below.in_progress) if above is None else below.stragglers(above)
+    if above is not None and above.xmax <= below.xmax:
         return late, None
-    return late, (below.end, None if above is None else above.end)
+    return late, (below.xmax, None if above is None else above.xmax)

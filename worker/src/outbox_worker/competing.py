@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -15,13 +14,14 @@ from outbox_core.competing import Completed, ConsumerState, Lost, decide_consume
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import CheckpointView, Reason, WorkerState
 from outbox_core.state import Policy, ProcessorState, Step
+from outbox_worker.attempt import attempt
+from outbox_worker.company import Company
 from outbox_worker.competing_steps import CompetingSteps
 from outbox_worker.logs import get_logger
 from outbox_worker.observer import Observer
 from outbox_worker.ownership import Heartbeat
-from outbox_worker.postgres import checkpoints, conflicts, partitions
+from outbox_worker.postgres import checkpoints, conflicts, holding, partitions
 from outbox_worker.postgres import competing as calls
-from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.window import Stretch, WindowReader
 from outbox_worker.shutdown import Interrupted
 
@@ -68,7 +68,7 @@ def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
 
 def build_relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
     """Give the SELECT of a piece's messages, for the target sql."""
-    reader = WindowReader(config.source, settings_of(config))
+    reader = WindowReader(config.source, settings_of(config), config.processor_id)
 
     def relation(batch: Batch) -> sql.Composed:
         work = getattr(batch, "work", None)
@@ -100,7 +100,8 @@ def build_lane(
     parts: Parts, built: BuiltConsumer, *, take_over: bool, telemetry: Telemetry, chance: Random
 ) -> ConsumerLane:
     """Build the one lane of the loop."""
-    steps = CompetingSteps(parts, take_over=take_over, taker=built.taker, consumer=built.consumer)
+    company = parts.observer.company if isinstance(parts.observer, CompetingObserver) else Company()
+    steps = CompetingSteps(parts, take_over=take_over, taker=built.taker, consumer=built.consumer, company=company)
     return ConsumerLane(parts, steps, telemetry=telemetry, chance=chance)
 
 
@@ -140,6 +141,11 @@ class ConsumerLane:
         return True
 
     @property
+    def share(self) -> float:
+        """Of the processor's rate, one of as many equal parts as consumers live."""
+        return self._steps.share
+
+    @property
     def is_obsolete(self) -> bool:
         """Never: what consumers share is not divided."""
         return False
@@ -155,35 +161,28 @@ class ConsumerLane:
     def advance(self, happened: Any = None) -> None:
         """Do the step, unless something `happened` already, and decide what comes next."""
         before = self.state
-        found: CompetingHappening = self._perform(before) if happened is None else happened
+        found: CompetingHappening | None = happened
+        if found is None and before.step.uses_target:
+            found = self.parts.gate.find_obstacle(time.monotonic())
+        if found is None:
+            found = self._perform(before)
         self._count(before, found)
         self.state = decide_consumer(before, found, time.monotonic(), self._policy, self._random.random())
         self._tell(before, found)
         self.parts.board.set_state(self._shown(self.state))
 
     def _perform(self, state: ConsumerState) -> CompetingHappening:
-        if state.step is Step.HANDLE:
+        if state.step is Step.HANDLE and state.piece is not None:
             self._piece_began = time.monotonic()
-        try:
-            return self.parts.shutdown.limited(inf, lambda: self._steps.carry_out(state))
-        except OutboxError as err:
-            error = err
-        except psycopg.Error as err:
-            error = translate(err)
-        except Interrupted as err:
-            self.parts.databases.discard()  # in the middle of whatever it was
-            error = err.as_error("the step")
-        except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
-            _log.exception("a fault of the worker itself", extra={"step": state.step.value})
-            self.parts.databases.discard()
-            error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
-        return h.Failed(error)
+            self.parts.gate.begin(state.piece.matched_count)
+        return attempt(self.parts, lambda: self._steps.carry_out(state), {"step": state.step.value})
 
     def _count(self, state: ConsumerState, happened: CompetingHappening) -> None:
         board = self.parts.board
         match happened:
             case Completed():
                 board.add_batch(happened.count)
+                self.parts.gate.succeed()
                 self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=True)
             case Lost():
                 board.add_refusal(4)
@@ -191,6 +190,8 @@ class ConsumerLane:
                 board.set_error(happened.error.detail or str(happened.error))
                 if state.piece is not None:
                     self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=False)
+                    if state.step is Step.HANDLE:
+                        self.parts.gate.fail(happened.error, state.piece, time.monotonic())
             case _:
                 pass
 
@@ -248,8 +249,9 @@ class CompetingObserver(Observer):
     def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float, config: ProcessorConfig) -> None:
         """Prepare a reader of its own."""
         super().__init__(key, board, lease=lease)
+        self.company = Company()
         self._competing = settings_of(config)
-        self._window_reader = WindowReader(config.source, self._competing)
+        self._window_reader = WindowReader(config.source, self._competing, key.processor_id)
 
     @override
     def observe(self, connection: psycopg.Connection[Any]) -> None:
@@ -263,10 +265,12 @@ class CompetingObserver(Observer):
             if stored is not None:
                 view = CheckpointView(partition=0, pair=str(stored.pair), stored_at=stored.stored_at)
                 self._board.set_observed(checkpoints=[view])
+            unfinished = calls.count_unfinished(connection, self._key)
+            failures, _ = holding.observe(connection, self._key)
             self._board.set_observed(
-                conflicts=conflicts.summary(connection, self._key),
-                unfinished=calls.count_unfinished(connection, self._key),
+                conflicts=conflicts.summary(connection, self._key), unfinished=unfinished, failures=failures
             )
+        self.company.note(unfinished.consumers)
         if stored is None:
             return
         try:

@@ -25,8 +25,10 @@ from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
 from outbox_core.state import ProcessorState, Step
+from outbox_worker.company import NOTICED_SECONDS
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import competing as calls
+from outbox_worker.postgres import partitions
 from outbox_worker.postgres.window import Stretch
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.steps import Steps
@@ -34,9 +36,12 @@ from outbox_worker.steps import Steps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import psycopg
+
     from outbox_core.competing import CompetingHappening, ConsumerState
     from outbox_core.message import Message
     from outbox_core.ports import BrokerTarget, TransactionTarget
+    from outbox_worker.company import Company
     from outbox_worker.steps import Parts
     from outbox_worker.transaction import Transaction
 
@@ -54,8 +59,10 @@ class BatchLostError(OutboxError):
 class CompetingSteps(Steps):
     """The steps of one consumer. Preparing, claiming and reviewing are those of every worker."""
 
-    def __init__(self, parts: Parts, *, take_over: bool, taker: calls.BatchTaker, consumer: calls.Consumer) -> None:
-        """Keep the parts and what takes batches."""
+    def __init__(
+        self, parts: Parts, *, take_over: bool, taker: calls.BatchTaker, consumer: calls.Consumer, company: Company
+    ) -> None:
+        """Keep the parts, what takes batches, and what is known of other consumers."""
         super().__init__(parts, take_over=take_over)
         settings = parts.config.delivery.competing
         if settings is None:
@@ -63,6 +70,8 @@ class CompetingSteps(Steps):
         self._competing = settings
         self._taker = taker
         self._consumer = consumer
+        self._company = company
+        self._arrived = False
         self._random = random.SystemRandom()
         self._next_look = 0.0
         self._work_steps: dict[Step, Callable[[ConsumerState], CompetingHappening]] = {
@@ -71,7 +80,13 @@ class CompetingSteps(Steps):
             Step.HANDLE: self._handle_piece,
             Step.STORE: self._complete,
             Step.DEFER: self._defer,
+            Step.RELEASE: self._release,
         }
+
+    @property
+    def share(self) -> float:
+        """Of the processor's rate, this consumer's."""
+        return self._company.share
 
     def carry_out(self, state: ConsumerState) -> CompetingHappening:
         """Do the state's step.
@@ -96,33 +111,55 @@ class CompetingSteps(Steps):
             return h.OwnershipLost("the claim went before this consumer joined")
         # What an earlier connection took and may or may not have finished: the database knows, we do not.
         returned = self._taker.hand_back(connection)
+        self._arrive(connection)
         _log.info("joined", extra={"startFromUsed": begun, "handedBack": returned, "queue": self._competing.queue})
         return Joined(begun)
+
+    def _arrive(self, connection: psycopg.Connection[Any]) -> None:
+        """Share the rate with who is there already, once they can know of it."""
+        if self._arrived or self._parts.config.delivery.rate_limit is None:
+            return
+        # Before they are counted: of two that come at the same time at least the second sees both.
+        partitions.renew_membership(
+            connection, self._parts.key, claim_uid=self._consumer.claim_uid, pod=self._consumer.pod,
+            token=self._parts.token, lease=self._consumer.lease,
+        )  # fmt: skip
+        consumers = calls.count_unfinished(connection, self._parts.key).consumers
+        self._company.note(consumers)
+        if consumers > 1:
+            self._parts.gate.arrive(self.share, NOTICED_SECONDS, time.monotonic())
+        self._arrived = True
+
+    def _release(self, _state: ConsumerState) -> CompetingHappening:
+        """Let others have what is in hand: it is handed back as it is, no attempt of any message is used."""
+        self._taker.hand_back(self._connection())
+        return h.Released()
 
     def _take(self, state: ConsumerState) -> CompetingHappening:
         connection = self._connection()
         work = state.work
+        most = self._parts.gate.limit(self._parts.config.delivery.batch_size)
         if work is None and time.monotonic() >= self._next_look:
-            work = self._taker.take_left(connection)
+            work = self._taker.take_left(connection, most)
             if work is None:
                 self._next_look = time.monotonic() + LOOK_SECONDS
         if work is None:
-            found = self._taker.cut(connection)
+            found = self._taker.cut(connection, most)
             if isinstance(found, NothingTaken):
                 return found
             work = found
-        piece = self._read(work, state.limit)
+        piece = self._read(work, most if state.limit is None else min(most, state.limit))
         if piece.matched:
             return Taken(piece)
         # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
         done = self._taker.complete(connection, work, piece.examined, 0)
         return NothingTaken(moved=True) if done else Lost()
 
-    def _read(self, work: Work, limit: int | None) -> Piece:
-        """Read what is left of the batch, or its beginning."""
+    def _read(self, work: Work, limit: int) -> Piece:
+        """Read what is left of the batch, or at most `limit` messages of it."""
         connection, reader = self._connection(), self._taker.reader
-        limits = [each for each in (limit, work.piece) if each is not None]
-        most = min(limits) if limits else None
+        least = limit if work.piece is None else min(limit, work.piece)
+        most = None if least >= work.count else least
         target = self._parts.target
         if self._parts.transactional_target and not cast("TransactionTarget", target).needs_payload:
             if most is None:
@@ -195,7 +232,7 @@ class CompetingSteps(Steps):
         messages = piece.messages[:1] or self._taker.reader.fetch(connection, stretch)
         delivery = self._parts.config.delivery
         attempts = work.deaths + 1 + self._failed_before(work, stretch, messages[0])
-        verdict = judge(attempts, delivery.retry, delivery.when_exhausted, self._random.random())
+        verdict = judge(attempts, state.failure, delivery.retry, delivery.when_exhausted, self._random.random())
         if verdict.action is Action.STOP:
             return Deferred(verdict)
         wait = timedelta(seconds=verdict.wait)

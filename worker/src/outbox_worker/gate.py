@@ -53,7 +53,7 @@ class Gate:
         self._breaker = Breaker()
         self._bucket: rate.Bucket | None = None
         self.share = 1.0
-        """Of the processor's rate, this process's: that of the partitions it owns."""
+        """Of the processor's rate, this process's: that of the partitions it owns, or one of all consumers."""
 
     @property
     def phase(self) -> Phase:
@@ -76,6 +76,13 @@ class Gate:
             if wait > 0:
                 return h.Throttled(wait + _ROUNDING, Reason.RUNNING, "")
         return None
+
+    def arrive(self, share: float, wait: float, now: float) -> None:
+        """Begin with an empty bucket, that has a message in it after `wait`: others use all of the rate until then."""
+        limit = self._delivery.rate_limit
+        if limit is not None:
+            self.share = share
+            self._bucket = rate.Bucket(1.0 - wait * limit.messages_per_second * share, now)
 
     def limit(self, most: int) -> int:
         """Return how many messages the next batch may have."""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import time
-from math import inf
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from outbox_core import happening as h
-from outbox_core.errors import OutboxError
 from outbox_core.processor import decide_next
-from outbox_core.report import Reason
 from outbox_core.spec import Engine
 from outbox_core.state import Policy, Step
+from outbox_worker.attempt import attempt
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.errors import translate
-from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
     from random import Random
@@ -59,6 +53,11 @@ class Lane:
     def owns(self) -> bool:
         """The partition is this process's, as far as it knows."""
         return self.state.lease is not None
+
+    @property
+    def share(self) -> float:
+        """Of this lane's part of the processor's rate, what this process uses: all of it, if it owns the partition."""
+        return float(self.owns)
 
     @property
     def is_obsolete(self) -> bool:
@@ -116,21 +115,7 @@ class Lane:
         if state.step in (Step.HANDLE, Step.HANDLE_HELD) and state.batch is not None:
             self._batch_began = time.monotonic()
             self.parts.gate.begin(state.batch.matched_count)
-        try:
-            # Whatever the step waits for, a locked table or a server that is gone, it ends with the grace period.
-            return self.parts.shutdown.limited(inf, lambda: self._steps.perform(state))
-        except OutboxError as err:
-            error = err
-        except psycopg.Error as err:
-            error = translate(err)
-        except Interrupted as err:
-            self.parts.databases.discard()  # in the middle of whatever it was
-            error = err.as_error("the step")
-        except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
-            _log.exception("a fault of the worker itself", extra=self._names | {"step": state.step.value})
-            self.parts.databases.discard()
-            error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
-        return h.Failed(error)
+        return attempt(self.parts, lambda: self._steps.perform(state), self._names | {"step": state.step.value})
 
     def _count(self, state: ProcessorState, happened: h.Happening) -> None:
         board = self.parts.board

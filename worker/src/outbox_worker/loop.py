@@ -63,8 +63,8 @@ class Loop:
                     each.advance(h.TargetChanged())
 
     def _share(self, live: Sequence[Lane | ConsumerLane]) -> None:
-        """Of the processor's rate this process uses the share that its partitions are of all."""
-        self._gate.share = sum(lane.owns for lane in live) / len(self._lanes)
+        """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
+        self._gate.share = sum(lane.share for lane in live) / len(self._lanes)
 
     @staticmethod
     def _interrupt(live: Sequence[Lane | ConsumerLane]) -> bool:

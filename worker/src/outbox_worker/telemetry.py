@@ -168,7 +168,7 @@ def _unfinished(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", float(seen.messages)),
         ("outbox_unfinished_batches", "Batches handed out and not done.", float(seen.batches)),
         ("outbox_free_batches", "Batches handed back or lapsed, that nobody has taken yet.", float(seen.free)),
-        ("outbox_retrying_messages", "Messages that failed and wait for their next attempt.", float(seen.retries)),
+        ("outbox_retrying_messages", "Messages that failed and wait, are delayed, or redriven.", float(seen.retries)),
         ("outbox_consumers", "Processes that take batches.", float(seen.consumers)),
         ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.", seen.oldest_seconds),
     ):

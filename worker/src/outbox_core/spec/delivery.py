@@ -227,9 +227,8 @@ class Delivery(SpecModel):
                 "in mode Competing leave checkpoint out: consumers complete batches, no checkpoint is stored by them",
             ),
             rule(
-                "self.mode != 'Competing' || !has(self.blocks) && !has(self.rateLimit)",
-                "in mode Competing leave blocks and rateLimit out: a message that fails leaves its batch and blocks "
-                "nothing",
+                "self.mode != 'Competing' || !has(self.blocks)",
+                "in mode Competing leave blocks out: a message that fails leaves its batch and blocks nothing",
             ),
             rule(
                 "self.mode == 'Competing' || self.whenExhausted != 'Requeue'",

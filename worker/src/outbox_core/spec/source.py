@@ -55,7 +55,7 @@ class Columns(SpecModel):
     metadata: SqlIdentifier | None = Field(None, description="jsonb with what is not payload.")
     scheduled: SqlIdentifier | None = Field(None, description="timestamptz at which the message was stored.")
     deliver_after: SqlIdentifier | None = Field(
-        None, description="timestamptz before which the message is not handled; null: at once (mode Partitioned)."
+        None, description="timestamptz before which the message is not handled; null: at once (not Ordered)."
     )
 
 

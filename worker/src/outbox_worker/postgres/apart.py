@@ -13,7 +13,7 @@ from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
-from outbox_core.window import parse_snapshot
+from outbox_core.snapshot import parse_snapshot
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 from outbox_worker.postgres.queries import in_schema, load
@@ -95,7 +95,7 @@ def check_reach(source: SourceIdentity, stored: Checkpoint | None) -> None:
         return
     reached = stored.transaction_id
     if stored.window is not None and stored.window.end is not None:
-        reached = parse_snapshot(stored.window.end).end - 1
+        reached = parse_snapshot(stored.window.end).xmax - 1
     if reached >= source.next_transaction_id:
         raise _behind(source.next_transaction_id, reached)
 

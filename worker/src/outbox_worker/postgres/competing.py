@@ -14,13 +14,14 @@ from psycopg import pq, sql
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.competing import NothingTaken, Window, Work, choose_lane
 from outbox_core.errors import ConfigurationError
+from outbox_core.failing import shown_error
 from outbox_core.report import Lag, Reason, Unfinished
-from outbox_core.snapshot import Snapshot
+from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_worker.postgres.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.messages import LAG_CAP, WINDOW
 from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.window import LIVE, Stretch, WindowReader, start_of, stragglers_of
+from outbox_worker.postgres.window import LIVE, Stretch, WindowReader, start_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -132,7 +133,7 @@ class BatchTaker:
         self, key: ProcessorKey, consumer: Consumer, source: Source, competing: Competing, batch_size: int
     ) -> None:
         """Keep the settings."""
-        self.reader = WindowReader(source, competing)
+        self.reader = WindowReader(source, competing, key.processor_id)
         self._key = key
         self._consumer = consumer
         self._competing = competing
@@ -140,8 +141,8 @@ class BatchTaker:
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
 
-    def take_left(self, connection: psycopg.Connection[Any]) -> Work | None:
-        """Take what is there already: a batch handed back or lapsed, or messages to be tried again."""
+    def take_left(self, connection: psycopg.Connection[Any], limit: int | None = None) -> Work | None:
+        """Take what is there already: a batch handed back or lapsed, or at most `limit` messages that are due."""
         with translated():
             if self._competing.queue is not None:
                 connection.execute(
@@ -149,19 +150,22 @@ class BatchTaker:
                     {"queue": self._competing.queue, "limit": self._limit},
                 )
             row = connection.execute(
-                in_schema("take_batch", self._key.schema), self._names | {"limit": self._limit}
+                in_schema("take_batch", self._key.schema), self._names | {"limit": self._most(limit)}
             ).fetchone()
         return None if row is None else _work(row)
 
-    def cut(self, connection: psycopg.Connection[Any]) -> Work | NothingTaken:
-        """Take the next batch from the frontier, under its lock."""
+    def _most(self, limit: int | None) -> int:
+        return self._limit if limit is None else min(limit, self._limit)
+
+    def cut(self, connection: psycopg.Connection[Any], limit: int | None = None) -> Work | NothingTaken:
+        """Take the next batch from the frontier, under its lock; at most `limit` messages, or as the resource says."""
         try:
             with translated():
                 frontiers, now = self._lock(connection)
                 if not frontiers:
                     return NothingTaken(contended=True)
                 frontier = self._choose(connection, frontiers, now)
-                return NothingTaken() if frontier is None else self._cut(connection, frontier, now)
+                return NothingTaken() if frontier is None else self._cut(connection, frontier, now, self._most(limit))
         finally:
             _end(connection)
 
@@ -191,13 +195,16 @@ class BatchTaker:
         lane = choose_lane(heads, self._competing.ageing)
         return next(each for each in frontiers if each.lane == lane)
 
-    def _cut(self, connection: psycopg.Connection[Any], frontier: Frontier, now: Snapshot) -> Work | NothingTaken:
-        window = max(self._limit, WINDOW) if self.reader.filters else self._limit
+    def _cut(
+        self, connection: psycopg.Connection[Any], frontier: Frontier, now: Snapshot, limit: int
+    ) -> Work | NothingTaken:
+        window = max(limit, WINDOW) if self.reader.filters else limit
         stretch = Stretch(frontier.lane, frontier.window, frontier.after, limit=window)
-        examined = self.reader.examine(connection, stretch, self._limit)
+        examined = self.reader.examine(connection, stretch, limit)
         if examined is None and frontier.window.upper == now:
             return NothingTaken()
-        whole = examined is None or (examined.rows < window and examined.matched < self._limit)
+        whole = examined is None or (examined.rows < window and examined.matched < limit)
+        upto = examined.upto if examined else frontier.after
         cursor = connection.execute(
             load("cut_batch").format(
                 schema=sql.Identifier(self._key.schema),
@@ -207,10 +214,11 @@ class BatchTaker:
                 lower=sql.Literal(str(frontier.window.lower)),
                 upper=sql.Literal(str(frontier.window.upper)),
                 **_pair("after", frontier.after),
-                **_pair("upto", examined.upto if examined else frontier.after),
+                **_pair("upto", upto),
                 whole=sql.Literal(whole),
                 messages=sql.Literal(examined.matched if examined else 0),
                 keys=sql.Literal(examined.keys if examined else None),
+                delayed=self.reader.copies(stretch, upto, examined.delayed if examined else ()),
                 owner=sql.Literal(self._consumer.owner),
                 pod=sql.Literal(self._consumer.pod),
                 lease=sql.Literal(self._consumer.lease),
@@ -244,7 +252,7 @@ class BatchTaker:
             "position": message.checkpoint.position, "message_id": message.message_id,
             "message_type": message.message_type, "publication_id": message.publication_id,
             "partition_key": message.partition_key, "data": message.data, "metadata": message.metadata,
-            "scheduled": message.scheduled, "error_class": error.reason.value, "error": str(error)[:4000],
+            "scheduled": message.scheduled, "error_class": error.error_class, "error": shown_error(error),
         }  # fmt: skip
         with translated():
             row = connection.execute(in_schema("defer_message", self._key.schema), parameters).fetchone()
@@ -271,7 +279,9 @@ def fetch_heads(connection: psycopg.Connection[Any], reader: WindowReader, front
     """Return when the first message that was not handed out was stored, of each lane that has one."""
     starts = [start_of(each.window, each.after) for each in frontiers]
     late = [
-        "" if each.after.transaction_id >= each.window.lower.xmax else ",".join(map(str, stragglers_of(each.window)))
+        ""
+        if each.after.transaction_id >= each.window.lower.xmax
+        else ",".join(map(str, each.window.lower.stragglers(each.window.upper)))
         for each in frontiers
     ]
     statement = load("fetch_heads").format(
@@ -291,9 +301,9 @@ def frontiers_of(rows: list[tuple[Any, ...]]) -> tuple[list[Frontier], Snapshot]
     """Read frontiers; where no window is open the next one reaches to the snapshot of now."""
     if not rows:
         return [], Snapshot(1, 1)
-    now = Snapshot.parse(rows[0][6])
+    now = parse_snapshot(rows[0][6])
     return [
-        Frontier(lane, number, Window(Snapshot.parse(lower), Snapshot.parse(upper) if upper else now),
+        Frontier(lane, number, Window(parse_snapshot(lower), parse_snapshot(upper) if upper else now),
                  Checkpoint(int(t), p))
         for lane, number, lower, upper, t, p, _ in rows
     ], now  # fmt: skip
@@ -356,13 +366,14 @@ def measure_lag(
 
 def _work(row: tuple[Any, ...]) -> Work:
     (number, lane, attempt, lower, upper, after_t, after_p, upto_t, upto_p, count, piece, deaths, ids, positions,
-     attempts) = row  # fmt: skip
+     attempts, aside) = row  # fmt: skip
     listed = zip(ids or (), positions or (), attempts or (), strict=True)
     return Work(
         number, lane, attempt,
-        Window(Snapshot.parse(lower), Snapshot.parse(upper)) if lower else None,
+        Window(parse_snapshot(lower), parse_snapshot(upper)) if lower else None,
         tuple((Checkpoint(int(t), p), tries) for t, p, tries in listed),
         Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, piece, deaths,
+        tuple(aside or ()),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox_core.spec import PartitionKey, Source
 
 OWN_TABLE: Final = "messages"
-_OWN_COLUMNS: Final = Columns(
+OWN_COLUMNS: Final = Columns(
     publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled",
     deliver_after="deliver_after",
 )  # fmt: skip
@@ -34,7 +34,7 @@ class OutboxTable:
     def of(cls, source: Source) -> OutboxTable:
         """Take the mapped table, or `messages` in the product's own schema."""
         if source.table is None:
-            return cls(source.schema_name, OWN_TABLE, _OWN_COLUMNS)
+            return cls(source.schema_name, OWN_TABLE, OWN_COLUMNS)
         return cls(source.table.schema_name, source.table.name, source.table.columns)
 
     @property

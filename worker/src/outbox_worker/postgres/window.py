@@ -8,7 +8,7 @@ those that the earlier one did not know yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -18,16 +18,20 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.spec import Columns
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable, build_message
+from outbox_worker.postgres.table import OWN_COLUMNS, OutboxTable, build_message
 
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeAlias
 
     import psycopg
 
     from outbox_core.competing import Window, Work
     from outbox_core.message import Message
     from outbox_core.spec import Competing, Source
+
+    Selecting: TypeAlias = Callable[[OutboxTable], sql.Composable]
+    """The columns of whichever table the rows are in."""
 
 LIVE: Final = sql.SQL("(CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')")
 """In the words of the queue table's partitions, so that those of delayed messages are not looked into."""
@@ -46,22 +50,28 @@ class Stretch:
     upto: Checkpoint | None = None
     limit: int | None = None
     listed: tuple[Checkpoint, ...] = ()
+    aside: tuple[int, ...] = ()
+    """Positions of a window that the batch leaves out."""
 
     @classmethod
     def of(cls, work: Work, upto: Checkpoint | None = None, limit: int | None = None) -> Stretch:
         """What is left of a batch, or the beginning of that."""
         listed = tuple(pair for pair, _ in work.listed)
-        return cls(work.lane, work.window, work.after, upto or work.upto, limit, listed)
+        return cls(work.lane, work.window, work.after, upto or work.upto, limit, listed, work.aside)
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The last pair looked at, how many rows, how many of them match, and the unique keys among them."""
+    """The last pair looked at, how many rows, how many of them are to be handled now, and the unique keys among them.
+
+    `delayed`: positions of those whose time has not come.
+    """
 
     upto: Checkpoint
     rows: int
     matched: int
     keys: list[str] | None
+    delayed: tuple[int, ...] = ()
 
 
 def table_of(source: Source, competing: Competing) -> OutboxTable:
@@ -69,11 +79,6 @@ def table_of(source: Source, competing: Competing) -> OutboxTable:
     if competing.queue is None:
         return OutboxTable.of(source)
     return OutboxTable(source.schema_name, f"queue_{competing.queue}", _QUEUE_COLUMNS)
-
-
-def stragglers_of(window: Window) -> list[int]:
-    """Return the transactions that were in progress for the lower snapshot and are done for the upper one."""
-    return [each for each in window.lower.in_progress if window.upper.sees(each)]
 
 
 def start_of(window: Window, after: Checkpoint) -> Checkpoint:
@@ -84,7 +89,7 @@ def start_of(window: Window, after: Checkpoint) -> Checkpoint:
 class WindowReader:
     """Statements over one outbox or queue; holds no connection and no state."""
 
-    def __init__(self, source: Source, competing: Competing) -> None:
+    def __init__(self, source: Source, competing: Competing, processor_id: str) -> None:
         """Prepare.
 
         Raises:
@@ -93,6 +98,12 @@ class WindowReader:
         """
         self.table = table_of(source, competing)
         self.is_queue = competing.queue is not None
+        # Of a queue everything that waits is in its own table.
+        self._copies = None if self.is_queue else OutboxTable(source.schema_name, "competing_copies", OWN_COLUMNS)
+        self._processor_id = sql.Literal(processor_id)
+        self._schema = source.schema_name
+        # Of a queue the delayed messages are in a child of their own.
+        self._can_delay = not self.is_queue and self.table.columns.deliver_after is not None
         self._publications = list(dict.fromkeys(source.publications))
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
         if self._publications and self.table.columns.publication_id is None:
@@ -107,88 +118,117 @@ class WindowReader:
 
     def examine(self, connection: psycopg.Connection[Any], stretch: Stretch, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
-        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS unique_key").format(
-            sql.Identifier(self.table.columns.transaction_id),
-            sql.Identifier(self.table.columns.position),
-            self._matches(),
-            sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
-        )
-        rows = self._rows(columns, stretch)
+        rows = self._rows(self._examined_columns, stretch)
         with translated():
             row = connection.execute(load("examine_cut").format(rows=rows, limit=sql.Literal(limit))).fetchone()
         if row is None:
             return None
-        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4])
+        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
+
+    def copies(self, stretch: Stretch, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
+        """Return the array of the stretch's messages at these positions, for `cut_batch` to keep."""
+        copied = sql.SQL("{}[]").format(sql.Identifier(self._schema, "competing_copies"))
+        if not positions:
+            return sql.SQL("'{{}}'::{}").format(copied)
+        rows = self._rows(lambda table: table.selection(payload="text"), replace(stretch, upto=upto))
+        return load("copied_rows").format(
+            rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
+            positions=sql.Literal(list(positions)),
+        )  # fmt: skip
 
     def fetch(self, connection: psycopg.Connection[Any], stretch: Stretch) -> tuple[Message, ...]:
         """Return the matching messages, payloads as text."""
-        rows = self._rows(self.table.selection(payload="text"), stretch, only_matching=True)
+        rows = self._rows(lambda table: table.selection(payload="text"), stretch, only_matching=True)
         with translated():
             found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
         return tuple(map(build_message, found))
 
     def fetch_attempts(self, connection: psycopg.Connection[Any], stretch: Stretch) -> int:
         """Return how often the first message of a queue's stretch has failed before."""
-        columns = sql.SQL("o.transaction_id, o.position, o.attempts")
+        rows = self._rows(lambda _: sql.SQL("o.transaction_id, o.position, o.attempts"), stretch, only_matching=True)
         with translated():
-            row = connection.execute(self._rows(columns, stretch, only_matching=True)).fetchone()
+            row = connection.execute(rows).fetchone()
         return 0 if row is None else int(row[2])
 
     def relation(self, stretch: Stretch) -> sql.Composed:
         """Return the SELECT that is the relation `batch` of a user's statement."""
-        return self._rows(self.table.selection(payload="jsonb"), stretch, only_matching=True)
+        return self._rows(lambda table: table.selection(payload="jsonb"), stretch, only_matching=True)
 
     def count(self, connection: psycopg.Connection[Any], stretch: Stretch) -> tuple[int, int, float]:
         """Count what is in a stretch: matching, all, and the age of the oldest matching one in seconds."""
-        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
-            sql.Identifier(self.table.columns.transaction_id),
-            sql.Identifier(self.table.columns.position),
-            self._matches(),
-            sql.SQL("NULL::timestamptz") if self.table.columns.scheduled is None else self.table.moment,
-        )
         with translated():
-            row = connection.execute(load("count_lag").format(rows=self._rows(columns, stretch))).fetchone()
+            row = connection.execute(
+                load("count_lag").format(rows=self._rows(self._counted_columns, stretch))
+            ).fetchone()
         return row if row is not None else (0, 0, 0.0)
 
-    def _matches(self) -> sql.Composable:
-        matches = self.table.matches(self._types)
+    def _examined_columns(self, table: OutboxTable) -> sql.Composed:
+        due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
+        now = self._can_delay and table is self.table
+        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS unique_key").format(
+            sql.Identifier(table.columns.transaction_id),
+            sql.Identifier(table.columns.position),
+            self._matches(table),
+            due if now else sql.SQL("true"),
+            sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
+        )
+
+    def _counted_columns(self, table: OutboxTable) -> sql.Composed:
+        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
+            sql.Identifier(table.columns.transaction_id),
+            sql.Identifier(table.columns.position),
+            self._matches(table),
+            sql.SQL("NULL::timestamptz") if table.columns.scheduled is None else table.moment,
+        )
+
+    def _matches(self, table: OutboxTable) -> sql.Composable:
+        matches = table.matches(self._types)
         if not self._publications:
             return matches
-        column = sql.Identifier("o", self.table.columns.publication_id or "")
+        column = sql.Identifier("o", table.columns.publication_id or "")
         return sql.SQL("({} AND {} = ANY ({}::text[]))").format(matches, column, sql.Literal(self._publications))
 
-    def _rows(self, columns: sql.Composable, stretch: Stretch, *, only_matching: bool = False) -> sql.Composed:
-        common: list[sql.Composable] = []
-        if self.is_queue:
-            common += [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(stretch.lane))]
-        if stretch.upto is not None:
-            common.append(sql.SQL("({}) <= ({})").format(self.table.pair, _literal(stretch.upto)))
-        if only_matching and self.filters:
-            common.append(self._matches())
-        arms = [self._arm(columns, [*each, *common], stretch) for each in self._ranges(stretch)]
+    def _rows(self, columns: Selecting, stretch: Stretch, *, only_matching: bool = False) -> sql.Composed:
+        arms = [
+            self._arm(
+                columns, table, [*conditions, *self._common(table, stretch, only_matching=only_matching)], stretch
+            )
+            for table, conditions in self._ranges(stretch)
+        ]
         if len(arms) == 1:
             return arms[0]
         limit = sql.SQL("") if stretch.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(stretch.limit))
         joined = sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
         return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(joined, limit)
 
-    def _arm(self, columns: sql.Composable, conditions: list[sql.Composable], stretch: Stretch) -> sql.Composed:
+    def _common(self, table: OutboxTable, stretch: Stretch, *, only_matching: bool) -> list[sql.Composable]:
+        common: list[sql.Composable] = []
+        if self.is_queue:
+            common += [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(stretch.lane))]
+        if stretch.upto is not None:
+            common.append(sql.SQL("({}) <= ({})").format(table.pair, _literal(stretch.upto)))
+        if stretch.aside:
+            column = sql.Identifier("o", table.columns.position)
+            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, sql.Literal(list(stretch.aside))))
+        if only_matching and self.filters:
+            common.append(self._matches(table))
+        return common
+
+    def _arm(
+        self, columns: Selecting, table: OutboxTable, conditions: list[sql.Composable], stretch: Stretch
+    ) -> sql.Composed:
         limit = sql.SQL("") if stretch.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(stretch.limit))
         return sql.SQL("SELECT {} FROM {} AS o WHERE {} ORDER BY {} {}").format(
-            columns, self.table.identifier, sql.SQL(" AND ").join(conditions), self.table.pair, limit
+            columns(table), table.identifier, sql.SQL(" AND ").join(conditions), table.pair, limit
         )
 
-    def _ranges(self, stretch: Stretch) -> list[list[sql.Composable]]:
-        transaction_id = sql.Identifier("o", self.table.columns.transaction_id)
-        after = sql.SQL("({}) > ({})").format(self.table.pair, _literal(stretch.after))
-        window = stretch.window
+    def _ranges(self, stretch: Stretch) -> list[tuple[OutboxTable, list[sql.Composable]]]:
+        table, window = self.table, stretch.window
         if window is None:
-            ids = sql.Literal([str(pair.transaction_id) for pair in stretch.listed])
-            positions = sql.Literal([pair.position for pair in stretch.listed])
-            listed = sql.SQL("({}) IN (SELECT t::xid8, p FROM unnest({}::text[], {}::bigint[]) AS w (t, p))")
-            return [[after, listed.format(self.table.pair, ids, positions)]]
+            return self._listed(stretch)
+        transaction_id = sql.Identifier("o", table.columns.transaction_id)
         new: list[sql.Composable] = [
-            sql.SQL("({}) > ({})").format(self.table.pair, _literal(start_of(window, stretch.after))),
+            sql.SQL("({}) > ({})").format(table.pair, _literal(start_of(window, stretch.after))),
             sql.SQL("{} < {}::xid8").format(transaction_id, sql.Literal(str(window.upper.xmax))),
         ]
         if window.upper.in_progress:
@@ -197,11 +237,32 @@ class WindowReader:
                     transaction_id, sql.Literal(str(window.upper))
                 )
             )
-        late = stragglers_of(window)
+        late = window.lower.stragglers(window.upper)
         if not late or stretch.after.transaction_id >= window.lower.xmax:
-            return [new]
+            return [(table, new)]
         among = sql.SQL("{} = ANY ({}::xid8[])").format(transaction_id, sql.Literal([str(each) for each in late]))
-        return [[among, after], new]
+        return [(table, [among, sql.SQL("({}) > ({})").format(table.pair, _literal(stretch.after))]), (table, new)]
+
+    def _listed(self, stretch: Stretch) -> list[tuple[OutboxTable, list[sql.Composable]]]:
+        """Messages that wait by themselves: where there is a copy it counts, for the row may be gone."""
+        ids = sql.Literal([str(pair.transaction_id) for pair in stretch.listed])
+        positions = sql.Literal([pair.position for pair in stretch.listed])
+        among = sql.SQL("({}) IN (SELECT t::xid8, p FROM unnest({}::text[], {}::bigint[]) AS w (t, p))")
+
+        def conditions(table: OutboxTable) -> list[sql.Composable]:
+            after = sql.SQL("({}) > ({})").format(table.pair, _literal(stretch.after))
+            return [after, among.format(table.pair, ids, positions)]
+
+        if self._copies is None:
+            return [(self.table, conditions(self.table))]
+        mine = sql.SQL("o.processor_id = {}").format(self._processor_id)
+        copied = sql.SQL(
+            "NOT EXISTS (SELECT 1 FROM {} AS c WHERE c.processor_id = {} AND (c.transaction_id, c.position) = ({}))"
+        ).format(self._copies.identifier, self._processor_id, self.table.pair)
+        return [
+            (self.table, [*conditions(self.table), copied]),
+            (self._copies, [mine, *conditions(self._copies)]),
+        ]
 
 
 def _literal(pair: Checkpoint) -> sql.Composed:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions, parse_snapshot
+from outbox_core.snapshot import parse_snapshot
+from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class WindowScan:
         low = 0
         if window.lower is not None:
             lower = parse_snapshot(window.lower)
-            low = min(lower.in_progress, default=lower.end)
+            low = min(lower.in_progress, default=lower.xmax)
             conditions = [sql.SQL("NOT {}").format(_sees(window.lower, transaction_id))]
         if window.upper is not None:
             conditions.append(

@@ -21,9 +21,10 @@ from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.report import Lag, Reason
+from outbox_core.snapshot import parse_snapshot
 from outbox_core.spec import StartType
 from outbox_core.standing import cut
-from outbox_core.window import LOWEST_POSITION, Plan, Window, parse_snapshot
+from outbox_core.window import LOWEST_POSITION, Plan, Window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.table import OutboxTable, build_message

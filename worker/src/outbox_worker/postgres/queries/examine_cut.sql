@@ -1,16 +1,18 @@
--- How far a batch of at most so many matching messages reaches in a window, how many it has, and the unique keys that it frees. Rows
--- behind the last match that do not match are examined too.
+-- How far a batch of at most so many matching messages reaches in a window, how many it has, the unique keys that it frees, and what
+-- of it is not due yet. Rows behind the last match that do not match are examined too.
 WITH examined AS MATERIALIZED ({rows}),
 numbered AS (
     SELECT e.transaction_id, e.position,
            row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches) OVER in_order AS matched
+           count(*) FILTER (WHERE e.matches AND e.due) OVER in_order AS matched
     FROM examined AS e
     WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
 )
 SELECT c.transaction_id::text AS t, c.position, c.n, c.matched,
        (SELECT array_agg(k.unique_key) FROM examined AS k
-        WHERE k.unique_key IS NOT NULL AND (k.transaction_id, k.position) <= (c.transaction_id, c.position))
+        WHERE k.unique_key IS NOT NULL AND (k.transaction_id, k.position) <= (c.transaction_id, c.position)),
+       (SELECT array_agg(d.position) FROM examined AS d
+        WHERE d.matches AND NOT d.due AND (d.transaction_id, d.position) <= (c.transaction_id, c.position))
 FROM numbered AS c
 WHERE c.matched <= {limit}
 ORDER BY c.n DESC
