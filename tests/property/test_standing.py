@@ -17,9 +17,9 @@ MESSAGES = [(transaction_id, position) for transaction_id in IDS for position in
 
 def text_of(snapshot: Snapshot) -> str | None:
     listed = sorted(snapshot.in_progress)
-    if snapshot.end == 0:
+    if snapshot.xmax == 0:
         return None
-    return f"{listed[0] if listed else snapshot.end}:{snapshot.end}:{','.join(map(str, listed))}"
+    return f"{listed[0] if listed else snapshot.xmax}:{snapshot.xmax}:{','.join(map(str, listed))}"
 
 
 def build_snapshot(end: int, mask: int) -> Snapshot:
