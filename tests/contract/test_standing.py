@@ -15,6 +15,7 @@ from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints, ownership, rebuilds
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
+from tests.support.stored import stored_pair
 
 OLD, NEW = ProcessorKey("outbox", "orders"), ProcessorKey("outbox", "orders-v2")
 OTHER_LANE = ProcessorKey("outbox", "orders-v2", 1)
@@ -105,6 +106,7 @@ def advance(connection, owner, window, standing=None):
 
 def supersede(connection, owner, standing=None):
     seen = standing or rebuilds.find_standing(connection, OLD)
+    assert seen is not None
     return rebuilds.supersede(connection, NEW, "orders", seen, decided_by="test", **owner)
 
 
@@ -122,7 +124,7 @@ def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
         "SELECT partition, token IS NULL FROM outbox.processor_leases WHERE processor_id = 'orders-v2' ORDER BY 1"
     ).fetchall()
     assert rows == [(0, False), (1, True)]
-    assert checkpoints.load(connection, OTHER_LANE).pair.window == Window("20:20:")
+    assert stored_pair(connection, OTHER_LANE).window == Window("20:20:")
 
 
 def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
