@@ -15,6 +15,7 @@ from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints, ownership, rebuilds
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
+from tests.support.stored import stored_pair
 
 OLD, NEW = ProcessorKey("outbox", "orders"), ProcessorKey("outbox", "orders-v2")
 OTHER_LANE = ProcessorKey("outbox", "orders-v2", 1)
@@ -123,9 +124,7 @@ def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
         "SELECT partition, token IS NULL FROM outbox.processor_leases WHERE processor_id = 'orders-v2' ORDER BY 1"
     ).fetchall()
     assert rows == [(0, False), (1, True)]
-    moved = checkpoints.load(connection, OTHER_LANE)
-    assert moved is not None
-    assert moved.pair.window == Window("20:20:")
+    assert stored_pair(connection, OTHER_LANE).window == Window("20:20:")
 
 
 def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):

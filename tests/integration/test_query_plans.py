@@ -9,7 +9,10 @@ import pytest
 from psycopg import sql
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.window import Window
 from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.window_scan import WindowScan
+from outbox_worker.postgres.windows import take_snapshot
 from tests.support.postgres import VERSIONS, build_source
 
 ROWS = 60_000
@@ -92,6 +95,34 @@ def test_plans(analyzed, fields, index):
     if "messageTypes" not in fields and (has_statistics or "publications" not in fields):
         assert max(n["Actual Rows"] for n in keyed) <= LIMIT + 1
         assert sum(n.get("Rows Removed by Filter", 0) for n in keyed) == 0
+
+
+@pytest.mark.parametrize(("fields", "index"), FILTERS[:3])
+def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded, fields, index):
+    """Its end is that of the last committed message, looked up with the snapshot at every poll."""
+    seeded.direct().execute("VACUUM ANALYZE outbox.messages")
+    source = build_source(**fields)
+    explaining: Any = Explaining(seeded.connect())
+
+    assert take_snapshot(explaining, WindowScan.whole(source)).startswith(("602:", "603:", "604:"))
+
+    keyed = [n for n in explaining.nodes() if "Index Name" in n]
+    assert {n["Index Name"] for n in keyed} == {index}
+    assert max(n["Actual Rows"] for n in keyed) == 1
+    assert not [n for n in explaining.nodes() if n["Node Type"] == "Seq Scan"]
+
+
+def test_where_a_window_leaves_the_first_message_costs_what_lies_before_it(seeded):
+    """For one that starts there by pairs: nothing below the window's lower end is looked at."""
+    seeded.direct().execute("VACUUM ANALYZE outbox.messages")
+    scan = WindowScan.whole(build_source())
+    explaining: Any = Explaining(seeded.connect())
+
+    row = explaining.execute(scan.first_unexamined(Window("300:310:300,305"))).fetchone()
+
+    assert row[0] == "300"
+    assert max(n["Actual Rows"] for n in explaining.nodes() if "Index Name" in n) == 1
+    assert not [n for n in explaining.nodes() if n["Node Type"] == "Seq Scan"]
 
 
 def test_one_publication_costs_its_own_rows(seeded):

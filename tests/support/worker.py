@@ -74,12 +74,6 @@ class Worker:
     def report(self) -> Report:
         return Report.model_validate_json(self.get("/status")[1])
 
-    def answers(self) -> bool:
-        """Whether it has begun to tell its state."""
-        with contextlib.suppress(OSError):
-            return self.get("/livez")[0] > 0
-        return False
-
     def wait_for(self, what: str, condition: Callable[[Report], bool], seconds: float = 60.0) -> Report:
         """Poll /status until the condition holds; fail with the last report and the log."""
         last: list[Report] = []

@@ -64,6 +64,14 @@ class Versions:
         row = self.connection.execute("SELECT obj_description('orders'::regclass)").fetchone()
         return row[0] if row else None
 
+    def wait_swapped(self, news):
+        """Whoever of them makes it; fail with what they say."""
+        try:
+            wait_until(lambda: self.comment() == "version 2", "it is swapped")
+        except AssertionError as err:
+            said = "\n".join(each.log()[-3000:] for each in news)
+            raise AssertionError(f"{err}\n{said}") from err
+
     def count(self, table):
         return self.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
@@ -328,7 +336,7 @@ def test_swapped_under_load_readers_see_each_message_once_at_every_moment(
         versions.new(pod=f"new-{number}", delivery=delivery, source=after, rebuild={"maxLag": 100})
         for number in range(2 if mode else 1)
     ]
-    wait_until(lambda: any(swapped(each.report()) for each in news if each.answers()), "it is swapped", 60)
+    versions.wait_swapped(news)
     wait_until(lambda: versions.count("orders") > versions.count("old_orders"), "the new version goes on")
     total = producer.end()
     wait_until(lambda: versions.count("orders") == total, "all are projected")
