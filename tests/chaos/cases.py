@@ -94,8 +94,6 @@ class Case:
         return self.apart or self.target is Target.RABBITMQ
 
 
-SNAPSHOT_CHANGES: Final = False
-"""True once the number of partitions can be changed with the cursor Snapshot."""
 _DIVIDED: Final = {"mode": "Partitioned", "partitions": {"count": PARTITIONS}}
 _SNAPSHOT: Final = {"cursor": "Snapshot"}
 
@@ -120,7 +118,7 @@ def _snapshot_ordered(target: Target) -> Case:
 def _snapshot_partitioned(target: Target) -> Case:
     return Case(
         f"snapshot-partitioned-{target}", "Partitioned, Snapshot", target, Order.COMMIT, PARTITIONS, replicas=3,
-        delivery=_DIVIDED, source=_SNAPSHOT, ending=Ending.WINDOW, changes=SNAPSHOT_CHANGES,
+        delivery=_DIVIDED, source=_SNAPSHOT, ending=Ending.WINDOW, changes=True,
     )  # fmt: skip
 
 

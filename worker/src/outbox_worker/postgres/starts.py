@@ -19,6 +19,7 @@ from outbox_worker.postgres import apart
 from outbox_worker.postgres.checkpoints import build_window, lane_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.schema import check_position_index
 from outbox_worker.postgres.window_scan import WindowScan
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def find_other(
             reason=Reason.START_NOT_FOUND,
         )
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
+        check_position_index(reading, source)
         pairs = {partition: Checkpoint(0, 1, as_window(each)) for partition, each in found.pairs.items()}
     else:
         pairs = {partition: _as_pair(reading, source, each) for partition, each in found.pairs.items()}
