@@ -34,7 +34,10 @@ FAST: dict[str, Any] = {
 
 
 def build_config(database: Database, target: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The operator's file for one processor; `delivery` is laid over FAST."""
+    """The operator's file for one processor; `delivery` is laid over FAST.
+
+    Most tests compare the stored pair, so the cursor is named; `source={"cursor": None}` is a resource that names none.
+    """
     resource = {"cluster": "test", "namespace": "shop", "name": "orders", "uid": "uid-orders"} | fields.pop(
         "resource", {}
     )
@@ -42,7 +45,7 @@ def build_config(database: Database, target: dict[str, Any], **fields: Any) -> d
         "resource": resource,
         "generation": fields.pop("generation", 1),
         "processorId": fields.pop("processor_id", "orders"),
-        "source": {"connection": {"secretRef": {"name": "db"}}} | fields.pop("source", {}),
+        "source": {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"} | fields.pop("source", {}),
         "delivery": FAST | fields.pop("delivery", {}),
         "target": target,
         **fields,

@@ -19,6 +19,7 @@ IN_ORDER = {
 }
 SNAPSHOT = {"cursor": "Snapshot"}
 PAIRS = {"cursor": "TransactionOrder"}
+UNNAMED = {"cursor": None}
 
 
 def kind_of(outbox):
@@ -84,7 +85,7 @@ def test_a_checkpoint_keeps_its_kind(database, outbox, workers):
     assert "of cursor TransactionOrder, and source.cursor is Snapshot" in message
     assert refused.terminate() == 0
 
-    unnamed = workers.start(build_config(database, IN_ORDER), database.uri())
+    unnamed = workers.start(build_config(database, IN_ORDER, source=UNNAMED), database.uri())
     outbox.produce(2, start=3)
     wait_until(lambda: len(outbox.handled()) == 5, "goes on with pairs")
     assert unnamed.terminate() == 0
@@ -92,7 +93,7 @@ def test_a_checkpoint_keeps_its_kind(database, outbox, workers):
 
 
 def test_a_new_processor_without_a_cursor_reads_windows_and_keeps_them(database, outbox, workers):
-    first = workers.start(build_config(database, IN_ORDER), database.uri())
+    first = workers.start(build_config(database, IN_ORDER, source=UNNAMED), database.uri())
     outbox.wait_handled(outbox.produce(3))
     assert first.terminate() == 0
     assert kind_of(outbox) == ("Snapshot", True)
@@ -102,7 +103,7 @@ def test_a_new_processor_without_a_cursor_reads_windows_and_keeps_them(database,
     assert "of cursor Snapshot, and source.cursor is TransactionOrder" in message
     assert refused.terminate() == 0
 
-    workers.start(build_config(database, IN_ORDER), database.uri())
+    workers.start(build_config(database, IN_ORDER, source=UNNAMED), database.uri())
     outbox.wait_handled([*(f"message-{n}" for n in range(1, 4)), *outbox.produce(2, start=3)])
 
 
