@@ -34,6 +34,16 @@ def ask(shop, count, generation):
     stop_line.ask(shop.connection, shop.key, shop.resource, generation=generation, count=count, by="partition key")
 
 
+def draw(shop):
+    """Draw the stop line and return its snapshot."""
+    stop_line.draw(shop.connection, shop.key, shop.resource.uid)
+    now = stop_line.fetch(shop.connection, shop.key)
+    assert now is not None
+    assert now.line is not None
+    assert now.line.window is not None
+    return now.line.window.lower
+
+
 def change_of(cli):
     found = cli.json("status", "orders")
     assert len(found) == COUNT
@@ -47,8 +57,7 @@ def test_it_says_how_far_the_change_is_and_names_the_message_it_waits_for(cli, d
     assert (asked["count"], asked["nextCount"], asked["atLine"]) == (3, 5, 0)
     assert asked["message"] == "changing partitions 3 -> 5: 0 of 3 at the line, waiting for partitions 0, 1, 2"
 
-    stop_line.draw(divided.connection, divided.key, divided.resource.uid)
-    line = line_of(divided)
+    line = draw(divided)
     message_id = divided.connection.execute("SELECT message_id FROM outbox.messages").fetchone()[0]
     insert(divided)  # behind the line: nobody waits for it
     here = partition_of("a", COUNT)
@@ -73,8 +82,7 @@ def line_of(divided):
 
 def test_the_change_is_an_act_with_the_snapshot(cli, divided):
     ask(divided, 5, 1)
-    stop_line.draw(divided.connection, divided.key, divided.resource.uid)
-    line = line_of(divided)
+    line = draw(divided)
     divided.connection.execute(
         "UPDATE outbox.processor_checkpoints SET last_processed_position = 2, lower_snapshot = %s::text::pg_snapshot",
         (line,),
