@@ -13,7 +13,7 @@ import pytest
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
 from tests.chart.chart import tool
-from tests.support.cluster import kubeconfig
+from tests.support.cluster import BY_PAIRS, kubeconfig
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -87,7 +87,7 @@ def accept_decides_the_conflict_that_was_seen(rooms: Rooms) -> None:
 @scenarios.add
 def rewind_decides_the_conflict_the_other_way(rooms: Rooms) -> None:
     with rooms.room() as room:
-        orders = room.processor("orders")
+        orders = room.processor("orders", source=BY_PAIRS)
         opened = block(room, orders, 100)
         arguments = ("rewind", "orders", "--to", opened["expected"], "--conflict", str(opened["id"]))
         assert opened["expected"] in outbox(room, *arguments, "--dry-run")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cluster import ApiError
+from tests.support.cluster import BY_PAIRS, ApiError
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -91,7 +91,7 @@ def test_scaling_moves_partitions_and_the_key_cannot_change(rooms: Rooms) -> Non
 
 def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Rooms) -> None:
     with rooms.room() as room:
-        orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 2})
+        orders = room.processor("orders", source=BY_PAIRS, delivery=DELIVERY, worker={"replicas": 2})
         orders.until_ready()
         until_shared(room, orders, 3, 3)
         room.shop.produce(100)

@@ -469,6 +469,10 @@ class Room:
         return [row[0] for row in self.shop.query("SELECT position FROM handled ORDER BY position")]
 
 
+BY_PAIRS: Final[Body] = {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"}
+"""A source for scenarios about the stored pair; a resource that names no cursor reads windows."""
+
+
 def build_processor(name: str, namespace: str, **spec: Any) -> Body:
     """Build a processor that works; `spec` is laid over it."""
     statement = "INSERT INTO public.handled SELECT position, message_id FROM batch"

@@ -41,11 +41,12 @@ def build_config(database: Database, target: dict[str, Any], **fields: Any) -> d
     resource = {"cluster": "test", "namespace": "shop", "name": "orders", "uid": "uid-orders"} | fields.pop(
         "resource", {}
     )
+    source = {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"}
     return {
         "resource": resource,
         "generation": fields.pop("generation", 1),
         "processorId": fields.pop("processor_id", "orders"),
-        "source": {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"} | fields.pop("source", {}),
+        "source": source | fields.pop("source", {}),
         "delivery": FAST | fields.pop("delivery", {}),
         "target": target,
         **fields,

@@ -98,8 +98,17 @@ def describe_open(known: Knowledge) -> str:
         f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
         f"{conflict.expected or '(none)'}, which the owner expected: somebody else changed it. {what_waits} is handled "
         f"until a person decides: {accept}go on from another pair with: kubectl annotate obp {name} "
-        f"outbox-operator.dev/rewind-checkpoint='{conflict.id}={conflict.expected or 'TRANSACTION_ID:POSITION'}'{error}"
+        f"outbox-operator.dev/rewind-checkpoint='{conflict.id}={_propose_rewind(conflict.expected)}{error}"
     )
+
+
+def _propose_rewind(expected: str | None) -> str:
+    """Propose where to go on; a pair 0:COUNTER (cursor Snapshot) counts messages and is no place."""
+    if expected is None:
+        return "TRANSACTION_ID:POSITION' (cursor Snapshot: 0:POSITION)"
+    if expected.startswith("0:") and expected != "0:0":
+        return "0:POSITION', where POSITION is the first position to handle again"
+    return f"{expected}'"
 
 
 def _owned_elsewhere(known: Knowledge) -> Verdict | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
+from tests.support.cluster import BY_PAIRS
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -58,7 +59,7 @@ def a_decision_about_another_pair_is_refused_and_can_be_corrected(rooms: Rooms) 
 @scenarios.add
 def a_checkpoint_edited_back_waits_until_a_person_rewinds(rooms: Rooms) -> None:
     with rooms.room() as room:
-        orders = room.processor("orders")
+        orders = room.processor("orders", source=BY_PAIRS)
         opened = conflict(room, orders, -1)
         assert opened["code"] == 3
         orders.annotate(rewind_checkpoint=f"{opened['id']}={opened['expected']}")
@@ -76,7 +77,7 @@ def _annotations(resource: Resource) -> list[str]:
 @scenarios.add
 def a_stranger_is_refused_and_counted(rooms: Rooms) -> None:
     with rooms.room() as room:
-        orders = room.processor("orders")
+        orders = room.processor("orders", source=BY_PAIRS)
         orders.until_ready()
         answer = room.shop.query("SELECT outbox.store_processor_checkpoint('orders', 99, NULL, '99'::xid8)")
         assert answer == [(4,)]

@@ -161,7 +161,7 @@ def _blocked(state: ProcessorState, conflict: h.OpenConflict, now: float, note: 
     message = (
         f"conflict {conflict.id}: somebody who is not the owner changed the checkpoint; stored is {stored}, {word} the "
         f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
-        f'"{conflict.id}=<transaction_id>:<position>"'
+        f'"{conflict.id}=<transaction_id>:<position>" (cursor Snapshot: 0:<first position to handle again>)'
     )
     return replace(
         _without_lease(state), step=Step.REVIEW, due=now + BLOCKED_POLL, state=WorkerState.BLOCKED,
