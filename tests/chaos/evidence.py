@@ -36,16 +36,20 @@ _DIVISION: Final = """
 SELECT format('it has %%s partitions, and %%s were asked for', partition_count, %s)
   FROM outbox.processor_partitions WHERE processor_id = %s AND (partition_count <> %s OR next_count IS NOT NULL)
 """
+_WINDOWS: Final = """
+SELECT partition, lower_snapshot::text, upper_snapshot::text, window_position
+  FROM outbox.processor_checkpoints WHERE processor_id = %s
+"""
 _UNEXAMINED: Final = """
 SELECT c.partition, count(*)
   FROM outbox.messages m
-  JOIN outbox.processor_checkpoints c ON c.processor_id = %(case)s
-   AND c.partition = chaos.partition_of(m.partition_key, %(count)s)
- WHERE (pg_visible_in_snapshot(m.transaction_id, c.lower_snapshot)
-        OR pg_visible_in_snapshot(m.transaction_id, c.upper_snapshot) AND m.position <= c.window_position) IS NOT TRUE
+  JOIN unnest(%s::int[], %s::text[]::pg_snapshot[], %s::text[]::pg_snapshot[], %s::bigint[])
+       AS c (partition, lower, upper, position) ON c.partition = chaos.partition_of(m.partition_key, %s)
+ WHERE (pg_visible_in_snapshot(m.transaction_id, c.lower)
+        OR pg_visible_in_snapshot(m.transaction_id, c.upper) AND m.position <= c.position) IS NOT TRUE
  GROUP BY c.partition
 """
-"""Of the cursor Snapshot: messages that no partition's window holds."""
+"""Of the cursor Snapshot: messages that no partition's window holds. Windows are the source's, wherever they are."""
 _IN_QUEUE: Final = """
 SELECT 0, count(*)
   FROM (SELECT 1 FROM outbox.competing_batches WHERE processor_id = %(case)s
@@ -122,12 +126,14 @@ def read_unexamined(databases: Databases, case: Case, partitions: int) -> dict[i
     """Return how many messages no window holds, or wait in the queue, by partition."""
     if case.queue:
         query = sql.SQL(_IN_QUEUE).format(sql.Identifier(f"queue_{case.queue}"))
-    elif case.ending is Ending.WINDOW:
-        query = sql.SQL(_UNEXAMINED).format()
-    else:
+        with databases.home(case).connect() as connection:
+            return dict(connection.execute(query, {"case": case.name}).fetchall())
+    if case.ending is not Ending.WINDOW:
         return {}
-    with databases.home(case).connect() as connection:
-        return dict(connection.execute(query, {"case": case.name, "count": partitions}).fetchall())
+    with databases.home(case).connect() as home, databases.source.connect() as source:
+        windows = home.execute(_WINDOWS, [case.name]).fetchall()
+        columns = [[window[column] for window in windows] for column in range(4)]
+        return dict(source.execute(_UNEXAMINED, [*columns, partitions]).fetchall())
 
 
 def count_handled(databases: Databases, case: Case) -> int | None:

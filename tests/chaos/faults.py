@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg import sql
 
 from tests.chaos.cases import COUNTS, LEASE_SECONDS, Target
 from tests.chaos.schedule import AT_ONCE, Kind
+from tests.chaos.victims import Victim, Victims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,30 +26,9 @@ if TYPE_CHECKING:
     from tests.chaos.servers import Databases, Postgres
     from tests.support.rabbitmq import RabbitmqServer
 
-OWNERS_SHARE: Final = 0.75
-"""Of the blows at one process, how many are at an owner."""
 BROKER_STARTS: Final = 4
 CLOCK_SLACK: Final = 3.0
 """Seconds that a worker may take to say what time it is."""
-_OWNED: Final = """
-SELECT pod, partition FROM outbox.processor_leases
- WHERE processor_id = %(case)s AND token IS NOT NULL AND expires_at > clock_timestamp()
-UNION
-SELECT pod, 0 FROM outbox.competing_batches
- WHERE processor_id = %(case)s AND owner IS NOT NULL AND expires_at > clock_timestamp()
-"""
-_IN_HAND: Final = """
-SELECT m.message_id::text
-  FROM outbox.competing_batches b
-  JOIN outbox.{} m
-    ON (m.transaction_id, m.position) > (b.after_transaction_id, b.after_position)
-   AND (m.transaction_id, m.position) <= (b.upto_transaction_id, b.upto_position)
-   AND (b.positions IS NULL OR m.position = ANY (b.positions))
-   AND (b.upper_snapshot IS NULL OR pg_visible_in_snapshot(m.transaction_id, b.upper_snapshot))
-   AND (b.lower_snapshot IS NULL OR NOT pg_visible_in_snapshot(m.transaction_id, b.lower_snapshot))
- WHERE b.processor_id = %s AND b.pod = %s
-"""
-"""What a consumer took and has not finished, in mode Competing."""
 _IN_BATCH: Final = """
 SELECT split_part(application_name, ' ', 3) FROM pg_stat_activity
  WHERE application_name LIKE 'outbox ' || %s || ' %%' AND wait_event = 'PgSleep'
@@ -99,15 +78,6 @@ class Blow:
     expired: bool = False
 
 
-@dataclass
-class Victim:
-    """A process that is struck, the partitions that it owns and, in mode Competing, the messages that it has taken."""
-
-    pod: Pod
-    partitions: tuple[int, ...]
-    messages: tuple[str, ...] = ()
-
-
 class Faults:
     """Everything a fault can reach."""
 
@@ -121,6 +91,7 @@ class Faults:
     ) -> None:
         """Keep what to strike at."""
         self._databases, self._broker, self._proxies, self._pods = databases, broker, proxies, pods
+        self._victims = Victims(databases, pods)
         self._journal = journal
         self.struck: list[Struck] = []
         self._acts: dict[Kind, Callable[[Fault], Blow]] = {
@@ -158,11 +129,11 @@ class Faults:
         return struck
 
     def _kill(self, fault: Fault) -> Blow:
-        pod = self._choose(fault)
+        pod = self._victims.choose(fault)
         return _nobody() if pod is None else self._kill_one(fault, pod)
 
     def _freeze(self, fault: Fault) -> Blow:
-        pod = self._choose(fault)
+        pod = self._victims.choose(fault)
         return _nobody() if pod is None else self._freeze_one(fault, pod)
 
     def _kill_in_batch(self, fault: Fault) -> Blow:
@@ -184,7 +155,7 @@ class Faults:
         if pods.case.target is Target.RABBITMQ:
             with self._proxies.toxic(f"{fault.case}-target", "latency", {"latency": 1000}):
                 time.sleep(0.5)
-                yield self._choose(fault, owner=True)
+                yield self._victims.choose(fault, owner=True)
         else:
             name = self._wait_in_batch(fault)
             yield next((pod for pod in pods.alive() if pod.name == name), None)
@@ -204,7 +175,7 @@ class Faults:
     def _kill_one(self, fault: Fault, pod: Pod) -> Blow:
         pods = self._pods[fault.case]
         pods.freeze(pod)  # so that it finishes nothing while we look at what it has
-        victim = self._look_at(pods.case, pod)
+        victim = self._victims.look_at(pods.case, pod)
         pods.kill(pod, restart_after=fault.amount)
         return _blow(pods.case, victim)
 
@@ -213,11 +184,11 @@ class Faults:
         pods = self._pods[fault.case]
         pods.freeze(pod)
         began = time.monotonic()
-        victim = self._look_at(pods.case, pod)
+        victim = self._victims.look_at(pods.case, pod)
         time.sleep(max(0.0, began + fault.seconds - time.monotonic()))
         blow = _blow(pods.case, victim)
         with contextlib.suppress(psycopg.Error):
-            blow.expired = not blow.harmless and pod.name not in self._ask_owned(pods.case)
+            blow.expired = not blow.harmless and pod.name not in self._victims.ask_owned(pods.case)
             blow.note += ", whose lease was over when it woke" if blow.expired else ""
         pods.thaw(pod)
         return blow
@@ -269,10 +240,10 @@ class Faults:
         return Blow(f"{_proxy(fault)}: connections end after {fault.amount:.0f} bytes")
 
     def _clock(self, fault: Fault) -> Blow:
-        pod = self._choose(fault)
+        pod = self._victims.choose(fault)
         if pod is None:
             return _nobody()
-        victim = self._look_at(self._pods[fault.case].case, pod)
+        victim = self._victims.look_at(self._pods[fault.case].case, pod)
         pod.step_clock(fault.amount)
         began = time.time()
         said = pod.read_clock()
@@ -321,37 +292,6 @@ class Faults:
             else:
                 break
         return Blow(f"SIGKILL of its node, back at start {attempt}")
-
-    def _choose(self, fault: Fault, *, owner: bool = False) -> Pod | None:
-        """Pick a living process by the schedule's share."""
-        owned = self._owned(self._pods[fault.case].case)
-        alive = self._pods[fault.case].alive()
-        owners = [pod for pod in alive if pod.name in owned]
-        among = owners if owners and (owner or fault.choice < OWNERS_SHARE) else alive
-        return among[int(fault.choice * 997) % len(among)] if among else None
-
-    def _look_at(self, case: Case, pod: Pod) -> Victim:
-        """Say what a process owns, and what it has in hand; nothing, if the database cannot be asked."""
-        victim = Victim(pod, self._owned(case).get(pod.name, ()))
-        if not case.fenced:
-            with contextlib.suppress(psycopg.Error), self._databases.home(case).connect() as connection:
-                table = sql.Identifier(f"queue_{case.queue}" if case.queue else "messages")
-                rows = connection.execute(sql.SQL(_IN_HAND).format(table), [case.name, pod.name])
-                victim.messages = tuple(row[0] for row in rows)
-        return victim
-
-    def _owned(self, case: Case) -> dict[str, tuple[int, ...]]:
-        try:
-            return self._ask_owned(case)
-        except psycopg.Error:
-            return {}
-
-    def _ask_owned(self, case: Case) -> dict[str, tuple[int, ...]]:
-        owned: dict[str, tuple[int, ...]] = {}
-        with self._databases.home(case).connect() as connection:
-            for pod, partition in connection.execute(_OWNED, {"case": case.name}):
-                owned[pod] = (*owned.get(pod, ()), partition)
-        return owned
 
     def _connect(self, fault: Fault) -> psycopg.Connection[Any]:
         return self._databases.home(self._pods[fault.case].case).connect()

@@ -85,7 +85,7 @@ def test_partitions_are_changed_where_they_can_be() -> None:
     assert changed >= {"partitioned-sql", "partitioned-python", "partitioned-rabbitmq"}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:8])
 def test_rounds_hold_each_case_once_and_meet_every_kind_that_can_strike_them(seed) -> None:
     rounds = deal_rounds(seed, CASES)
     assert sorted(case.name for one in rounds for case in one) == sorted(case.name for case in CASES)
@@ -93,7 +93,7 @@ def test_rounds_hold_each_case_once_and_meet_every_kind_that_can_strike_them(see
         assert len(cases) <= MOST_AT_ONCE
         assert len({case.mode for case in cases}) >= 4
         schedule = build_schedule(seed, 180, cases)
-        possible = {fault.kind for fault in build_schedule(seed, 3000, cases)}
+        possible = {fault.kind for fault in build_schedule(seed, 500, cases)}
         assert {fault.kind for fault in schedule} == possible
 
 
@@ -109,7 +109,7 @@ def test_a_sample_has_every_mode_a_broker_and_another_database(seed) -> None:
 
 
 def test_samples_come_to_every_case() -> None:
-    assert {case.name for seed in range(200) for case in draw_sample(seed, CASES)} == {case.name for case in CASES}
+    assert {case.name for seed in range(100) for case in draw_sample(seed, CASES)} == {case.name for case in CASES}
 
 
 def test_cases_are_chosen_by_name_or_by_what_they_begin_with() -> None:
