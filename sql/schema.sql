@@ -12,12 +12,14 @@ CREATE FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p
     AS $$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
 -- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
--- A former owner that never gave its lease back is counted as dead: a message may be what it died of.
+-- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
+-- lives, and was not killed by anything.
 #variable_conflict use_column
 DECLARE
     v_lease processor_leases;
     v_refused boolean;
 BEGIN
+    PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
     SELECT l.* INTO v_lease FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
     v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)
@@ -44,7 +46,7 @@ BEGIN
                     expires_at = clock_timestamp() + p_lease
                 WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
                 IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
-                    PERFORM count_death(p_processor_id, p_partition, v_lease.token IS NULL);
+                    PERFORM count_death(p_processor_id, p_partition, v_lease.token);
                 END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN
@@ -59,6 +61,18 @@ BEGIN
         WHERE NOT EXISTS (SELECT 1 FROM processor_leases l
                           WHERE l.processor_id = p_processor_id AND l.partition = p_partition);
 END
+$$;
+
+CREATE FUNCTION outbox.acquit_survivor(p_processor_id text, p_partition integer, p_token uuid) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Whoever was counted as dead and calls again was frozen, cut off, or waiting: no message killed it.
+UPDATE processor_suspicions s
+SET deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
+    kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
+    accused_alone = array_remove(s.accused_alone, p_token)
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND p_token = ANY (s.accused)
 $$;
 
 CREATE FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) RETURNS boolean
@@ -313,7 +327,9 @@ BEGIN
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
         generation = p_generation, suspects = p_suspects,
-        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
+        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END,
+        accused_alone = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.accused_alone
+                             ELSE '{}' END
     RETURNING s.kills INTO v_kills;
     RETURN v_kills;
 END
@@ -611,17 +627,19 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) RETURNS void
+CREATE FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_token uuid) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- Called with a new epoch, once: the former owner gave the lease back, or it lapsed and its process is gone or frozen.
+-- Called with a new epoch, once: the former owner gave the lease back (p_token null), or it lapsed and its process is gone,
+-- frozen, or cut off; that one takes its death back when it comes again (acquit_survivor).
 -- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
 -- while so many messages were tried leaves those under suspicion; any other death leaves none.
 DECLARE
     v_at timestamptz;
+    v_alone uuid[];
 BEGIN
-    IF p_released THEN
+    IF p_token IS NULL THEN
         UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
         RETURN;
@@ -633,16 +651,20 @@ BEGIN
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition
       AND h.processor_id = p_processor_id AND h.partition = p_partition
       AND h.transaction_id = w.transaction_id AND h.position = w.position;
-    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at)
-    VALUES (p_processor_id, p_partition, 1, v_at)
+    -- What was tried alone and not stored since.
+    SELECT ARRAY[p_token] INTO v_alone FROM processor_suspicions s
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+      AND s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity');
+    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at, accused)
+    VALUES (p_processor_id, p_partition, 1, v_at, ARRAY[p_token])
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
         checkpoint_at = v_at,
-        -- What was tried alone and not stored since.
+        accused = CASE WHEN s.checkpoint_at = v_at THEN s.accused || p_token ELSE ARRAY[p_token] END,
         suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
-        kills = s.kills + coalesce(s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity'), false)::int,
-        killed_at = CASE WHEN s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp()
-                         ELSE s.killed_at END,
+        kills = s.kills + coalesce(cardinality(v_alone), 0),
+        accused_alone = s.accused_alone || v_alone,
+        killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $$;
@@ -992,6 +1014,16 @@ BEGIN
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id AND l.token = p_token;
 END
+$$;
+
+CREATE FUNCTION outbox.end_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- What begin_suspect wrote down was tried, and the process lives: whatever becomes of it later is no death of theirs.
+UPDATE processor_suspicions s SET begun_at = NULL
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+  AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
 $$;
 
 CREATE FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) RETURNS integer
@@ -1813,7 +1845,7 @@ BEGIN
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, generation = p_generation
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, accused = '{}', accused_alone = '{}', generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;
@@ -3138,11 +3170,17 @@ CREATE TABLE outbox.processor_suspicions (
     killed_at timestamp with time zone,
     generation bigint,
     held_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
-    held_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL
+    held_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL,
+    accused uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    accused_alone uuid[] DEFAULT '{}'::uuid[] NOT NULL
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_suspicions IS 'Of what owners may have died: deaths at one and the same checkpoint, and what was tried at that moment where it was written down before.';
+
+COMMENT ON COLUMN outbox.processor_suspicions.accused IS 'Whose leases lapsed while the checkpoint stood there: counted in deaths, and taken back for one that comes again.';
+
+COMMENT ON COLUMN outbox.processor_suspicions.accused_alone IS 'Those of them that tried the one message alone: counted in kills.';
 
 CREATE TABLE outbox.pruned_conflicts (
     processor_id text NOT NULL,
@@ -3438,6 +3476,8 @@ ALTER TABLE ONLY outbox.repair_ids
 
 REVOKE ALL ON FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p_claim_uid text, p_pod text, p_token uuid, p_lease interval) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.acquit_survivor(p_processor_id text, p_partition integer, p_token uuid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) FROM PUBLIC;
@@ -3468,7 +3508,7 @@ REVOKE ALL ON FUNCTION outbox.complete_batch(p_processor_id text, p_batch bigint
 
 REVOKE ALL ON FUNCTION outbox.confirm_identity(p_action text, p_decided_by text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_released boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.count_death(p_processor_id text, p_partition integer, p_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) FROM PUBLIC;
 
@@ -3489,6 +3529,8 @@ REVOKE ALL ON FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition
 REVOKE ALL ON FUNCTION outbox.end_leases(p_processor_id text, p_keep_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.end_membership(p_processor_id text, p_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.end_suspect(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 

@@ -5,12 +5,14 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_
 AS $function$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
 -- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
--- A former owner that never gave its lease back is counted as dead: a message may be what it died of.
+-- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
+-- lives, and was not killed by anything.
 #variable_conflict use_column
 DECLARE
     v_lease processor_leases;
     v_refused boolean;
 BEGIN
+    PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
     SELECT l.* INTO v_lease FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
     v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)
@@ -37,7 +39,7 @@ BEGIN
                     expires_at = clock_timestamp() + p_lease
                 WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
                 IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
-                    PERFORM count_death(p_processor_id, p_partition, v_lease.token IS NULL);
+                    PERFORM count_death(p_processor_id, p_partition, v_lease.token);
                 END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN

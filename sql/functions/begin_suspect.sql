@@ -18,7 +18,9 @@ BEGIN
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
         generation = p_generation, suspects = p_suspects,
-        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
+        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END,
+        accused_alone = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.accused_alone
+                             ELSE '{}' END
     RETURNING s.kills INTO v_kills;
     RETURN v_kills;
 END

@@ -14,7 +14,7 @@ BEGIN
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, generation = p_generation
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, accused = '{}', accused_alone = '{}', generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;

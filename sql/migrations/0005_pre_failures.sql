@@ -88,9 +88,15 @@ CREATE TABLE :"schema".processor_suspicions (
     generation           bigint,
     held_transaction_ids xid8[]      NOT NULL DEFAULT '{}',
     held_positions       bigint[]    NOT NULL DEFAULT '{}',
+    accused              uuid[]      NOT NULL DEFAULT '{}',
+    accused_alone        uuid[]      NOT NULL DEFAULT '{}',
     CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition)
 ) WITH (fillfactor = 50);
 
+COMMENT ON COLUMN :"schema".processor_suspicions.accused IS
+    'Whose leases lapsed while the checkpoint stood there: counted in deaths, and taken back for one that comes again.';
+COMMENT ON COLUMN :"schema".processor_suspicions.accused_alone IS
+    'Those of them that tried the one message alone: counted in kills.';
 COMMENT ON TABLE :"schema".processor_suspicions IS
     'Of what owners may have died: deaths at one and the same checkpoint, and what was tried at that moment where it was written down before.';
 
@@ -362,7 +368,7 @@ BEGIN
     IF owned THEN
         UPDATE processor_suspicions s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, generation = p_generation
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, accused = '{}', accused_alone = '{}', generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;
@@ -416,22 +422,37 @@ BEGIN
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
         generation = p_generation, suspects = p_suspects,
-        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END
+        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END,
+        accused_alone = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.accused_alone
+                             ELSE '{}' END
     RETURNING s.kills INTO v_kills;
     RETURN v_kills;
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partition int, p_released boolean) RETURNS void
+CREATE OR REPLACE FUNCTION :"schema".end_suspect(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- What begin_suspect wrote down was tried, and the process lives: whatever becomes of it later is no death of theirs.
+UPDATE processor_suspicions s SET begun_at = NULL
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+  AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partition int, p_token uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Called with a new epoch, once: the former owner gave the lease back, or it lapsed and its process is gone or frozen.
+-- Called with a new epoch, once: the former owner gave the lease back (p_token null), or it lapsed and its process is gone,
+-- frozen, or cut off; that one takes its death back when it comes again (acquit_survivor).
 -- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
 -- while so many messages were tried leaves those under suspicion; any other death leaves none.
 DECLARE
     v_at timestamptz;
+    v_alone uuid[];
 BEGIN
-    IF p_released THEN
+    IF p_token IS NULL THEN
         UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
         RETURN;
@@ -443,18 +464,33 @@ BEGIN
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition
       AND h.processor_id = p_processor_id AND h.partition = p_partition
       AND h.transaction_id = w.transaction_id AND h.position = w.position;
-    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at)
-    VALUES (p_processor_id, p_partition, 1, v_at)
+    -- What was tried alone and not stored since.
+    SELECT ARRAY[p_token] INTO v_alone FROM processor_suspicions s
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+      AND s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity');
+    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at, accused)
+    VALUES (p_processor_id, p_partition, 1, v_at, ARRAY[p_token])
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
         checkpoint_at = v_at,
-        -- What was tried alone and not stored since.
+        accused = CASE WHEN s.checkpoint_at = v_at THEN s.accused || p_token ELSE ARRAY[p_token] END,
         suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
-        kills = s.kills + coalesce(s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity'), false)::int,
-        killed_at = CASE WHEN s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity') THEN clock_timestamp()
-                         ELSE s.killed_at END,
+        kills = s.kills + coalesce(cardinality(v_alone), 0),
+        accused_alone = s.accused_alone || v_alone,
+        killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".acquit_survivor(p_processor_id text, p_partition int, p_token uuid) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Whoever was counted as dead and calls again was frozen, cut off, or waiting: no message killed it.
+UPDATE processor_suspicions s
+SET deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
+    kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
+    accused_alone = array_remove(s.accused_alone, p_token)
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND p_token = ANY (s.accused)
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".acquire_lease(
@@ -464,12 +500,14 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_
 AS $function$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
 -- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
--- A former owner that never gave its lease back is counted as dead: a message may be what it died of.
+-- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
+-- lives, and was not killed by anything.
 #variable_conflict use_column
 DECLARE
     v_lease processor_leases;
     v_refused boolean;
 BEGIN
+    PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
     SELECT l.* INTO v_lease FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
     v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)
@@ -496,7 +534,7 @@ BEGIN
                     expires_at = clock_timestamp() + p_lease
                 WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
                 IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
-                    PERFORM count_death(p_processor_id, p_partition, v_lease.token IS NULL);
+                    PERFORM count_death(p_processor_id, p_partition, v_lease.token);
                 END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN

@@ -91,3 +91,51 @@ def test_a_death_outside_a_trial_leaves_nobody_under_suspicion(connection):
     die(connection)
 
     assert begin(connection)[1] == (1, 0, 0)
+
+
+def come_again(connection, lease):
+    """The process calls as a standby does, while another one holds the lease."""
+    answer = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=lease.token, lease=HOUR)
+    assert not answer.acquired
+
+
+def test_whoever_comes_again_was_not_killed(connection):
+    """Owners that lose their leases in turn and live: cut off, or frozen, while they try one message alone."""
+    first, _ = begin(connection)
+    store(connection, first, None, BEGINNING)
+    former = first
+    for _ in range(5):
+        assert suspect(connection, former, 1) == 0
+        die(connection)
+        owner, told = begin(connection)
+        assert told == (1, 1, 1)
+        come_again(connection, former)
+        former = owner
+    assert suspect(connection, former, 1) == 0
+
+
+def test_only_the_survivor_takes_its_death_back(connection):
+    dead, _ = begin(connection)
+    store(connection, dead, None, BEGINNING)
+    assert suspect(connection, dead, 1) == 0
+    die(connection)
+    alive, told = begin(connection)
+    assert told == (1, 1, 1)
+    assert suspect(connection, alive, 1) == 1
+    die(connection)
+    third, told = begin(connection)
+    assert told == (2, 1, 2)
+    for _ in range(3):
+        come_again(connection, alive)
+    assert suspect(connection, third, 1) == 1
+
+
+def test_who_has_an_answer_did_not_die_of_the_attempt(connection):
+    """It lives, waits, and loses its lease later: a death at this checkpoint, of no message."""
+    lease, _ = begin(connection)
+    store(connection, lease, None, BEGINNING)
+    assert suspect(connection, lease, 1) == 0
+    holding.end_suspect(connection, KEY, lease)
+    die(connection)
+    _, told = begin(connection)
+    assert told == (1, 0, 0)

@@ -6,12 +6,15 @@ messages is done under the lane's lease, with Transactional in the transaction o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import psycopg
+
 from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer
-from outbox_core.errors import HandlerError, TransientError
+from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.failing import HELD_DEATHS, KILLS
 from outbox_core.message import Batch
 from outbox_core.report import Reason
@@ -21,7 +24,6 @@ from outbox_worker.postgres import checkpoints, holding
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
     from psycopg import sql
 
     from outbox_core.checkpoint import Checkpoint
@@ -137,6 +139,11 @@ class HeldSteps:
             stored = checkpoints.load(self._connection(), self._parts.key)
             return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
         return _killer(kills) if kills >= KILLS and batch.matched_count == 1 else None
+
+    def _end_suspect(self, state: ProcessorState) -> None:
+        """Say that the attempt was answered. Where that cannot be said, this process says so by coming again."""
+        with suppress(OutboxError, psycopg.Error):
+            holding.end_suspect(self._connection(), self._parts.key, self._lease_of(state))
 
     def _take_held(self, state: ProcessorState) -> h.Happening:
         lease = self._lease_of(state)

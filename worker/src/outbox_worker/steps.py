@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import psycopg
 from typing_extensions import override
 
 from outbox_core import happening as h
@@ -22,8 +23,6 @@ from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunn
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
-
-    import psycopg
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
@@ -262,8 +261,17 @@ class Steps(HeldSteps):
         batch = state.batch
         if batch is None:
             raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
-        if state.suspicion is not None and (told := self._begin_suspect(state, batch)) is not None:
+        if state.suspicion is None:
+            return self._attempt(state, batch)
+        if (told := self._begin_suspect(state, batch)) is not None:
             return told
+        try:
+            return self._attempt(state, batch)
+        except (OutboxError, psycopg.Error):
+            self._end_suspect(state)
+            raise
+
+    def _attempt(self, state: ProcessorState, batch: Batch) -> h.Happening:
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
             request = self._request(state, batch)
             return self._in_transaction(request.lease, request, batch, self._keeper(state))

@@ -221,6 +221,12 @@ def begin_suspect(
     return -1 if row is None else int(row[0])
 
 
+def end_suspect(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
+    """Write down that the attempt was answered, whatever the answer: this process did not die of it."""
+    with translated():
+        connection.execute(in_schema("end_suspect", key.schema), _leased(key, lease))
+
+
 def held_relation(key: ProcessorKey, held: Iterable[Held]) -> sql.Composed:
     """Return the SELECT of held messages under the names of the relation `batch`."""
     return load("held_relation").format(**_pairs(each.checkpoint for each in held), **_identified(key))
