@@ -138,6 +138,13 @@ def _apart(target: Target) -> Case:
     return Case(f"apart-ordered-{target}", "Ordered, apart", target, Order.TOTAL, apart=True)
 
 
+def _apart_snapshot(target: Target) -> Case:
+    return Case(
+        f"apart-snapshot-{target}", "Ordered, apart", target, Order.COMMIT, source=_SNAPSHOT, ending=Ending.WINDOW,
+        apart=True,
+    )  # fmt: skip
+
+
 def _apart_partitioned(target: Target) -> Case:
     return Case(
         f"apart-partitioned-{target}", "Partitioned, apart", target, Order.KEY, PARTITIONS, replicas=3,
@@ -155,6 +162,7 @@ CASES: Final = (
     _competing(Target.RABBITMQ, queue=True),
     _apart(Target.SQL),
     _apart(Target.PYTHON),
+    _apart_snapshot(Target.SQL),
     _apart_partitioned(Target.SQL),
     _apart_partitioned(Target.PYTHON),
 )
