@@ -336,4 +336,5 @@ class Servers:
 
 def build_source(**fields: object) -> Source:
     """A source as a resource names it, with defaults for what the test does not care about."""
-    return Source.model_validate({"connection": {"secretRef": {"name": "db"}}, **fields})
+    named = {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"}
+    return Source.model_validate(named | fields)
