@@ -58,7 +58,7 @@ def manifest(directory, target, *, name="orders", extra=(), **spec):
         "kind": "OutboxProcessor",
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {
-            "source": {"connection": {"secretRef": {"name": "db"}}},
+            "source": {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"},
             "delivery": dict(FAST),
             "target": target,
         }

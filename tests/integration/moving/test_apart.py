@@ -424,7 +424,7 @@ def test_a_failing_message_blocks_its_key_only_and_is_held_where_the_checkpoint_
 def test_a_source_whose_ids_were_rebased_is_refused_until_a_person_names_the_new_pair(apart):
     ids = apart.outbox.produce(10)
     worker = apart.start()
-    apart.wait_seen(ids)
+    apart.wait_handled(ids)
     assert worker.terminate() == 0
     # As `outbox repair` leaves it: other ids in the same order, the same positions.
     source = apart.outbox.connection
@@ -436,11 +436,11 @@ def test_a_source_whose_ids_were_rebased_is_refused_until_a_person_names_the_new
 
     report = worker.wait_state("Unavailable", "SourceDiffers")
     assert "rebased by `outbox repair`" in report.message
-    assert apart.seen() == ids
+    assert apart.handled() == ids
     key = ProcessorKey("outbox", "orders")
     stored = checkpoints.load(apart.connection, key)
     assert stored is not None
     pair = Checkpoint(5, stored.pair.position)
     assert conflicts.rewind(apart.connection, key, pair, reason="rebased", decided_by="somebody")
     assert forget_source(apart.connection, key, reason="rebased", decided_by="somebody") == 1
-    apart.wait_seen(ids + more)
+    apart.wait_handled(ids + more)

@@ -25,7 +25,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.partition import slots_of
 from outbox_core.report import Lag
-from outbox_core.spec import DEFAULT_CURSOR, Cursor
+from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.table import OutboxTable, build_message
@@ -89,7 +89,8 @@ class MessageReader:
         scan = WindowScan(self._table, self._types, self._publications, self._slot, tuple(self._slots))
         end = None if line is None or line.window is None else line.window.lower
         self._windows = WindowReader(scan, self._partition, end=end, apart=apart)
-        self._knows_no_bound = (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT
+        # Where none is named, the checkpoint that lag is measured behind says which one it is.
+        self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
