@@ -96,16 +96,17 @@ class Case:
 
 _DIVIDED: Final = {"mode": "Partitioned", "partitions": {"count": PARTITIONS}}
 _SNAPSHOT: Final = {"cursor": "Snapshot"}
+_PAIRS: Final = {"cursor": "TransactionOrder"}
 
 
 def _ordered(target: Target) -> Case:
-    return Case(f"ordered-{target}", "Ordered", target, Order.TOTAL)
+    return Case(f"ordered-{target}", "Ordered", target, Order.TOTAL, source=_PAIRS)
 
 
 def _partitioned(target: Target) -> Case:
     return Case(
         f"partitioned-{target}", "Partitioned", target, Order.KEY, PARTITIONS, replicas=3, delivery=_DIVIDED,
-        changes=True,
+        source=_PAIRS, changes=True,
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def _competing(target: Target, *, queue: bool = False) -> Case:
 
 
 def _apart(target: Target) -> Case:
-    return Case(f"apart-ordered-{target}", "Ordered, apart", target, Order.TOTAL, apart=True)
+    return Case(f"apart-ordered-{target}", "Ordered, apart", target, Order.TOTAL, source=_PAIRS, apart=True)
 
 
 def _apart_snapshot(target: Target) -> Case:
@@ -148,7 +149,7 @@ def _apart_snapshot(target: Target) -> Case:
 def _apart_partitioned(target: Target) -> Case:
     return Case(
         f"apart-partitioned-{target}", "Partitioned, apart", target, Order.KEY, PARTITIONS, replicas=3,
-        delivery=_DIVIDED, apart=True,
+        delivery=_DIVIDED, source=_PAIRS, apart=True,
     )  # fmt: skip
 
 
