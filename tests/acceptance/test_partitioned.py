@@ -115,7 +115,7 @@ def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Ro
 def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
     """A writer that is open when the line is drawn keeps it waiting, and status says so."""
     with rooms.room() as room:
-        orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 2})
+        orders = room.processor("orders", source=BY_PAIRS, delivery=DELIVERY, worker={"replicas": 2})
         orders.until_ready()
         until_shared(room, orders, 3, 3)
         room.shop.produce(200)
