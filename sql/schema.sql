@@ -1240,6 +1240,16 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.has_just_divided(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Is the caller the owner whose own transaction divided the processor (begin_partitions)? Nobody has read from its starts yet.
+SELECT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) AND EXISTS (
+    SELECT 1 FROM processor_partitions d
+    WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid)
+$$;
+
 CREATE FUNCTION outbox.hash_slot(p_key text) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     AS $$
@@ -2274,9 +2284,7 @@ CREATE FUNCTION outbox.spread_start(p_processor_id text, p_partitions integer[],
 -- Each partition starts at a pair of its own: only in the transaction that divided the processor (begin_partitions), and
 -- never before the pair that all of them were given there.
 BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
-        SELECT 1 FROM processor_partitions d
-        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c
@@ -2295,9 +2303,7 @@ CREATE FUNCTION outbox.spread_windows(p_processor_id text, p_partitions integer[
     AS $$
 -- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
 BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
-        SELECT 1 FROM processor_partitions d
-        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c
@@ -3545,6 +3551,8 @@ REVOKE ALL ON FUNCTION outbox.hand_back_batches(p_processor_id text, p_owner tex
 REVOKE ALL ON FUNCTION outbox.hand_over_claim(p_processor_id text, p_uid text, p_to_cluster text, p_to_namespace text, p_to_name text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p_other outbox.processor_checkpoints) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.has_just_divided(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 

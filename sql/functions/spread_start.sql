@@ -7,9 +7,7 @@ AS $function$
 -- Each partition starts at a pair of its own: only in the transaction that divided the processor (begin_partitions), and
 -- never before the pair that all of them were given there.
 BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
-        SELECT 1 FROM processor_partitions d
-        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c

@@ -6,9 +6,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
 BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
-        SELECT 1 FROM processor_partitions d
-        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
+    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c

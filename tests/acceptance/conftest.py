@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chart.chart import CHART, tool
-from tests.support.cluster import (
-    REGISTRY,
-    ROOT,
-    Cluster,
-    DatabaseServer,
-    Room,
-    ensure_cluster,
-    kubeconfig,
-    namespaces,
-    wait,
-)
+from tests.support.cluster import REGISTRY, ROOT, Cluster, ensure_cluster, kubeconfig, namespaces, wait
 from tests.support.operator import OperatorProcess
+from tests.support.room import Room
+from tests.support.shop import DatabaseServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

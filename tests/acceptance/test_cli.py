@@ -13,11 +13,12 @@ import pytest
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
 from tests.chart.chart import tool
-from tests.support.cluster import BY_PAIRS, kubeconfig
+from tests.support.cluster import kubeconfig
+from tests.support.room import BY_PAIRS
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Room
+    from tests.support.room import Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 

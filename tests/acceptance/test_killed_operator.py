@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.cluster import Room, namespaces, wait
+from tests.support.cluster import namespaces, wait
 from tests.support.operator import OperatorProcess
+from tests.support.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.cluster import Cluster, DatabaseServer, Resource
+    from tests.support.cluster import Cluster
+    from tests.support.room import Resource
+    from tests.support.shop import DatabaseServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cluster import BY_PAIRS, ApiError
+from tests.support.cluster import ApiError
+from tests.support.room import BY_PAIRS
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Resource, Room
+    from tests.support.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

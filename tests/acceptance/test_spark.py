@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Resource, Room
+    from tests.support.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(500)]
 

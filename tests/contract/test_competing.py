@@ -263,15 +263,6 @@ def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(data
     assert drain(connection, by) == []
 
 
-@pytest.fixture
-def queue(database):
-    connection = database.connect()
-    claim(connection)
-    competing.ensure_queue(connection, "outbox", "jobs", create=True)
-    join(connection, JOBS)
-    return connection
-
-
 def test_a_unique_key_is_unique_while_it_is_pending_and_free_once_taken(queue):
     by = taker(settings=JOBS)
     assert len(put(queue, 3, unique_key="k")) == 1

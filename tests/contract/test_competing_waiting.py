@@ -203,15 +203,6 @@ def test_a_message_that_is_skipped_is_a_recorded_act(connection):
     assert "after 2 attempts: ValueError" in reason
 
 
-@pytest.fixture
-def queue(database):
-    connection = database.connect()
-    claim(connection)
-    competing.ensure_queue(connection, "outbox", "jobs", create=True)
-    join(connection, JOBS)
-    return connection
-
-
 def test_dead_letters_of_a_queue_are_stored_in_it_anew_with_their_priority_and_age(queue):
     put(queue, 1, priority=2, message_id="mine", scheduled="2020-01-01", metadata='{"a": 1}')
     by = taker(settings=JOBS)

@@ -22,19 +22,12 @@ from outbox_worker.postgres.messages import MessageReader, Slice
 from outbox_worker.postgres.windows import fetch_snapshot
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.messages import insert
-from tests.support.postgres import DEFAULT_VERSION, POOLED, VERSIONS, build_source
+from tests.support.postgres import POOLED, VERSIONS, build_source
 
 KEY = ProcessorKey("outbox", "orders")
 OURS = ResourceRef(cluster="c", namespace="n", name="a", uid="u1")
 HOUR = timedelta(hours=1)
 BY = "partition key"
-
-
-@pytest.fixture
-def anywhere(servers, request):
-    """The default version; on every version, and behind PgBouncer, where a test asks for that."""
-    with servers.shared(getattr(request, "param", DEFAULT_VERSION)) as emptied:
-        yield emptied
 
 
 @pytest.fixture

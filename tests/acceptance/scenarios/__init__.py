@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Resource, Room, Shop
+    from tests.support.room import Resource, Room
+    from tests.support.shop import Shop
 
 AT_ONCE = 4
 PROGRAMS = Path(sys.executable).parent

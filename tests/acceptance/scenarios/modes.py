@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import DatabaseServer, namespaces
+from tests.support.cluster import namespaces
+from tests.support.shop import DatabaseServer
 
 if TYPE_CHECKING:
     import psycopg
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Resource, Room
+    from tests.support.room import Resource, Room
 
 LEASE = 10.0
 TAKEN_OVER = LEASE + 5.0

@@ -295,6 +295,7 @@ def test_a_frozen_owner_cannot_commit_in_the_other_database(apart):
     more = apart.outbox.produce(5, start=10)
     apart.wait_handled(ids + more)
     wait_examined(apart)
+    assert apart.handled() == ids + more
 
 
 def test_a_window_ends_at_the_last_message_not_at_what_a_crash_of_the_source_would_take_back(apart):

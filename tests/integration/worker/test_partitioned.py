@@ -133,6 +133,9 @@ def test_a_lease_whose_answer_was_lost_is_let_go(outbox, workers):
     )
     wait_until(lambda: owners(outbox).get(last) == owner, "it is its owner's again")
     wait_shared(outbox, 3, 3)
+    produce(outbox, 60)
+    wait_count(outbox, 60)
+    assert_each_once_and_in_order(outbox, 60)
 
 
 def test_frozen_in_the_middle_of_a_batch_it_is_told_4_for_that_partition(outbox, workers):

@@ -89,14 +89,8 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             return replace(state, step=step, due=now + wait, doubt=None, verdict=None)
         case h.Recorded():
             return _after_record(state, happened, now)
-        case h.HeldTaken():
-            return _after_take(state, happened, now)
-        case h.HeldHandled():
-            return _after_held(state, now, policy)
-        case h.HeldFailed():
-            return replace(state, step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now)
-        case h.HeldChanged():
-            return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
+        case h.HeldTaken() | h.HeldHandled() | h.HeldFailed() | h.HeldChanged():
+            return _after_holding(state, happened, now, policy)
         case h.Throttled():
             return _throttled(state, happened, now)
         case h.Failed():
@@ -105,12 +99,8 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             return _after_loss(state, happened, now)
         case h.TargetChanged():
             return _after_mending(state, now)
-        case h.Wanted():
-            return replace(state, step=Step.REVIEW, due=now)
-        case h.Unwanted():
-            return _parked(state) if state.lease is None else replace(state, step=Step.RELEASE, due=now)
-        case h.Released():
-            return _parked(state)
+        case h.Wanted() | h.Unwanted() | h.Released():
+            return _after_sharing(state, happened, now)
         case h.StopRequested():
             return _after_stop(state, now)
         case _:
@@ -370,6 +360,24 @@ def _after_attempt(
     return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
 
 
+def _after_holding(
+    state: ProcessorState,
+    happened: h.HeldTaken | h.HeldHandled | h.HeldFailed | h.HeldChanged,
+    now: float,
+    policy: Policy,
+) -> ProcessorState:
+    """After a look at what is held, or an attempt at some of it."""
+    match happened:
+        case h.HeldTaken():
+            return _after_take(state, happened, now)
+        case h.HeldHandled():
+            return _after_held(state, now, policy)
+        case h.HeldFailed():
+            return replace(state, step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now)
+        case h.HeldChanged():
+            return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
+
+
 def _after_take(state: ProcessorState, taken: h.HeldTaken, now: float) -> ProcessorState:
     if taken.batch is not None:
         return replace(state, step=Step.HANDLE_HELD, due=now, batch=taken.batch, blocking=True)
@@ -437,6 +445,17 @@ def _after_loss(state: ProcessorState, lost: h.OwnershipLost, now: float) -> Pro
         _without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
         message=f"{lost.message}; asking for ownership again",
     )  # fmt: skip
+
+
+def _after_sharing(state: ProcessorState, happened: h.Wanted | h.Unwanted | h.Released, now: float) -> ProcessorState:
+    """The replicas share the partitions: this one becomes ours, or another's."""
+    match happened:
+        case h.Wanted():
+            return replace(state, step=Step.REVIEW, due=now)
+        case h.Unwanted() if state.lease is not None:
+            return replace(state, step=Step.RELEASE, due=now)
+        case h.Unwanted() | h.Released():
+            return _parked(state)
 
 
 def _parked(state: ProcessorState) -> ProcessorState:

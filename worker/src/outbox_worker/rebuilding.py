@@ -308,13 +308,10 @@ class _Swap:
     goals: Mapping[int, Checkpoint] = field(default_factory=dict)
 
 
-class RebuildSteps(Steps):
-    """The steps of a processor that is not divided, with a look at the one that it replaces before each fetch."""
+class _BesideFormer(Steps):
+    """A look at the processor that is replaced, before each fetch."""
 
-    def __init__(self, parts: Parts, *, take_over: bool) -> None:
-        """Keep the parts."""
-        super().__init__(parts, take_over=take_over)
-        self._rebuilder = Rebuilder(parts)
+    _rebuilder: Rebuilder
 
     @override
     def _prepare(self, state: ProcessorState) -> h.Happening:
@@ -326,7 +323,16 @@ class RebuildSteps(Steps):
         return self._rebuilder.look(state) or super()._fetch(state)
 
 
-class PartitionRebuildSteps(PartitionSteps):
+class RebuildSteps(_BesideFormer):
+    """The steps of a processor that is not divided."""
+
+    def __init__(self, parts: Parts, *, take_over: bool) -> None:
+        """Keep the parts."""
+        super().__init__(parts, take_over=take_over)
+        self._rebuilder = Rebuilder(parts)
+
+
+class PartitionRebuildSteps(_BesideFormer, PartitionSteps):
     """The steps of the first partition of a divided one: its owner makes the swap for all of them."""
 
     def __init__(
@@ -335,15 +341,6 @@ class PartitionRebuildSteps(PartitionSteps):
         """Keep the parts; `crew` are those of all partitions of this process."""
         super().__init__(parts, take_over=take_over, outage=outage, membership=membership)
         self._rebuilder = Rebuilder(parts, on_swapped=lambda: _let_go(crew, parts))
-
-    @override
-    def _prepare(self, state: ProcessorState) -> h.Happening:
-        self._rebuilder.check()
-        return super()._prepare(state)
-
-    @override
-    def _fetch(self, state: ProcessorState) -> h.Happening:
-        return self._rebuilder.look(state) or super()._fetch(state)
 
 
 def _let_go(crew: Sequence[Parts], but: Parts) -> None:
