@@ -160,6 +160,20 @@ def test_filters_let_through_what_they_shall(world, history, limits, typed):
     assert handled == {key: names for key, names in wanted.items() if names}
 
 
+def test_the_last_page_of_an_older_window_says_that_more_may_be_there(world):
+    start, reader = world.reset(), WindowReader(WindowScan(TABLE))
+    world.insert(0, 0, 3)
+    world.end(0, commit=True)
+
+    first = reader.fetch(world.reader, start, 2)
+    world.insert(0, 0, 1)
+    world.end(0, commit=True)
+    last = reader.fetch(world.reader, first.examined, 2)
+    newer = reader.fetch(world.reader, last.examined, 2)
+
+    assert [(len(batch.messages), batch.full) for batch in (first, last, newer)] == [(2, True), (1, True), (1, False)]
+
+
 class Forgetful(WindowReader):
     """The fault that the stored upper snapshot prevents: each page is read up to now."""
 

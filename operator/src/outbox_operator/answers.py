@@ -146,7 +146,9 @@ def _flow(known: Knowledge) -> Answer:
         return Answer(kind, None, Reason.NOT_OBSERVED, "no worker has looked")
     failures = known.lead.failures
     dead = f"{failures.dead_letters}{' or more' if failures.at_least else ''} dead letters"
-    if any(report.circuit == "Open" for report in known.observed.reports):
+    working = (report for report in known.observed.reports if report.state is not WorkerState.STANDBY)
+    circuits = {report.circuit for report in working if report.circuit is not None}
+    if "Open" in circuits:
         message = "the target fails message after message: it is spared for a while, then one message is tried"
         return Answer(kind, False, Reason.CIRCUIT_OPEN, message)
     if failures.blocked_keys:
@@ -163,6 +165,10 @@ def _flow(known: Knowledge) -> Answer:
     if failures.dead_letters:
         message = f"{dead} wait for a person: outbox dead-letters list, then redrive or drop them"
         return Answer(kind, False, Reason.DEAD_LETTERS, message)
+    if circuits == {"HalfOpen"}:
+        # Open again after every bad probe: until a good one the condition does not turn to and fro.
+        message = "the next message is tried alone: it shows whether the target is back"
+        return Answer(kind, False, Reason.CIRCUIT_OPEN, message)
     return Answer(kind, True, Reason.AS_EXPECTED, f"{failures.held} messages held")
 
 

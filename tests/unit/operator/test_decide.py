@@ -259,6 +259,21 @@ def test_mode_competing_has_no_bound_that_could_stall():
     assert condition(decide(build_observed(build_pod(report=report)), NOW), "SourceCurrent") == ("True", "AsExpected")
 
 
+@pytest.mark.parametrize(
+    ("circuits", "answer"),
+    [
+        (["Open", "Closed"], ("False", "CircuitOpen")),
+        (["HalfOpen"], ("False", "CircuitOpen")),
+        (["HalfOpen", "Closed"], ("True", "AsExpected")),
+        (["Closed"], ("True", "AsExpected")),
+    ],
+)
+def test_messages_flow_only_once_a_probe_was_handled(circuits, answer):
+    pods = [build_pod(f"orders-{n}", build_report(circuit=circuit)) for n, circuit in enumerate(circuits)]
+    standby = build_pod("orders-9", build_report(WorkerState.STANDBY, circuit="Closed"))
+    assert condition(decide(build_observed(*pods, standby), NOW), "MessagesFlow") == answer
+
+
 def test_transition_times_move_only_with_the_answer():
     first = decide(build_observed(ACTIVE), NOW).status
     later = NOW + timedelta(minutes=5)

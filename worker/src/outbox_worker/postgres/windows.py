@@ -136,7 +136,8 @@ class WindowReader:
             span = Span(window.lower, window.upper, window.position)
             batch = self._page(connection, after, span, limit, plan=window.plan, with_messages=with_messages)
             if batch.examined_count:
-                return batch
+                # The window was opened some time ago: whatever was committed since lies behind it, unread.
+                return replace(batch, full=True)
         upper = self._open(connection, after)
         if upper == window.end:
             return self._empty(after, upper)
