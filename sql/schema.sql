@@ -497,6 +497,14 @@ SELECT p_claim.uid = p_uid
     OR (p_claim.cluster = p_cluster AND p_claim.uid = ANY (coalesce(p_sweep_uids, '{}')))
 $$;
 
+CREATE FUNCTION outbox.claim_key(p_processor_id text) RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- What callers without an epoch lock in common, and whoever makes a claim alone.
+SELECT hashtextextended(format('outbox claim %I %s', current_schema(), p_processor_id), 0)
+$$;
+
 CREATE FUNCTION outbox.claim_processor(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text, p_force boolean DEFAULT false, p_sweep_uids text[] DEFAULT '{}'::text[]) RETURNS TABLE(granted boolean, cluster text, namespace text, name text, uid text, claimed_at timestamp with time zone, vacated_at timestamp with time zone)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -514,6 +522,7 @@ BEGIN
     IF NOT v_granted AND (v_claim.processor_id IS NULL OR p_force
         OR claim_is_open_to(v_claim, p_cluster, p_namespace, p_name, p_uid, p_sweep_uids)) THEN
         BEGIN
+            PERFORM pg_advisory_xact_lock(claim_key(p_processor_id));  -- also where the claim seen is released meanwhile
             INSERT INTO processor_claims (processor_id, cluster, namespace, name, uid)
             VALUES (p_processor_id, p_cluster, p_namespace, p_name, p_uid) ON CONFLICT DO NOTHING;
             v_granted := FOUND;
@@ -1074,12 +1083,13 @@ END
 $$;
 
 CREATE FUNCTION outbox.find_edit(p_processor_id text, p_partition integer) RETURNS TABLE(kept_transaction_id xid8, kept_position bigint, transaction_id xid8, "position" bigint)
-    LANGUAGE sql STABLE SECURITY DEFINER
+    LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- One row if somebody changed or deleted the checkpoint past our functions: the pair that they had stored (null: the whole row
 -- was written by hand) and the one that is there (null: none). Against mistakes, not against forgery: the copy is in the row,
 -- and whoever may write that can write the copy too. A first row that was inserted by hand is nobody's edit.
+-- VOLATILE for its snapshot's sake: see rewrite_checkpoints.
 SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
 FROM kept_checkpoints k
 LEFT JOIN processor_checkpoints c ON c.processor_id = k.processor_id AND c.partition = k.partition
@@ -1676,23 +1686,29 @@ CREATE FUNCTION outbox.refuses_stranger(p_processor_id text, p_partition integer
 -- May a caller without epoch not store? True while a claim exists or an owner lives. Refused callers are counted in a
 -- sequence, which their rollback does not undo. After a false answer no claim can be made until the caller's transaction ends.
 DECLARE
-    v_held boolean := false;
+    v_held boolean;
     v_sequence regclass := to_regclass(quote_ident('strangers_' || md5(p_processor_id)));
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
         v_held := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id);
-    END IF;
-    IF NOT v_held THEN
+        IF NOT v_held THEN
+            -- The statement after it sees whatever was claimed before the lock was given. No row is left behind.
+            PERFORM pg_advisory_xact_lock_shared(claim_key(p_processor_id));
+            v_held := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id);
+        END IF;
+    ELSE
         -- Takes the key that a claim needs; with a claim that an old snapshot cannot see it fails with 40001.
         INSERT INTO processor_claims (processor_id, cluster, namespace, name, uid)
         VALUES (p_processor_id, '', '', '', '') ON CONFLICT DO NOTHING;
         v_held := NOT FOUND;
         IF NOT v_held THEN
             DELETE FROM processor_claims c WHERE c.processor_id = p_processor_id;
-            SELECT l.expires_at > clock_timestamp() INTO v_held FROM processor_leases l
-            WHERE l.processor_id = p_processor_id AND l.partition = p_partition
-            FOR KEY SHARE;
         END IF;
+    END IF;
+    IF NOT v_held THEN
+        SELECT l.expires_at > clock_timestamp() INTO v_held FROM processor_leases l
+        WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+        FOR KEY SHARE;
     END IF;
     IF v_held AND v_sequence IS NOT NULL THEN
         PERFORM nextval(v_sequence);
@@ -2009,6 +2025,38 @@ BEGIN
                    coalesce(v_stored.window_position::text, '-')),
             p_decided_by);
     RETURN 1;
+END
+$$;
+
+CREATE FUNCTION outbox.rewrite_checkpoints(p_bytes bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '50ms'
+    AS $$
+-- Bounds what checkpoints take while somebody's old snapshot keeps VACUUM from their dead versions: once table and indexes are
+-- larger than `p_bytes`, and than 4 kB for each checkpoint, the living rows are written anew into the emptied table. False: not
+-- needed, or not now. Who holds a lock on the table (a batch about to commit, whoever read it in an open transaction) is not
+-- waited for; the caller comes again. A statement that takes its snapshot before it locks the table would find it empty: so
+-- would a SQL function that is STABLE, and therefore find_edit is not.
+DECLARE
+    v_rows processor_checkpoints[];
+BEGIN
+    IF pg_total_relation_size('processor_checkpoints')
+           <= greatest(p_bytes, 4096 * (SELECT count(*) FROM kept_checkpoints))
+       -- A snapshot from before the lock would bring back a checkpoint that another has replaced since.
+       OR current_setting('transaction_isolation') <> 'read committed'
+       -- Somebody's trigger would take these for new checkpoints.
+       OR EXISTS (SELECT 1 FROM pg_trigger g WHERE g.tgrelid = 'processor_checkpoints'::regclass)
+       OR NOT pg_try_advisory_xact_lock(hashtext('outbox rewrite ' || current_schema())) THEN
+        RETURN false;
+    END IF;
+    LOCK TABLE processor_checkpoints IN ACCESS EXCLUSIVE MODE;
+    v_rows := ARRAY(SELECT c FROM processor_checkpoints c);
+    TRUNCATE processor_checkpoints;
+    INSERT INTO processor_checkpoints SELECT c.* FROM unnest(v_rows) AS c;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
 END
 $$;
 
@@ -2571,6 +2619,7 @@ BEGIN
     END IF;
     -- The tombstone: a claim that nobody gives up, so that a stranger's call is answered 4 for ever. Same order of locks
     -- as claim_processor: the claim, then the leases. No lease can be made before this is committed.
+    PERFORM pg_advisory_xact_lock(claim_key(p_processor_id));
     INSERT INTO processor_claims AS c (processor_id, cluster, namespace, name, uid)
     VALUES (p_processor_id, v_claim.cluster, v_claim.namespace, v_claim.name, v_claim.uid)
     ON CONFLICT (processor_id) DO UPDATE
@@ -3508,6 +3557,8 @@ REVOKE ALL ON FUNCTION outbox.change_partitions(p_processor_id text, p_claim_uid
 
 REVOKE ALL ON FUNCTION outbox.claim_is_open_to(p_claim outbox.processor_claims, p_cluster text, p_namespace text, p_name text, p_uid text, p_sweep_uids text[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.claim_key(p_processor_id text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.claim_processor(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text, p_force boolean, p_sweep_uids text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.complete_batch(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_upto_transaction_id xid8, p_upto_position bigint, p_messages integer) FROM PUBLIC;
@@ -3607,6 +3658,8 @@ REVOKE ALL ON FUNCTION outbox.review_lane(p_processor_id text, p_partition integ
 REVOKE ALL ON FUNCTION outbox.rewind_processor_checkpoint(p_processor_id text, p_partition integer, p_transaction_id xid8, p_position bigint, p_reason text, p_decided_by text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.rewind_processor_window(p_processor_id text, p_partition integer, p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint, p_reason text, p_decided_by text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.rewrite_checkpoints(p_bytes bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.rotate_competing() FROM PUBLIC;
 

@@ -18,6 +18,7 @@ BEGIN
     IF NOT v_granted AND (v_claim.processor_id IS NULL OR p_force
         OR claim_is_open_to(v_claim, p_cluster, p_namespace, p_name, p_uid, p_sweep_uids)) THEN
         BEGIN
+            PERFORM pg_advisory_xact_lock(claim_key(p_processor_id));  -- also where the claim seen is released meanwhile
             INSERT INTO processor_claims (processor_id, cluster, namespace, name, uid)
             VALUES (p_processor_id, p_cluster, p_namespace, p_name, p_uid) ON CONFLICT DO NOTHING;
             v_granted := FOUND;

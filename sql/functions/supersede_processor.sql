@@ -30,6 +30,7 @@ BEGIN
     END IF;
     -- The tombstone: a claim that nobody gives up, so that a stranger's call is answered 4 for ever. Same order of locks
     -- as claim_processor: the claim, then the leases. No lease can be made before this is committed.
+    PERFORM pg_advisory_xact_lock(claim_key(p_processor_id));
     INSERT INTO processor_claims AS c (processor_id, cluster, namespace, name, uid)
     VALUES (p_processor_id, v_claim.cluster, v_claim.namespace, v_claim.name, v_claim.uid)
     ON CONFLICT (processor_id) DO UPDATE

@@ -94,6 +94,7 @@ class Measure:
                     self.complete(work)
             spent += time.monotonic() - started
             competing.maintain(self.connection, KEY, self.settings)
+            checkpoints.keep_small(self.connection, KEY.schema)
         return (self.handled - before) / spent
 
     def store(self, expected: Checkpoint | None) -> None:

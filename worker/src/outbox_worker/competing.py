@@ -260,6 +260,7 @@ class CompetingObserver(Observer):
             return
         if emptied := calls.maintain(connection, self._key, self._competing):
             _log.debug("emptied", extra={"tables": emptied})
+        self._keep_small(connection)
         with self._limited(connection):
             stored = checkpoints.load(connection, self._key)
             if stored is not None:

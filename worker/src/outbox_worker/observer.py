@@ -13,6 +13,7 @@ from outbox_core.errors import TransientError
 from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
 from outbox_worker.change import look_at_change
 from outbox_worker.gate import HeldWatch
+from outbox_worker.logs import get_logger
 from outbox_worker.postgres import checkpoints, conflicts, holding, partitions, stop_line
 from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
@@ -35,6 +36,9 @@ _LIMIT_SHARE: Final = 0.15
 """Of the lease: a statement that takes longer is cut, so that the heartbeat is in time."""
 _BUDGET_SHARE: Final = 0.3
 """Of the lease: after that nothing more is looked at this time, whatever each statement took."""
+_SIZE_SECONDS: Final = 10.0
+"""Between two looks at how large the table of checkpoints is."""
+_log = get_logger("outbox.observer")
 
 
 class Observer:
@@ -54,6 +58,7 @@ class Observer:
         self.watch = HeldWatch()
         self._reader: MessageReader | None = None
         self._bound: BoundObserver | None = None
+        self._sized = 0.0
 
     @property
     def ready(self) -> bool:
@@ -67,10 +72,11 @@ class Observer:
             self._reader = reader
 
     def observe(self, connection: psycopg.Connection[Any]) -> None:
-        """Look once, in transactions that write nothing. A count that takes too long is left out."""
+        """Look once, and keep the table of checkpoints small. A count that takes too long is left out."""
         if not self.ready:
             return
         enough = time.monotonic() + self._budget
+        self._keep_small(connection)
         with self._limited(connection):
             stored = self._load(connection)
             if stored:
@@ -100,6 +106,21 @@ class Observer:
             return
         with self._limited(connection):
             self._board.set_observed(bound=bound.observe(connection))
+
+    def _keep_small(self, connection: psycopg.Connection[Any]) -> None:
+        now = time.monotonic()
+        if now - self._sized < _SIZE_SECONDS:
+            return
+        self._sized = now
+        try:
+            with self._limited(connection):
+                rewritten = checkpoints.keep_small(connection, self._key.schema)
+        except TransientError as err:
+            if err.reason is not Reason.STATEMENT_FAILED:
+                raise
+            rewritten = False
+        if rewritten:
+            _log.info("the table of checkpoints was written anew: somebody's snapshot keeps its dead rows")
 
     def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
         stored = checkpoints.load(connection, self._key)
