@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
     from tests.support.room import Resource, Room
 
-LEASE = 10.0
+LEASE = 60.0
+"""The default of mode Competing."""
 TAKEN_OVER = LEASE + 5.0
 """Seconds in which what a lost consumer had is handled, from its end."""
 TOLD = 10.0
 """Seconds from the begin of a stall to the condition."""
 GATE = 7
-COMPETING = {"mode": "Competing", "competing": {"leaseDuration": f"{LEASE:.0f}s"}, "pollInterval": "100ms"}
+COMPETING = {"mode": "Competing", "pollInterval": "100ms"}
 PARTITIONED = {"mode": "Partitioned", "partitions": {"count": 2}, "pollInterval": "100ms"}
 scenarios = Scenarios()
 

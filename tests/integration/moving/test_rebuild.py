@@ -331,6 +331,7 @@ def test_swapped_under_load_readers_see_each_message_once_at_every_moment(
     producer, reader = traffic
     reader.in_order = not mode
     versions.old(delivery={"batchSize": 10, "pollInterval": "10ms"}, source=before)
+    wait_until(lambda: versions.count("old_orders") > 0, "the old version has begun")
     delivery = {"batchSize": 50, "pollInterval": "10ms"} | mode
     news = [
         versions.new(pod=f"new-{number}", delivery=delivery, source=after, rebuild={"maxLag": 100})
