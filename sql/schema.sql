@@ -1040,7 +1040,7 @@ CREATE FUNCTION outbox.fail_held_message(p_processor_id text, p_partition intege
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- A held message failed again: try it later (Hold; without a wait: when a person says so), keep it as a dead letter, or
--- skip it for good. What waits behind a dead letter of its key goes on waiting. -1: not the owner. 0: it is held no more.
+-- skip it for good. What waits behind a dead letter of its key goes on waiting, if that blocks. -1: not the owner. 0: it is held no more.
 DECLARE
     v_held held_messages;
 BEGIN
@@ -1069,7 +1069,7 @@ BEGIN
                                   error_class, error, blocks)
         VALUES (p_processor_id, p_partition, v_held.key, v_held.place, v_held.transaction_id, v_held.position,
                 v_held.message_id, v_held.message_type, v_held.publication_id, v_held.partition_key, v_held.data,
-                v_held.metadata, v_held.scheduled, p_attempts, p_error_class, p_error, v_held.blocks);
+                v_held.metadata, v_held.scheduled, p_attempts, p_error_class, p_error, p_blocks);
     ELSE
         INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
         VALUES ('Skip', p_processor_id, p_partition, p_transaction_id, p_position,

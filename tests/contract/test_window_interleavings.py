@@ -7,6 +7,7 @@ tried; a failing one is shrunk and printed, and `--hypothesis-seed` repeats a ru
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -172,6 +173,57 @@ def test_the_last_page_of_an_older_window_says_that_more_may_be_there(world):
     newer = reader.fetch(world.reader, last.examined, 2)
 
     assert [(len(batch.messages), batch.full) for batch in (first, last, newer)] == [(2, True), (1, True), (1, False)]
+
+
+class Meddled:
+    """A connection on which somebody does something after each statement."""
+
+    def __init__(self, connection, act):
+        self._connection, self._act = connection, act
+
+    def execute(self, *arguments):
+        answer = self._connection.execute(*arguments)
+        self._act()
+        return answer
+
+
+@pytest.mark.parametrize("types", [None, sql.Literal(["t0", "t1", "t2"])], ids=["all types", "some types"])
+@pytest.mark.parametrize("act", ["delete", "commit"])
+def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world, types, act):
+    """A page that holds few of many rows says how far it looked: of the very rows that it looked at."""
+    start = world.reset()
+    world.insert(0, 0, 20)
+    world.end(0, commit=True)
+    world.insert(1, 1, 8)  # in flight, between what the page reads and what it does not
+    world.insert(2, 0, 20)
+    world.end(2, commit=True)
+    deleting = world.database.direct()
+
+    def meddle():
+        if act == "delete":
+            deleting.execute(
+                "DELETE FROM outbox.messages WHERE publication_id = 'us' AND position <= "
+                "(SELECT min(position) + 14 FROM outbox.messages WHERE transaction_id >= %s::text::xid8)",
+                (start.window.end.split(":")[0],),
+            )
+        else:
+            world.end(1, commit=True)
+
+    scan = WindowScan(TABLE, types, ("eu",))
+    reader = WindowReader(scan, 0, Limits(small=1, ahead=12, typed=10))
+    after, handled = Checkpoint(0, 1, Window(None, fetch_snapshot(world.reader), 1)), []
+    eu = {name for name, publication in world.published.items() if publication == "eu"}
+    committed = [name for name in world.committed["k0"] if name in eu]
+    meddled: Any = Meddled(world.reader, meddle)
+    for _ in range(100):
+        batch = reader.fetch(meddled, after, 10)
+        if not batch.matched and not batch.full:
+            break
+        handled += [message.message_id for message in batch.messages]
+        after = batch.examined
+
+    assert len(handled) == len(set(handled))
+    assert [name for name in handled if name in committed] == committed
 
 
 class Forgetful(WindowReader):

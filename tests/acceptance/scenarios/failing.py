@@ -65,7 +65,7 @@ def an_open_circuit_breaker_is_said_and_closes_again(rooms: Rooms) -> None:
             "spared",
             delivery={
                 "blocks": "Nothing",
-                "circuitBreaker": {"failures": 2, "openFor": "8s"},
+                "circuitBreaker": {"failures": 2, "openFor": "15s"},
                 "retry": {"initialBackoff": "100ms", "maxBackoff": "1s"},
                 "batchSize": 1,
                 "pollInterval": "100ms",

@@ -69,6 +69,22 @@ def test_forward_to_a_position_passes_over_what_lies_below(cli, database, places
     assert waiting(database) == [places[5]]
 
 
+def test_forward_to_a_position_that_was_passed_passes_over_nothing(cli, database, places):
+    connection = database.direct()
+    stored = stored_pair(connection, KEY)
+    assert stored.window is not None
+    inside = Checkpoint(0, 6, Window(stored.window.lower, fetch_snapshot(connection), places[5]))
+    checkpoints.store(connection, KEY, new=inside, expected=stored, epoch=None, token=None)
+    later = database.direct()
+    later.execute(
+        "INSERT INTO outbox.messages (position, message_type, data) VALUES (%s, 'Later', '{}')", (places[0] - 1,)
+    )
+
+    assert cli.json("skip-to", "orders", "--to-position", str(places[4]), *WHY)["messages"] == 0
+
+    assert waiting(database) == [places[0] - 1]
+
+
 def test_forward_to_the_end_keeps_what_is_in_flight(cli, database, places):
     flight = database.direct(autocommit=False)
     flight.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('Late', '{}')")

@@ -10,7 +10,15 @@ import pytest
 from outbox_core import rate
 from outbox_core.breaker import Breaker, Phase, decide_admission, decide_after_failure, decide_after_success
 from outbox_core.errors import HandlerError, TransientError
-from outbox_core.failing import KILLS, SUSPICIOUS_DEATHS, Action, Suspicion, decide_end, decide_verdict
+from outbox_core.failing import (
+    KILLS,
+    SUSPICIOUS_DEATHS,
+    Action,
+    Suspicion,
+    decide_end,
+    decide_held_verdict,
+    decide_verdict,
+)
 from outbox_core.report import Reason
 from outbox_core.retry import LONGEST_ASKED, ErrorKind, classify_error, decide_retry
 from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Mode, Partitions, RateLimit, Retry, WhenExhausted
@@ -81,6 +89,26 @@ def test_before_that_it_is_held_and_tried_again():
     verdict = decide_verdict(BAD, 3, delivery, 0.5)
     assert verdict is not None
     assert (verdict.action, verdict.wait, verdict.blocks) == (Action.HOLD, 4.0, True)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "when", "attempt", "action", "wait", "blocking"),
+    [
+        ("Partition", "Stop", 3, "Hold", 4.0, True),
+        ("Partition", "Stop", 10, "Hold", None, True),
+        ("Partition", "DeadLetter", 10, "DeadLetter", None, False),
+        ("Key", "Stop", 10, "Hold", None, True),
+        ("Key", "DeadLetter", 10, "DeadLetter", None, True),
+        ("Nothing", "Stop", 3, "Hold", 4.0, False),
+    ],
+)
+def test_what_the_partition_has_passed_blocks_its_key_when_it_fails(blocks, when, attempt, action, wait, blocking):
+    delivery = Delivery(
+        mode=Mode.PARTITIONED, partitions=Partitions(), blocks=Blocks(blocks), when_exhausted=WhenExhausted(when),
+        retry=Retry(jitter=0),
+    )  # fmt: skip
+    verdict = decide_held_verdict(BAD, attempt, delivery, 0.5)
+    assert (verdict.action, verdict.wait, verdict.blocks) == (Action(action), wait, blocking)
 
 
 def test_what_killed_processes_is_given_up_whatever_attempts_are_left():

@@ -203,6 +203,22 @@ def test_what_was_delivered_is_stored_later_without_delivering_again():
     assert decide(decide(unsure, h.Prepared()), h.NotStored()).step is Step.STORE
 
 
+def test_of_a_server_that_was_restarted_only_what_is_stored_is_believed():
+    delivered = decide(owner(step=Step.HANDLE, batch=batch()), h.Delivered(5))
+    unsure = decide(delivered, h.Unsure(A, B, committing=True, error=DOWN))
+    for state in (decide(delivered, h.Failed(DOWN)), unsure):
+        again = decide(state, h.Prepared(restarted=True))
+        assert (again.step, again.stored, again.cursor, again.batch) == (Step.LOAD, None, None, None)
+        assert (again.delivered, again.doubt, again.lease) == (False, None, state.lease)
+
+
+def test_how_far_was_looked_beyond_the_checkpoint_is_forgotten_with_the_connection():
+    looked = decide(owner(), h.Fetched(batch(matched=0, count=6000)))
+    assert (looked.stored, looked.cursor) == (A, B)
+    again = decide(decide(looked, h.Failed(DOWN)), h.Prepared())
+    assert (again.step, again.cursor, again.unstored_rows) == (Step.FETCH, A, 0)
+
+
 def test_filtered_rows_move_the_cursor_and_are_stored_by_count_or_time():
     nothing = batch(matched=0, count=6000)
     first = decide(owner(), h.Fetched(nothing))

@@ -8,7 +8,7 @@ or is skipped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -99,9 +99,13 @@ def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict 
             return _verdict(Action.HOLD, error, attempt, delivery)
 
 
-def stop_verdict(error: OutboxError, attempt: int) -> Verdict:
-    """What becomes of a held message where the resource says Stop: it waits for a person, and what is behind it too."""
-    return Verdict(Action.HOLD, attempt, error.error_class, shown_error(error), None, blocks=False)
+def decide_held_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
+    """Decide about a held message that failed again. No partition waits for one that it has passed: its key does."""
+    verdict = decide_verdict(error, attempt, delivery, chance)
+    if verdict is None:
+        verdict = Verdict(Action.HOLD, attempt, error.error_class, shown_error(error), None, blocks=True)
+    waits = verdict.action is Action.HOLD and delivery.blocking is not Blocks.NOTHING
+    return replace(verdict, blocks=verdict.blocks or waits)
 
 
 def is_given_up(error: OutboxError) -> bool:

@@ -35,7 +35,16 @@ class OpenConflict:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Connected; schema and identity are as they must be."""
+    """Connected; schema and identity are as they must be.
+
+    Attributes:
+        restarted: not the server process that was spoken to before: it may hand out again transaction ids that the
+            former one had handed out to transactions that rolled back, so no snapshot of then means anything unless it
+            is stored.
+
+    """
+
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

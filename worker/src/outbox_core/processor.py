@@ -62,7 +62,7 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
     """
     match happened:
         case h.Prepared():
-            return _resume(state, now)
+            return _resume(_since_restart(state) if happened.restarted else state, now)
         case h.ClaimAnswered():
             return decide_after_claim(state, _without_lease(state), happened, now, chance)
         case h.Reviewed():
@@ -86,7 +86,8 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
         case h.NotStored():
             wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
             step = Step.STORE if state.delivered else Step.FETCH
-            return replace(state, step=step, due=now + wait, doubt=None, verdict=None)
+            cursor = state.cursor if state.delivered else state.stored
+            return replace(state, step=step, due=now + wait, doubt=None, verdict=None, cursor=cursor)
         case h.Recorded():
             return _after_record(state, happened, now)
         case h.HeldTaken() | h.HeldHandled() | h.HeldFailed() | h.HeldChanged():
@@ -107,8 +108,17 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             assert_never(happened)
 
 
+def _since_restart(state: ProcessorState) -> ProcessorState:
+    """Nothing of the former server's transactions is open: what is stored now says how all of them ended."""
+    return replace(state, stored=None, cursor=None, batch=None, delivered=False, doubt=None, unstored_rows=0)
+
+
 def _resume(state: ProcessorState, now: float) -> ProcessorState:
-    """After the database answers (again): first what was left unfinished."""
+    """After the database answers (again): first what was left unfinished.
+
+    How far was looked beyond the stored checkpoint is forgotten: the server may have crashed, and then a snapshot that
+    is stored nowhere may name transactions that never were.
+    """
     if state.refusal is not None:
         step = Step.RECORD
     elif state.doubt is not None:
@@ -121,6 +131,7 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
         step = Step.STORE
     else:
         step = Step.FETCH
+        state = replace(state, cursor=state.stored, batch=None, unstored_rows=0)
     return replace(state, step=step, due=now)
 
 
@@ -408,7 +419,7 @@ def _after_held_failure(
         )  # fmt: skip
     (held,) = batch.held
     attempt = held.attempts + 1
-    verdict = failing.decide_verdict(error, attempt, policy.delivery, chance) or failing.stop_verdict(error, attempt)
+    verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
     return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, held_limit=1, failures=0)
 
 

@@ -82,9 +82,14 @@ class Window:
         return Window() if upper is None else Window(None, upper, max(position - 1, LOWEST_POSITION))
 
     def skipped(self, position: int, now: str) -> Window:
-        """Go forward: what is below a position and committed `now` is passed over, unless it was examined anyway."""
-        reached = LOWEST_POSITION if self.position is None else self.position
-        return Window(self.lower, now, max(position - 1, reached))
+        """Go forward: what is below a position and committed `now` is passed over, and nothing else.
+
+        Inside an open window that is read beyond the position already there is nothing to pass over that could be said:
+        what came since lies on both sides of it. The window stays as it is.
+        """
+        if self.position is not None and position - 1 < self.position:
+            return self
+        return Window(self.lower, now, max(position - 1, LOWEST_POSITION))
 
 
 def find_transactions(lower: str | None, upper: str | None) -> tuple[list[int], tuple[int, int | None] | None]:

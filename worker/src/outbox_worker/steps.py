@@ -22,6 +22,7 @@ from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from uuid import UUID
 
     from outbox_core.checkpoint import Checkpoint
@@ -67,6 +68,7 @@ class Steps(HeldSteps):
         self._parts = parts
         self._force = take_over
         self._timeline: int | None = None
+        self._started_at: datetime | None = None
         self._start: Checkpoint | None = None
         self._reader = reader_of(parts.config, parts.key.partition)
         delivery = parts.config.delivery
@@ -114,7 +116,11 @@ class Steps(HeldSteps):
         found = self._parts.databases.prepare()
         self._parts.observer.start(self._reader)
         before, self._timeline = self._timeline, found.timeline
-        return h.Prepared() if state.lease is None else self._after_promotion(before) or h.Prepared()
+        restarted = self._started_at not in (None, found.started_at)
+        self._started_at = found.started_at
+        if state.lease is not None and (promoted := self._after_promotion(before)) is not None:
+            return promoted
+        return h.Prepared(restarted)
 
     def _after_promotion(self, before: int | None) -> h.OwnershipLost | None:
         """Believe nothing that was stored on another timeline: the promoted standby may not have received all of it."""

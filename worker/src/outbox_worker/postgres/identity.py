@@ -25,6 +25,8 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import psycopg
 
     from outbox_core.report import ResourceRef
@@ -34,11 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The database's uuid, the timeline that its server is on, and how often a repair has rebased its ids."""
+    """The database's uuid, the timeline that its server is on, how often a repair has rebased its ids.
+
+    And when the server was started, None where nobody asked.
+    """
 
     uuid: str
     timeline: int
     rebased: int = 0
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ def check_identity(
         )
     if behind is not None:
         raise ConfigurationError(f"{behind}: run `outbox repair` (docs/restoring.md)", reason=Reason.DATABASE_BEHIND)
-    return Identity(str(row["database_uuid"]), row["actual_timeline"], row["rebased"])
+    return Identity(str(row["database_uuid"]), row["actual_timeline"], row["rebased"], row["started_at"])
 
 
 def refuse_standby(connection: psycopg.Connection[Any]) -> None:

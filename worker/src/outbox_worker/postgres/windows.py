@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg import sql
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch, Message
 from outbox_core.report import Lag, Reason
 from outbox_core.snapshot import parse_snapshot
@@ -31,6 +31,9 @@ from outbox_worker.postgres.table import OutboxTable, build_message
 from outbox_worker.postgres.window_scan import Limits, Span, WindowScan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
     import psycopg
 
     from outbox_core.spec import Source, StartFrom
@@ -41,7 +44,10 @@ SPARSE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What one statement found: rows on the page, and of those the examined ones, which reach up to `position`."""
+    """What one statement found: rows on the page, and of those the examined ones, which reach up to `position`.
+
+    Of a page by position that is not full, `reached`: all up to there was looked at, and there may be more behind it.
+    """
 
     looked_at: int
     rows: int
@@ -49,6 +55,7 @@ class _Page:
     position: int
     matched: int
     delayed: int
+    reached: int | None = None
     messages: tuple[Message, ...] = ()
 
 
@@ -73,7 +80,8 @@ class WindowReader:
         self._limits = limits
         self._scan = scan
         self._partition = partition
-        self._opened: tuple[Checkpoint, str | None, str] | None = None
+        self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str] | None = None
+        self._server_start: datetime | None = None
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
@@ -144,18 +152,25 @@ class WindowReader:
         span = Span(window.end, upper, LOWEST_POSITION)
         batch = self._page(connection, after, span, limit, plan=Plan.BY_TRANSACTION, with_messages=with_messages)
         # A batch that fails is read again: the same window, so that looking for the message that fails gets nearer.
-        self._opened = (after, window.end, upper) if batch.examined_count else None
+        self._opened = (connection, after, window.end, upper) if batch.examined_count else None
         return batch
 
     def _open(self, connection: psycopg.Connection[Any], after: Checkpoint) -> str:
         if self._opened is not None:
-            opened_after, lower, upper = self._opened
-            if (opened_after, lower) == (after, _window(after).end):
+            *opened, upper = self._opened
+            if opened == [connection, after, _window(after).end]:
                 return upper
         if self._end is not None:
             # A person may have put the checkpoint beyond the line: nothing is read then, and nothing is read again.
             return self._end if _is_later(self._end, _window(after).end) else str(_window(after).end)
-        return take_snapshot(connection, self._scan if self._apart else None, _window(after).end)
+        if self._apart:
+            return take_snapshot(connection, self._scan, _window(after).end)
+        snapshot, server_start = _look(connection)
+        before, self._server_start = self._server_start, server_start
+        if before not in (None, server_start):
+            # A pooler hides a restart, after which `after` may name transactions that never were.
+            raise TransientError("the server was restarted", reason=Reason.DATABASE_UNAVAILABLE)
+        return snapshot
 
     def _empty(self, after: Checkpoint, upper: str) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a window was closed by it."""
@@ -179,7 +194,7 @@ class WindowReader:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
 
-        page, by, reached = self._find(connection, span, size, plan, look)
+        page, by, reached = self._find(span, size, plan, look)
         if not page.rows and reached is None:
             return self._empty(after, span.upper)
         whole = reached is None and page.rows < size and page.examined == page.rows
@@ -200,9 +215,7 @@ class WindowReader:
             delayed_count=page.delayed,
         )
 
-    def _find(
-        self, connection: psycopg.Connection[Any], span: Span, size: int, plan: Plan, look: Any
-    ) -> tuple[_Page, Plan, int | None]:
+    def _find(self, span: Span, size: int, plan: Plan, look: Callable[[Plan], _Page]) -> tuple[_Page, Plan, int | None]:
         """Choose how to find the page; the position returned was looked at, and the window may go on behind it."""
         if plan is Plan.BY_TRANSACTION and span.lower is not None:
             page = look(plan)
@@ -212,35 +225,37 @@ class WindowReader:
             page = look(Plan.BY_POSITION)
             if page.rows >= size:
                 return page, Plan.BY_POSITION, None
-            reached = self._position_ahead(connection, span.after)
-            if reached is None or page.rows * SPARSE >= size:
-                return page, Plan.BY_POSITION, reached
+            if page.reached is None or page.rows * SPARSE >= size:
+                return page, Plan.BY_POSITION, page.reached
         return look(Plan.BY_SORTING), Plan.BY_SORTING, None
 
-    def _position_ahead(self, connection: psycopg.Connection[Any], after: int) -> int | None:
-        with translated():
-            row = connection.execute(self._scan.ahead(after, self._limits.ahead)).fetchone()
-        return None if row is None else int(row[0])
-
     def _fetch(self, connection: psycopg.Connection[Any], span: Span, plan: Plan, size: int) -> _Page:
-        columns = self._scan.table.selection(payload="text")
-        found, rows = self._scan.page(columns, span, plan, size=size, limits=self._limits)
+        statement = self._page_statement(
+            "fetch_window_rows", self._scan.table.selection(payload="text"), span, plan, size
+        )
         with translated():
-            result = connection.execute(load("fetch_window_rows").format(found=found, rows=rows)).fetchall()
-        messages = tuple(build_message(row[1:]) for row in result if row[1] is not None)
+            result = connection.execute(statement).fetchall()
+        messages = tuple(build_message(row[2:]) for row in result if row[2] is not None)
         position = messages[-1].checkpoint.position if messages else span.after
         count = len(messages)
         delayed = sum(message.deliver_after is not None for message in messages)
-        return _Page(result[0][0], count, count, position, count, delayed, messages)
+        looked_at, reached = result[0][:2]
+        return _Page(looked_at, count, count, position, count, delayed, reached, messages)
 
     def _examine(self, connection: psycopg.Connection[Any], span: Span, plan: Plan, size: int, limit: int) -> _Page:
-        found, rows = self._scan.page(self._scan.keys, span, plan, size=size, limits=self._limits)
-        statement = load("examine_window").format(found=found, rows=rows)
+        statement = self._page_statement("examine_window", self._scan.keys, span, plan, size)
         with translated():
             row = connection.execute(statement, {"limit": limit}).fetchone()
-        looked_at, position, examined, matched, delayed, count = row if row is not None else (0, None, 0, 0, 0, 0)
-        reached = span.after if position is None else position
-        return _Page(looked_at, count, examined or 0, reached, matched or 0, delayed or 0)
+        looked_at, position, examined, matched, delayed, count, reached = row or (0, None, 0, 0, 0, 0, None)
+        last = span.after if position is None else position
+        return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached)
+
+    def _page_statement(self, name: str, columns: sql.Composable, span: Span, plan: Plan, size: int) -> sql.Composed:
+        found, rows = self._scan.page(columns, span, plan, size=size, limits=self._limits)
+        ahead: sql.Composable = sql.SQL("NULL::bigint")
+        if plan is Plan.BY_POSITION:
+            ahead = self._scan.ahead(span.after, self._limits.ahead)
+        return load(name).format(found=found, rows=rows, size=sql.Literal(size), ahead=ahead)
 
 
 def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
@@ -250,6 +265,10 @@ def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
         ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
 
     """
+    return _look(connection)[0]
+
+
+def _look(connection: psycopg.Connection[Any]) -> tuple[str, datetime]:
     with translated():
         row = connection.execute(load("fetch_snapshot")).fetchone()
     if row is None or row[1]:
@@ -258,7 +277,7 @@ def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
             "progress, so messages would be lost. Let source.connection name the primary",
             reason=Reason.DATABASE_UNAVAILABLE,
         )
-    return str(row[0])
+    return str(row[0]), row[2]
 
 
 def take_snapshot(connection: psycopg.Connection[Any], apart: WindowScan | None, lower: str | None = None) -> str:
