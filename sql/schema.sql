@@ -2072,6 +2072,7 @@ DECLARE
     v_child text;
     v_current bigint;
     v_empty boolean;
+    v_needed boolean;
     v_row record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
@@ -2116,6 +2117,15 @@ BEGIN
                     ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
             END LOOP;
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a lane.
+            EXECUTE format($sql$
+                SELECT EXISTS (SELECT 1 FROM %I AS f WHERE NOT EXISTS (
+                    SELECT 1 FROM competing_frontiers g
+                    WHERE g.processor_id = f.processor_id AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s))
+                $sql$, v_child, n) INTO v_needed;
+            IF v_needed THEN
+                RAISE EXCEPTION 'child % is in use again', v_child USING ERRCODE = 'lock_not_available';
+            END IF;
             EXECUTE format('TRUNCATE %I', v_child);
             v_done := v_done || v_child;
         EXCEPTION WHEN lock_not_available THEN
@@ -2143,8 +2153,9 @@ DECLARE
         WITH lanes AS MATERIALIZED (
             SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
             WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC)
-        SELECT EXISTS (SELECT 1 FROM %1$I c JOIN lanes l ON l.lane = c.priority
-                       WHERE NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
+        SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN lanes l ON l.lane = c.priority
+                       WHERE l.lane IS NULL  -- how far it was handed out is not known
+                          OR NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
                           OR c.scheduled > clock_timestamp() - $2)
             OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
                        WHERE b.processor_id = $1

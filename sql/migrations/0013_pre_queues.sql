@@ -39,3 +39,135 @@ BEGIN
     RETURN true;
 END
 $function$;
+
+CREATE OR REPLACE FUNCTION :"schema".rotate_competing() RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '100ms'
+AS $function$
+-- Empties children that hold nothing any more but dead rows, however old the snapshots that others hold. Returns their names. A table
+-- that somebody has read in an open transaction is left for the next time.
+DECLARE
+    v_done text[] := '{}';
+    v_child text;
+    v_current bigint;
+    v_empty boolean;
+    v_needed boolean;
+    v_row record;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
+        RETURN v_done;
+    END IF;
+    SELECT (s.last_value >> 10) & 3 INTO v_current FROM competing_batch_ids s;
+    FOR n IN 0..3 LOOP
+        v_child := 'competing_batches_' || n;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
+            CONTINUE WHEN NOT v_empty;
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
+            IF v_empty THEN
+                EXECUTE format('TRUNCATE %I', v_child);
+                v_done := v_done || v_child;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    SELECT (s.last_value >> 9) & 3 INTO v_current FROM competing_frontier_ids s;
+    FOR n IN 0..3 LOOP
+        v_child := 'competing_frontiers_' || n;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            -- A lane whose latest row lies here takes it along, while nobody hands out its batches.
+            FOR v_row IN EXECUTE format('SELECT DISTINCT processor_id FROM %I', v_child) LOOP
+                PERFORM 1 FROM competing_processors p WHERE p.processor_id = v_row.processor_id FOR UPDATE;
+                EXECUTE format($sql$
+                    INSERT INTO competing_frontiers
+                        (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position,
+                         cut_at)
+                    SELECT nextval('competing_frontier_ids'), l.* FROM (
+                    SELECT DISTINCT ON (f.lane) f.processor_id, f.lane, f.lower_snapshot, f.upper_snapshot,
+                           f.after_transaction_id, f.after_position, f.cut_at
+                    FROM %I AS f
+                    WHERE f.processor_id = $1 AND NOT EXISTS (
+                        SELECT 1 FROM competing_frontiers g
+                        WHERE g.processor_id = $1 AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s)
+                    ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
+            END LOOP;
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a lane.
+            EXECUTE format($sql$
+                SELECT EXISTS (SELECT 1 FROM %I AS f WHERE NOT EXISTS (
+                    SELECT 1 FROM competing_frontiers g
+                    WHERE g.processor_id = f.processor_id AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s))
+                $sql$, v_child, n) INTO v_needed;
+            IF v_needed THEN
+                RAISE EXCEPTION 'child % is in use again', v_child USING ERRCODE = 'lock_not_available';
+            END IF;
+            EXECUTE format('TRUNCATE %I', v_child);
+            v_done := v_done || v_child;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    RETURN v_done;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".rotate_queue(p_processor_id text, p_keep interval, p_segment_bytes bigint)
+RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '100ms'
+AS $function$
+-- Empties a segment of the processor's queue in which everything is done and older than p_keep; once the one that is written to is
+-- larger than p_segment_bytes, producers go on in the next empty one. Returns the segments emptied.
+DECLARE
+    v_done text[] := '{}';
+    v_queue text;
+    v_last bigint;
+    v_child text;
+    v_needed boolean;
+    v_busy text := $sql$
+        WITH lanes AS MATERIALIZED (
+            SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
+            WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC)
+        SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN lanes l ON l.lane = c.priority
+                       WHERE l.lane IS NULL  -- how far it was handed out is not known
+                          OR NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
+                          OR c.scheduled > clock_timestamp() - $2)
+            OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
+                       WHERE b.processor_id = $1
+                         AND (c.transaction_id, c.position) > (b.after_transaction_id, b.after_position)
+                         AND (c.transaction_id, c.position) <= (b.upto_transaction_id, b.upto_position)
+                         AND pg_visible_in_snapshot(c.transaction_id, b.upper_snapshot)
+                         AND NOT pg_visible_in_snapshot(c.transaction_id, b.lower_snapshot))
+        $sql$;
+BEGIN
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    IF v_queue IS NULL OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema() || ' ' || v_queue)) THEN
+        RETURN v_done;
+    END IF;
+    EXECUTE format('SELECT last_value FROM %I', 'queue_' || v_queue || '_position') INTO v_last;
+    FOR n IN 0..3 LOOP
+        v_child := 'queue_' || v_queue || '_' || n;
+        CONTINUE WHEN n = (v_last >> 40) & 3 OR pg_relation_size(v_child::regclass) = 0;
+        BEGIN
+            EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
+            CONTINUE WHEN v_needed;
+            -- Now nobody is storing into it any more; what was stored since the first look is seen by the second.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
+            IF NOT v_needed THEN
+                EXECUTE format('TRUNCATE %I', v_child);
+                v_done := v_done || v_child;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+    IF pg_relation_size(('queue_' || v_queue || '_' || ((v_last >> 40) & 3))::regclass) > p_segment_bytes
+       AND pg_relation_size(('queue_' || v_queue || '_' || (((v_last >> 40) + 1) & 3))::regclass) = 0 THEN
+        PERFORM setval(format('%I', 'queue_' || v_queue || '_position')::regclass, ((v_last >> 40) + 1) << 40);
+    END IF;
+    RETURN v_done;
+END
+$function$;

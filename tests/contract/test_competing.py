@@ -13,6 +13,7 @@ from outbox_core.spec import StartFrom
 from outbox_worker.postgres import checkpoints, competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
+from tests.support.concurrency import background, wait_until_blocked
 from tests.support.consuming import (
     HOUR,
     JOBS,
@@ -263,7 +264,51 @@ def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(data
     assert drain(connection, by) == []
 
 
-def test_a_unique_key_is_unique_while_it_is_pending_and_free_once_taken(queue):
+def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_latest_row(queue):
+    def frontiers():
+        rows = queue.execute("SELECT * FROM outbox.lock_frontier('orders', 'u1')").fetchall()
+        return {row[0]: row[2:6] for row in rows}
+
+    def rotate():
+        return queue.execute("SELECT outbox.rotate_competing()").fetchone()[0]
+
+    before = frontiers()
+    assert len(before) == 10
+    queue.execute("SELECT setval('outbox.competing_frontier_ids', 2042)")  # five copies fit before child 0 comes again
+    assert rotate() == []
+    assert frontiers() == before
+    queue.execute("SELECT setval('outbox.competing_frontier_ids', 2 * 2048 + 600)")
+    assert "competing_frontiers_0" in rotate()
+    assert frontiers() == before
+
+
+def test_a_child_that_another_cut_comes_round_to_while_it_is_emptied_is_kept(queue, database):
+    """Between the copies and the lock: an unfinished cut of another processor has the child locked already."""
+    queue.execute("SELECT setval('outbox.competing_frontier_ids', 600)")
+    with database.direct(autocommit=False) as cutting:
+        cutting.execute(
+            "INSERT INTO outbox.competing_frontiers (id, processor_id, lane, lower_snapshot) "
+            "VALUES (2048, 'other', 0, '5:5:')"
+        )
+        with background(lambda: queue.execute("SELECT outbox.rotate_competing()").fetchone()) as done:
+            wait_until_blocked(database, done)
+            cutting.commit()
+        assert done.result() == ([],)
+    assert queue.execute("SELECT id FROM outbox.competing_frontiers WHERE processor_id = 'other'").fetchall() == [
+        (2048,)
+    ]
+
+
+def test_a_segment_of_a_lane_whose_frontier_is_gone_is_never_emptied(queue):
+    put(queue, 3)
+    drain(queue, taker(settings=JOBS))
+    queue.execute("DELETE FROM outbox.competing_frontiers WHERE lane = 5")
+    queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)")  # producers go on in the next one
+    assert queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)").fetchone() == ([],)
+    assert count(queue, "queue_jobs") == 3
+
+
+def test_a_unique_key_waits_for_the_transaction_it_is_pending_and_free_once_taken(queue):
     by = taker(settings=JOBS)
     assert len(put(queue, 3, unique_key="k")) == 1
     assert put(queue, 1, unique_key="k") == []
