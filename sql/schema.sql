@@ -1412,14 +1412,13 @@ CREATE FUNCTION outbox.keep_unique() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $_$
--- While a message with this key is pending (nobody has taken it yet), a second one is not stored: as ON CONFLICT DO NOTHING, also in
--- that it waits for a transaction that is storing the same key. The same message may move from the delayed ones to the others.
+-- While a message with this key is pending (nobody has taken it yet), a second one is not stored, whatever its id: as ON CONFLICT DO
+-- NOTHING, also in that it waits for a transaction that is storing the same key. The key of the one that is pending is not locked:
+-- whoever takes that one deletes the key, and must not wait for a producer. promote_delayed frees a key before it comes here.
 DECLARE
     v_kept int;
 BEGIN
-    EXECUTE format('INSERT INTO %I AS k (unique_key, message_id) VALUES ($1, $2)
-                    ON CONFLICT (unique_key) DO UPDATE SET message_id = k.message_id
-                    WHERE k.message_id = EXCLUDED.message_id', TG_ARGV[0])
+    EXECUTE format('INSERT INTO %I (unique_key, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING', TG_ARGV[0])
     USING NEW.unique_key, NEW.message_id;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     RETURN CASE WHEN v_kept = 1 THEN NEW END;
@@ -1521,7 +1520,10 @@ CREATE FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) RETURNS in
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $_$
--- Moves messages whose time has come to those that are handed out, as newly stored ones.
+-- Moves messages whose time has come to those that are handed out, as newly stored ones. Their unique keys are freed first, for
+-- keep_unique takes them again as each is stored; who stores the same key meanwhile waits, and then finds it taken. A message whose
+-- key was not freed, because another one has it (an UPDATE by hand; two with one id and key, which were stored before this was
+-- refused), goes on without: keep_unique would drop it.
 DECLARE
     v_count int;
 BEGIN
@@ -1530,12 +1532,20 @@ BEGIN
             DELETE FROM %1$I WHERE ctid = ANY (ARRAY(
                 SELECT w.ctid FROM %1$I AS w WHERE w.deliver_after <= clock_timestamp()
                 ORDER BY w.deliver_after LIMIT $1 FOR UPDATE SKIP LOCKED))
-            RETURNING *)
+            RETURNING *),
+        freed AS (
+            DELETE FROM %3$I k USING due
+            WHERE k.unique_key = due.unique_key AND k.message_id = due.message_id
+            RETURNING k.unique_key)
         INSERT INTO %2$I (publication_id, partition_key, message_id, message_type, data, metadata, scheduled, priority,
                           unique_key, attempts, last_error)
-        SELECT publication_id, partition_key, message_id, message_type, data, metadata, deliver_after, priority,
-               unique_key, attempts, last_error
-        FROM due ORDER BY deliver_after$sql$, 'queue_' || p_queue || '_delayed', 'queue_' || p_queue)
+        SELECT d.publication_id, d.partition_key, d.message_id, d.message_type, d.data, d.metadata, d.deliver_after, d.priority,
+               CASE WHEN row_number() OVER (PARTITION BY k.unique_key ORDER BY d.deliver_after) = 1 THEN k.unique_key END,
+               d.attempts, d.last_error
+        FROM due AS d
+        CROSS JOIN (SELECT count(*) FROM freed) AS f  -- all are freed before the first is stored
+        LEFT JOIN freed AS k ON k.unique_key = d.unique_key
+        ORDER BY d.deliver_after$sql$, 'queue_' || p_queue || '_delayed', 'queue_' || p_queue, 'queue_' || p_queue || '_keys')
     USING p_limit;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
