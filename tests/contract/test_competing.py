@@ -398,6 +398,14 @@ def test_a_delayed_message_whose_key_is_anothers_by_now_is_promoted_without(queu
     assert found == [("a", "k"), ("a", None), ("b", None)]
 
 
+def test_all_that_is_due_is_promoted_in_one_look_however_small_a_batch_is(queue):
+    by = taker(settings=JOBS, limit=1)
+    put(queue, 50, deliver_after="2000-01-01")
+    assert by.take_left(queue) is None
+    assert count(queue, "queue_jobs_delayed") == 0
+    assert len(drain(queue, by)) == 50
+
+
 def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, database):
     by = taker(settings=JOBS)
     first = put(queue, 5)
