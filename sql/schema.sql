@@ -576,7 +576,7 @@ BEGIN
     IF NOT FOUND THEN
         UPDATE competing_batches b
         SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
-            messages = greatest(1, b.messages - p_messages),
+            messages = greatest(0, b.messages - p_messages),
             piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
         FROM competing_batches was
         WHERE was.processor_id = p_processor_id AND was.id = p_batch
@@ -1412,14 +1412,13 @@ CREATE FUNCTION outbox.keep_unique() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $_$
--- While a message with this key is pending (nobody has taken it yet), a second one is not stored: as ON CONFLICT DO NOTHING, also in
--- that it waits for a transaction that is storing the same key. The same message may move from the delayed ones to the others.
+-- While a message with this key is pending (nobody has taken it yet), a second one is not stored, whatever its id: as ON CONFLICT DO
+-- NOTHING, also in that it waits for a transaction that is storing the same key. The key of the one that is pending is not locked:
+-- whoever takes that one deletes the key, and must not wait for a producer. promote_delayed frees a key before it comes here.
 DECLARE
     v_kept int;
 BEGIN
-    EXECUTE format('INSERT INTO %I AS k (unique_key, message_id) VALUES ($1, $2)
-                    ON CONFLICT (unique_key) DO UPDATE SET message_id = k.message_id
-                    WHERE k.message_id = EXCLUDED.message_id', TG_ARGV[0])
+    EXECUTE format('INSERT INTO %I (unique_key, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING', TG_ARGV[0])
     USING NEW.unique_key, NEW.message_id;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     RETURN CASE WHEN v_kept = 1 THEN NEW END;
@@ -1521,7 +1520,10 @@ CREATE FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) RETURNS in
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $_$
--- Moves messages whose time has come to those that are handed out, as newly stored ones.
+-- Moves messages whose time has come to those that are handed out, as newly stored ones. Their unique keys are freed first, for
+-- keep_unique takes them again as each is stored; who stores the same key meanwhile waits, and then finds it taken. A message whose
+-- key was not freed, because another one has it (an UPDATE by hand; two with one id and key, which were stored before this was
+-- refused), goes on without: keep_unique would drop it.
 DECLARE
     v_count int;
 BEGIN
@@ -1530,12 +1532,20 @@ BEGIN
             DELETE FROM %1$I WHERE ctid = ANY (ARRAY(
                 SELECT w.ctid FROM %1$I AS w WHERE w.deliver_after <= clock_timestamp()
                 ORDER BY w.deliver_after LIMIT $1 FOR UPDATE SKIP LOCKED))
-            RETURNING *)
+            RETURNING *),
+        freed AS (
+            DELETE FROM %3$I k USING due
+            WHERE k.unique_key = due.unique_key AND k.message_id = due.message_id
+            RETURNING k.unique_key)
         INSERT INTO %2$I (publication_id, partition_key, message_id, message_type, data, metadata, scheduled, priority,
                           unique_key, attempts, last_error)
-        SELECT publication_id, partition_key, message_id, message_type, data, metadata, deliver_after, priority,
-               unique_key, attempts, last_error
-        FROM due ORDER BY deliver_after$sql$, 'queue_' || p_queue || '_delayed', 'queue_' || p_queue)
+        SELECT d.publication_id, d.partition_key, d.message_id, d.message_type, d.data, d.metadata, d.deliver_after, d.priority,
+               CASE WHEN row_number() OVER (PARTITION BY k.unique_key ORDER BY d.deliver_after) = 1 THEN k.unique_key END,
+               d.attempts, d.last_error
+        FROM due AS d
+        CROSS JOIN (SELECT count(*) FROM freed) AS f  -- all are freed before the first is stored
+        LEFT JOIN freed AS k ON k.unique_key = d.unique_key
+        ORDER BY d.deliver_after$sql$, 'queue_' || p_queue || '_delayed', 'queue_' || p_queue, 'queue_' || p_queue || '_keys')
     USING p_limit;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
@@ -2072,6 +2082,7 @@ DECLARE
     v_child text;
     v_current bigint;
     v_empty boolean;
+    v_needed boolean;
     v_row record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
@@ -2116,6 +2127,15 @@ BEGIN
                     ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
             END LOOP;
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a lane.
+            EXECUTE format($sql$
+                SELECT EXISTS (SELECT 1 FROM %I AS f WHERE NOT EXISTS (
+                    SELECT 1 FROM competing_frontiers g
+                    WHERE g.processor_id = f.processor_id AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s))
+                $sql$, v_child, n) INTO v_needed;
+            IF v_needed THEN
+                RAISE EXCEPTION 'child % is in use again', v_child USING ERRCODE = 'lock_not_available';
+            END IF;
             EXECUTE format('TRUNCATE %I', v_child);
             v_done := v_done || v_child;
         EXCEPTION WHEN lock_not_available THEN
@@ -2143,8 +2163,9 @@ DECLARE
         WITH lanes AS MATERIALIZED (
             SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
             WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC)
-        SELECT EXISTS (SELECT 1 FROM %1$I c JOIN lanes l ON l.lane = c.priority
-                       WHERE NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
+        SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN lanes l ON l.lane = c.priority
+                       WHERE l.lane IS NULL  -- how far it was handed out is not known
+                          OR NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
                           OR c.scheduled > clock_timestamp() - $2)
             OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
                        WHERE b.processor_id = $1

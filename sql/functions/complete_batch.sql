@@ -16,7 +16,7 @@ BEGIN
     IF NOT FOUND THEN
         UPDATE competing_batches b
         SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
-            messages = greatest(1, b.messages - p_messages),
+            messages = greatest(0, b.messages - p_messages),
             piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
         FROM competing_batches was
         WHERE was.processor_id = p_processor_id AND was.id = p_batch

@@ -8,6 +8,7 @@ DECLARE
     v_child text;
     v_current bigint;
     v_empty boolean;
+    v_needed boolean;
     v_row record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
@@ -52,6 +53,15 @@ BEGIN
                     ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
             END LOOP;
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
+            -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a lane.
+            EXECUTE format($sql$
+                SELECT EXISTS (SELECT 1 FROM %I AS f WHERE NOT EXISTS (
+                    SELECT 1 FROM competing_frontiers g
+                    WHERE g.processor_id = f.processor_id AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s))
+                $sql$, v_child, n) INTO v_needed;
+            IF v_needed THEN
+                RAISE EXCEPTION 'child % is in use again', v_child USING ERRCODE = 'lock_not_available';
+            END IF;
             EXECUTE format('TRUNCATE %I', v_child);
             v_done := v_done || v_child;
         EXCEPTION WHEN lock_not_available THEN

@@ -14,8 +14,9 @@ DECLARE
         WITH lanes AS MATERIALIZED (
             SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
             WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC)
-        SELECT EXISTS (SELECT 1 FROM %1$I c JOIN lanes l ON l.lane = c.priority
-                       WHERE NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
+        SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN lanes l ON l.lane = c.priority
+                       WHERE l.lane IS NULL  -- how far it was handed out is not known
+                          OR NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
                           OR c.scheduled > clock_timestamp() - $2)
             OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
                        WHERE b.processor_id = $1

@@ -13,6 +13,7 @@ from outbox_core.spec import StartFrom
 from outbox_worker.postgres import checkpoints, competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
+from tests.support.concurrency import background, wait_until_blocked
 from tests.support.consuming import (
     HOUR,
     JOBS,
@@ -263,7 +264,67 @@ def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(data
     assert drain(connection, by) == []
 
 
-def test_a_unique_key_is_unique_while_it_is_pending_and_free_once_taken(queue):
+def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_latest_row(queue):
+    def frontiers():
+        rows = queue.execute("SELECT * FROM outbox.lock_frontier('orders', 'u1')").fetchall()
+        return {row[0]: row[2:6] for row in rows}
+
+    def rotate():
+        return queue.execute("SELECT outbox.rotate_competing()").fetchone()[0]
+
+    before = frontiers()
+    assert len(before) == 10
+    queue.execute("SELECT setval('outbox.competing_frontier_ids', 2042)")  # five copies fit before child 0 comes again
+    assert rotate() == []
+    assert frontiers() == before
+    queue.execute("SELECT setval('outbox.competing_frontier_ids', 2 * 2048 + 600)")
+    assert "competing_frontiers_0" in rotate()
+    assert frontiers() == before
+
+
+def test_a_child_that_another_cut_comes_round_to_while_it_is_emptied_is_kept(queue, database):
+    """Between the copies and the lock: an unfinished cut of another processor has the child locked already."""
+    queue.execute("SELECT setval('outbox.competing_frontier_ids', 600)")
+    with database.direct(autocommit=False) as cutting:
+        cutting.execute(
+            "INSERT INTO outbox.competing_frontiers (id, processor_id, lane, lower_snapshot) "
+            "VALUES (2048, 'other', 0, '5:5:')"
+        )
+        with background(lambda: queue.execute("SELECT outbox.rotate_competing()").fetchone()) as done:
+            wait_until_blocked(database, done)
+            cutting.commit()
+        assert done.result() == ([],)
+    assert queue.execute("SELECT id FROM outbox.competing_frontiers WHERE processor_id = 'other'").fetchall() == [
+        (2048,)
+    ]
+
+
+def test_a_segment_of_a_lane_whose_frontier_is_gone_is_never_emptied(queue):
+    put(queue, 3)
+    drain(queue, taker(settings=JOBS))
+    queue.execute("DELETE FROM outbox.competing_frontiers WHERE lane = 5")
+    queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)")  # producers go on in the next one
+    assert queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)").fetchone() == ([],)
+    assert count(queue, "queue_jobs") == 3
+
+
+def test_a_retry_with_the_same_message_id_stores_nothing_while_the_first_is_pending(queue):
+    assert len(put(queue, 1, unique_key="k", message_id="m")) == 1
+    assert put(queue, 1, unique_key="k", message_id="m") == []
+    assert count(queue, "queue_jobs") == 1
+
+
+def test_whose_insert_was_not_stored_holds_up_nobody_who_takes_the_message(queue, database):
+    by = taker(settings=JOBS)
+    put(queue, 1, unique_key="k", message_id="m")
+    with database.direct(autocommit=False) as producer:
+        assert put(producer, 1, unique_key="k", message_id="m") == []
+        assert put(producer, 1, unique_key="k") == []
+        queue.execute("SET lock_timeout = '300ms'")
+        assert cut(queue, by).count == 1
+
+
+def test_a_unique_key_waits_for_the_transaction_it_is_pending_and_free_once_taken(queue):
     by = taker(settings=JOBS)
     assert len(put(queue, 3, unique_key="k")) == 1
     assert put(queue, 1, unique_key="k") == []
@@ -294,6 +355,55 @@ def test_a_delayed_message_keeps_its_unique_key_and_comes_when_its_time_has_come
     assert drain(queue, by) == []
     queue.execute("UPDATE outbox.queue_jobs SET deliver_after = clock_timestamp()")
     assert len(drain(queue, by)) == 1
+
+
+def put_due(connection, **columns):
+    assert len(put(connection, 1, deliver_after="2000-01-01", **columns)) == 1
+
+
+def promote(connection, limit=10):
+    return connection.execute("SELECT outbox.promote_delayed('jobs', %s)", (limit,)).fetchone()[0]
+
+
+def test_a_delayed_message_is_promoted_once_and_its_key_stays_taken_until_it_is_handed_out(queue):
+    by = taker(settings=JOBS)
+    put_due(queue, unique_key="k", message_id="m")
+    assert (promote(queue), promote(queue)) == (1, 0)
+    assert put(queue, 1, unique_key="k") == []
+    assert put(queue, 1, unique_key="k", message_id="m") == []
+    assert len(drain(queue, by)) == 1
+    assert count(queue, "queue_jobs_keys") == 0
+    assert len(put(queue, 1, unique_key="k")) == 1
+
+
+def test_who_stores_the_key_of_a_message_that_is_being_promoted_waits_and_stores_nothing(queue, database):
+    put_due(queue, unique_key="k")
+    with database.direct(autocommit=False) as promoting, database.direct() as producer:
+        assert promote(promoting) == 1
+        with background(lambda: put(producer, 1, unique_key="k")) as stored:
+            wait_until_blocked(database, stored)
+            promoting.commit()
+        assert stored.result() == []
+    assert len(drain(queue, taker(settings=JOBS))) == 1
+
+
+def test_a_delayed_message_whose_key_is_anothers_by_now_is_promoted_without(queue):
+    """Its key changed by hand; and two of one id and key, which older versions stored."""
+    put_due(queue, unique_key="k", message_id="a")
+    put_due(queue, unique_key="other", message_id="b")
+    put_due(queue, message_id="a")
+    queue.execute("UPDATE outbox.queue_jobs_delayed SET unique_key = 'k'")
+    assert promote(queue) == 3
+    found = queue.execute("SELECT message_id, unique_key FROM outbox.queue_jobs ORDER BY 1, 2").fetchall()
+    assert found == [("a", "k"), ("a", None), ("b", None)]
+
+
+def test_all_that_is_due_is_promoted_in_one_look_however_small_a_batch_is(queue):
+    by = taker(settings=JOBS, limit=1)
+    put(queue, 50, deliver_after="2000-01-01")
+    assert by.take_left(queue) is None
+    assert count(queue, "queue_jobs_delayed") == 0
+    assert len(drain(queue, by)) == 50
 
 
 def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, database):

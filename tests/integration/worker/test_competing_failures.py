@@ -88,6 +88,27 @@ def test_a_class_that_is_never_mended_is_given_up_at_once(failing, workers):
     assert failing.dead() == [("message-3", 1, "P0042", False)]
 
 
+@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
+def test_the_last_message_that_fails_leaves_no_batch_behind(failing, workers, target, guarantee):
+    """The batch reaches further than its last message, by one that the processor does not ask for."""
+    connection = failing.connection
+    config = config_of(failing.outbox, target, guarantee=guarantee, retry=QUICK, whenExhausted="DeadLetter")
+    config["source"]["messageTypes"] = ["Numbered"]
+    failing.break_at(0)
+    with connection.transaction():
+        failing.produce(1)
+        connection.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('other', '{}')")
+    consumer = workers.start(config, failing.outbox.database.uri(), handler=PYTHON_HANDLER, pod="pod-a")
+    failing.wait_dead(1)
+    wait_until(
+        lambda: connection.execute("SELECT count(*) FROM outbox.competing_batches").fetchone() == (0,), "it is over", 10
+    )
+    failing.produce(1, start=1)
+    failing.wait_handled({1})
+    consumer.wait_for("what was left of the batch counts as no message", lambda r: r.handled == 1)
+
+
 def test_a_rate_is_kept_over_all_consumers_whenever_they_come_and_each_has_its_part(failing, workers):
     connection, rate, burst = failing.connection, 40, 20
     connection.execute("ALTER TABLE handled ADD COLUMN at timestamptz DEFAULT clock_timestamp()")

@@ -109,8 +109,23 @@ def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
     state = decide(state, Taken(piece_of(WORK, 1, Checkpoint(10, 93))))
     state = decide(state, h.Failed(HandlerError("no")))
     assert state.step is Step.DEFER
-    state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0)))
+    state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0), Checkpoint(10, 93)))
     assert (state.step, state.work.after, state.work.count) == (Step.FETCH, Checkpoint(10, 93), 7)
+
+
+def test_the_last_message_leaves_a_batch_that_reaches_further_and_is_still_to_be_completed():
+    state = decide(handling(1, work=replace(WORK, count=1)), h.Failed(HandlerError("no")))
+    assert (state.step, state.piece.examined) == (Step.DEFER, END)
+    state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0), Checkpoint(10, 93)))
+    assert (state.step, state.work.after, state.work.count, state.failure) == (Step.FETCH, Checkpoint(10, 93), 0, None)
+    state = decide(state, NothingTaken(moved=True))
+    assert (state.step, state.work) == (Step.FETCH, None)
+
+
+def test_a_batch_is_over_with_the_message_at_its_end():
+    state = decide(handling(1, work=replace(WORK, count=1)), h.Failed(HandlerError("no")))
+    state = decide(state, Deferred(Verdict(Action.DEAD_LETTER, 1), END))
+    assert (state.step, state.work) == (Step.FETCH, None)
 
 
 def test_what_was_done_grows_again_after_a_failure():

@@ -61,7 +61,7 @@ class Work:
         listed: messages that are tried again, in order of their pairs, each with its failures so far.
         after: done up to here.
         upto: the last message.
-        count: messages left.
+        count: messages left; 0: rows that are not among them, or none.
         piece: most messages to handle at once, because a process died over it; None: all.
         deaths: processes that died over its first message, once that was alone.
         aside: positions of the window's delayed messages, which are not in it.
@@ -142,9 +142,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The message that failed has left the batch, unless the verdict is to stop."""
+    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop.
+
+    The batch itself may reach further than its last message, so it is not over with that one.
+    """
 
     verdict: Verdict
+    pair: Checkpoint | None = None
 
 
 CompetingHappening: TypeAlias = (
@@ -257,7 +261,7 @@ def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening
                 "where they are transactional",
             )  # fmt: skip
         case Deferred():
-            return _after_deferral(state, happened.verdict, now)
+            return _after_deferral(state, happened, now)
         case h.Throttled():
             return _throttled(state, happened, now)
         case h.Released():
@@ -326,25 +330,31 @@ def _after_nothing(state: ConsumerState, found: NothingTaken, now: float, policy
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
 
 
-def _after_completion(state: ConsumerState, now: float) -> ConsumerState:
+def _after_completion(state: ConsumerState, now: float, done_upto: Checkpoint | None = None) -> ConsumerState:
+    """Go on behind the piece, or behind `done_upto`, which the database was told."""
     work, piece = state.work, state.piece
     draining = state.state is WorkerState.DRAINING
     state = replace(
-        state, piece=None, delivered=False, failures=0, attempt=0, step=Step.END if draining else Step.FETCH
-    )
+        state, piece=None, delivered=False, failure=None, failures=0, attempt=0,
+        step=Step.END if draining else Step.FETCH,
+    )  # fmt: skip
     state = replace(state, due=now, limit=None if state.limit is None else state.limit * 2)
-    if work is None or piece is None or piece.examined >= work.upto:
+    if work is None or piece is None:
+        return replace(state, work=None, limit=None)
+    after = piece.examined if done_upto is None else done_upto
+    if after >= work.upto:
         return replace(state, work=None, limit=None)
     done = piece.matched_count
     rest = None if work.piece is None else work.piece * 2
-    left = max(1, work.count - done)
+    left = max(0, work.count - done)
     return replace(
         state,
-        work=replace(work, after=piece.examined, count=left, deaths=0, piece=rest if rest and rest < left else None),
+        work=replace(work, after=after, count=left, deaths=0, piece=rest if rest and rest < left else None),
     )
 
 
-def _after_deferral(state: ConsumerState, verdict: Verdict, now: float) -> ConsumerState:
+def _after_deferral(state: ConsumerState, deferred: Deferred, now: float) -> ConsumerState:
+    verdict = deferred.verdict
     if verdict.action is Action.STOP:
         return replace(
             state, step=Step.HOLD, due=inf, attempt=verdict.attempts, state=WorkerState.STOPPED,
@@ -352,7 +362,7 @@ def _after_deferral(state: ConsumerState, verdict: Verdict, now: float) -> Consu
             message=f"gave up after {verdict.attempts} attempts: {state.failure}; mend it, then change the resource or "
             "its ConfigMap, or restart the worker",
         )  # fmt: skip
-    return replace(_after_completion(state, now), failure=None)
+    return _after_completion(state, now, deferred.pair)
 
 
 def _after_failure(
@@ -368,7 +378,7 @@ def _after_failure(
             decision = retry.decide_retry(attempt, settings, chance, error)
             held = replace(said, attempt=attempt, message=str(error))
             if decision.stop:
-                return _after_deferral(replace(held, failure=error), Verdict(Action.STOP, attempt), now)
+                return _after_deferral(replace(held, failure=error), Deferred(Verdict(Action.STOP, attempt)), now)
             return replace(held, step=Step.FETCH, due=now + decision.delay)
         if piece.matched_count > 1:
             looking = f"{error}; looking for the message among {piece.matched_count}"

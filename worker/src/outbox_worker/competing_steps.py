@@ -18,6 +18,7 @@ from outbox_core.competing import (
     NothingTaken,
     Piece,
     Taken,
+    Verdict,
     Work,
     judge,
 )
@@ -162,11 +163,11 @@ class CompetingSteps(Steps):
         most = None if least >= work.count else least
         target = self._parts.target
         if self._parts.transactional_target and not cast("TransactionTarget", target).needs_payload:
-            if most is None:
+            if most is None and work.count:
                 return _piece(work, work.upto, (), work.count)
-            examined = reader.examine(connection, Stretch.of(work), most)
-            if examined is None:
-                return _piece(work, work.upto, (), 0)
+            examined = reader.examine(connection, Stretch.of(work), least)
+            if examined is None or examined.matched < least:
+                return _piece(work, work.upto, (), 0 if examined is None else examined.matched)
             return _piece(work, examined.upto, (), examined.matched)
         messages = reader.fetch(connection, Stretch.of(work, limit=most))
         cut_short = most is not None and len(messages) == most
@@ -230,6 +231,10 @@ class CompetingSteps(Steps):
         connection = self._connection()
         stretch = Stretch.of(work, upto=piece.examined, limit=1)
         messages = piece.messages[:1] or self._taker.reader.fetch(connection, stretch)
+        if not messages:
+            # The row was deleted meanwhile: nothing is left to try again.
+            done = self._taker.complete(connection, work, piece.examined, 0)
+            return Deferred(Verdict(Action.SKIP, 0), piece.examined) if done else Lost()
         delivery = self._parts.config.delivery
         attempts = work.deaths + 1 + self._failed_before(work, stretch, messages[0])
         verdict = judge(attempts, state.failure, delivery.retry, delivery.when_exhausted, self._random.random())
@@ -243,7 +248,7 @@ class CompetingSteps(Steps):
             extra={"messageId": messages[0].message_id, "action": verdict.action.value, "attempts": attempts,
                    "error": str(state.failure)},
         )  # fmt: skip
-        return Deferred(verdict)
+        return Deferred(verdict, messages[0].checkpoint)
 
     def _failed_before(self, work: Work, stretch: Stretch, message: Message) -> int:
         if self._taker.reader.is_queue:

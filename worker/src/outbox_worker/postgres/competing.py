@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """A queue's segment that is larger is left for the next one, to be emptied."""
+PROMOTED: Final = 1000
+"""Delayed messages of a queue that one look makes available. Looks are two a second: a batch's size is no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class BatchTaker:
             if self._competing.queue is not None:
                 connection.execute(
                     in_schema("promote_delayed", self._key.schema),
-                    {"queue": self._competing.queue, "limit": self._limit},
+                    {"queue": self._competing.queue, "limit": PROMOTED},
                 )
             row = connection.execute(
                 in_schema("take_batch", self._key.schema), self._names | {"limit": self._most(limit)}
