@@ -11,7 +11,9 @@ DECLARE
     v_needed boolean;
     v_row record;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
+    -- A snapshot from before a lock would not show what was stored since.
+    IF current_setting('transaction_isolation') <> 'read committed'
+       OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
         RETURN v_done;
     END IF;
     SELECT (s.last_value >> 10) & 3 INTO v_current FROM competing_batch_ids s;

@@ -27,7 +27,9 @@ DECLARE
         $sql$;
 BEGIN
     SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
-    IF v_queue IS NULL OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema() || ' ' || v_queue)) THEN
+    -- A snapshot from before a lock would not show what was stored since.
+    IF v_queue IS NULL OR current_setting('transaction_isolation') <> 'read committed'
+       OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema() || ' ' || v_queue)) THEN
         RETURN v_done;
     END IF;
     EXECUTE format('SELECT last_value FROM %I', 'queue_' || v_queue || '_position') INTO v_last;

@@ -53,7 +53,9 @@ DECLARE
     v_needed boolean;
     v_row record;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
+    -- A snapshot from before a lock would not show what was stored since.
+    IF current_setting('transaction_isolation') <> 'read committed'
+       OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema())) THEN
         RETURN v_done;
     END IF;
     SELECT (s.last_value >> 10) & 3 INTO v_current FROM competing_batch_ids s;
@@ -143,7 +145,9 @@ DECLARE
         $sql$;
 BEGIN
     SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
-    IF v_queue IS NULL OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema() || ' ' || v_queue)) THEN
+    -- A snapshot from before a lock would not show what was stored since.
+    IF v_queue IS NULL OR current_setting('transaction_isolation') <> 'read committed'
+       OR NOT pg_try_advisory_xact_lock(hashtext('outbox rotate ' || current_schema() || ' ' || v_queue)) THEN
         RETURN v_done;
     END IF;
     EXECUTE format('SELECT last_value FROM %I', 'queue_' || v_queue || '_position') INTO v_last;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import uuid
 
@@ -264,6 +265,8 @@ def test_a_queue_under_load_goes_through_its_segments_and_stays_small(outbox, wo
                 lambda total=stored: total - connection.execute("SELECT count(*) FROM seen").fetchone()[0] < 8000,  # type: ignore[misc]
                 "they keep up",
             )
+            # A segment is 32 MB and what is stored until the next look at its size, two seconds later: at this pace 20 MB.
+            threading.Event().wait(0.7)
         assert segments == set(range(5)), "all four, and the first of them again"
     wait_until(lambda: connection.execute("SELECT count(*) FROM seen").fetchone() == (stored,), "all are handled")
     assert connection.execute("SELECT count(DISTINCT position) FROM seen").fetchone() == (stored,)
