@@ -265,7 +265,7 @@ def test_a_queue_under_load_goes_through_its_segments_and_stays_small(outbox, wo
                 lambda total=stored: total - connection.execute("SELECT count(*) FROM seen").fetchone()[0] < 8000,  # type: ignore[misc]
                 "they keep up",
             )
-            # A segment is 32 MB and what is stored until the next look at its size, two seconds later: at this pace 20 MB.
+            # A segment is 32 MB and what comes until the next look at its size, two seconds later: at this pace 20 MB.
             threading.Event().wait(0.7)
         assert segments == set(range(5)), "all four, and the first of them again"
     wait_until(lambda: connection.execute("SELECT count(*) FROM seen").fetchone() == (stored,), "all are handled")
