@@ -23,7 +23,7 @@ TAKEN_OVER = LEASE + 5.0
 TOLD = 10.0
 """Seconds from the begin of a stall to the condition."""
 GATE = 7
-COMPETING = {"mode": "Competing", "pollInterval": "100ms"}
+COMPETING = {"mode": "Competing", "competing": {}, "pollInterval": "100ms"}
 PARTITIONED = {"mode": "Partitioned", "partitions": {"count": 2}, "pollInterval": "100ms"}
 scenarios = Scenarios()
 
