@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from outbox_core.spec import Source, StartFrom
     from outbox_worker.postgres.key import ProcessorKey
 
-LARGE_BYTES: Final = 8 << 20
+LARGE_BYTES: Final = 2 << 20
 """Of the table of checkpoints and its indexes: VACUUM alone keeps it far below, unless somebody's snapshot is old."""
 
 
