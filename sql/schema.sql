@@ -1040,7 +1040,8 @@ CREATE FUNCTION outbox.fail_held_message(p_processor_id text, p_partition intege
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- A held message failed again: try it later (Hold; without a wait: when a person says so), keep it as a dead letter, or
--- skip it for good. What waits behind a dead letter of its key goes on waiting, if that blocks. -1: not the owner. 0: it is held no more.
+-- skip it for good. What waits behind a dead letter of its key goes on waiting, if that blocks. -1: not the owner.
+-- 0: it is held no more.
 DECLARE
     v_held held_messages;
 BEGIN

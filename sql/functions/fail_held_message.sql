@@ -5,7 +5,8 @@ CREATE OR REPLACE FUNCTION :"schema".fail_held_message(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- A held message failed again: try it later (Hold; without a wait: when a person says so), keep it as a dead letter, or
--- skip it for good. What waits behind a dead letter of its key goes on waiting, if that blocks. -1: not the owner. 0: it is held no more.
+-- skip it for good. What waits behind a dead letter of its key goes on waiting, if that blocks. -1: not the owner.
+-- 0: it is held no more.
 DECLARE
     v_held held_messages;
 BEGIN

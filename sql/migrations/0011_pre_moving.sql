@@ -85,17 +85,6 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".has_just_divided(
-    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
-) RETURNS boolean
-LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
-AS $function$
--- Is the caller the owner whose own transaction divided the processor (begin_partitions)? Nobody has read from its starts yet.
-SELECT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) AND EXISTS (
-    SELECT 1 FROM processor_partitions d
-    WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid)
-$function$;
-
 CREATE OR REPLACE FUNCTION :"schema".spread_start(
     p_processor_id text, p_partitions int[], p_transaction_ids xid8[], p_positions bigint[],
     p_partition int, p_epoch bigint, p_owner_token uuid
@@ -105,7 +94,9 @@ AS $function$
 -- Each partition starts at a pair of its own: only in the transaction that divided the processor (begin_partitions), and
 -- never before the pair that all of them were given there.
 BEGIN
-    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
+        SELECT 1 FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c
@@ -126,7 +117,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
 BEGIN
-    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR NOT EXISTS (
+        SELECT 1 FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c
@@ -377,7 +370,6 @@ CREATE TRIGGER guard_superseded_deleted BEFORE DELETE ON :"schema".processor_cla
 -- By name: other migrations grant some of their own to everybody.
 REVOKE EXECUTE ON FUNCTION :"schema".bind_processor_source(text, text, text, text) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION :"schema".forget_processor_source(text, text, text) FROM PUBLIC;
-REVOKE EXECUTE ON FUNCTION :"schema".has_just_divided(text, int, bigint, uuid) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION :"schema".spread_start(text, int[], xid8[], bigint[], int, bigint, uuid) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION :"schema".note_rebuild(text, text, bigint, uuid) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION :"schema".supersede_processor(text, text, int, bigint, uuid, text, text) FROM PUBLIC;

@@ -120,7 +120,7 @@ def paused_a_checkpoint_is_rewound_in_the_database(rooms: Rooms) -> None:
 
 @pytest.mark.parametrize("name", scenarios.names)
 def test_scenario(running: Scenarios, name: str) -> None:
-    running.finish(name, within=540)
+    assert running.finish(name, within=540)
 
 
 def test_kubectl_finds_the_plugin(rooms: Rooms) -> None:

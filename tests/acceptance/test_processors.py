@@ -43,4 +43,4 @@ def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
 
 @pytest.mark.parametrize("name", scenarios.names)
 def test_scenario(running: Scenarios, name: str):
-    running.finish(name, within=540)
+    assert running.finish(name, within=540)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import struct
@@ -73,7 +74,7 @@ class Pod:
         except urllib.error.HTTPError as error:
             with error:
                 return parsedate_to_datetime(error.headers["Date"]).timestamp()
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return None
 
 

@@ -95,6 +95,11 @@ class Primary(PostgresServer):
         self._daemon._process.send_signal(signal.SIGQUIT)
         self._daemon._process.wait(30)
 
+    def start(self) -> None:
+        """Run it again over the same files, as after a crash."""
+        self._daemon.start()
+        self._daemon.wait_ready(lambda: self.connect("postgres").close())
+
     @contextlib.contextmanager
     def copied(self, *, standby: bool) -> Iterator[Clone]:
         """A base backup, opened by itself or following this server."""

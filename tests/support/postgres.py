@@ -93,11 +93,16 @@ class Daemon:
     def __init__(self, name: str, port: int, directory: Path, command: list[str]) -> None:
         self.port = port
         self.directory = directory
-        with (directory / "log").open("w") as log:
-            self._process = subprocess.Popen(
-                _as_server_user(command), stdout=log, stderr=subprocess.STDOUT, cwd=directory
-            )
+        self._command = command
         self._name = name
+        self.start()
+
+    def start(self) -> None:
+        """Run it; again, once it has ended."""
+        with (self.directory / "log").open("a") as log:
+            self._process = subprocess.Popen(
+                _as_server_user(self._command), stdout=log, stderr=subprocess.STDOUT, cwd=self.directory
+            )
 
     def wait_ready(self, probe: Callable[[], object]) -> None:
         def answers() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -62,12 +63,15 @@ class Worker:
     process: subprocess.Popen[bytes]
 
     def get(self, path: str) -> tuple[int, str]:
+        """The status and the body; OSError where there is no answer, or half of one: it may die as it writes."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as err:
             with err:
                 return err.code, err.read().decode()
+        except http.client.HTTPException as err:
+            raise ConnectionAbortedError(f"{path}: {err!r}") from err
 
     def post_intent(self, intent: str) -> None:
         body = json.dumps({"intent": intent}).encode()

@@ -73,9 +73,11 @@ class Scenarios:
         rooms.server.prepare(len(selected))
         self.start(selected, rooms)
 
-    def finish(self, name: str, within: float) -> None:
-        """Wait for one; raises what it raised."""
-        self._running[name].result(timeout=within)
+    def finish(self, name: str, within: float) -> bool:
+        """Wait for one; raises what it raised. True: it came to its end, with all that it asserts."""
+        running = self._running[name]
+        running.result(timeout=within)
+        return running.done() and not running.cancelled()
 
 
 def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:

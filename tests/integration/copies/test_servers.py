@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,6 +87,35 @@ def a_query_at_the_standby_that_keeps_dead_rows_here(primary: Primary, standby: 
         yield
         assert here.execute(held).fetchone() == (1,)
         there.execute("ROLLBACK")
+
+
+def test_transaction_ids_that_a_crash_makes_free_again_hide_no_message(primary: Primary, workers: Workers) -> None:
+    """What rolled back need not be on disk: the crashed server hands out its ids again, and a look had passed them."""
+    with primary.connect("postgres") as admin:
+        admin.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        admin.execute("SELECT pg_reload_conf()")
+    outbox = outbox_on(primary)
+    config = build_config(outbox.database, SQL_TARGET, source={"cursor": "Snapshot"}, delivery={"pollInterval": "10ms"})
+    worker = workers.start(config, outbox.database.uri())
+    before = outbox.produce(3)
+    outbox.wait_handled(before)
+    with primary.connect(outbox.database.name) as admin:
+        admin.execute("SET synchronous_commit = on; CREATE TABLE flushed ()")
+    with primary.connect(outbox.database.name, autocommit=False) as idle:
+        for _ in range(200):
+            idle.execute("SELECT pg_current_xact_id()")
+            idle.rollback()
+        looked_at = next_id(idle)
+    time.sleep(0.5)  # the worker looks, and stores nothing that could be waited for
+
+    outbox.database.close()
+    primary.kill()
+    primary.start()
+    with primary.connect(outbox.database.name) as again:
+        assert next_id(again) < looked_at, "ids are handed out again"
+        after = produce(again, ["after"])
+        wait_until(lambda: handled(again) == before + after, "it is handled", 30)
+    assert worker.report().handled == 4
 
 
 @pytest.mark.parametrize("received", [True, False], ids=["all was received", "the last batches were not received"])

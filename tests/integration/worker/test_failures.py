@@ -218,6 +218,20 @@ def test_delayed_messages_are_handled_when_they_are_due(failing, workers, target
     assert len(failing.held()) == 10, "an hour is not over"
 
 
+def test_a_delayed_message_that_fails_blocks_its_key_where_a_partition_would_wait(failing, workers):
+    """Its partition has passed it, so that the partition cannot wait for it; its key can."""
+    failing.break_at(7)
+    start(failing, workers, SQL_TARGET, blocks="Partition", retry=QUICK | {"maxAttempts": 1000}).wait_state("Active")
+    failing.produce(1, start=7, deliver_after="2 seconds")
+    wait_until(lambda: any(attempts > 0 for _, attempts in failing.held()), "it has failed")
+    failing.produce(12, start=8)
+    free = set(range(8, 20)) - of_key(2, 20)
+    failing.wait_handled(free)
+    failing.mend()
+    failing.wait_handled(free | {7, 12, 17})
+    failing.assert_once_and_in_order()
+
+
 @pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
 def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers, cursor):
     failing.produce(5)

@@ -110,7 +110,9 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
 
 def _since_restart(state: ProcessorState) -> ProcessorState:
     """Nothing of the former server's transactions is open: what is stored now says how all of them ended."""
-    return replace(state, stored=None, cursor=None, batch=None, delivered=False, doubt=None, unstored_rows=0)
+    return replace(
+        state, stored=None, cursor=None, batch=None, delivered=False, doubt=None, verdict=None, unstored_rows=0
+    )  # fmt: skip
 
 
 def _resume(state: ProcessorState, now: float) -> ProcessorState:
@@ -131,7 +133,7 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
         step = Step.STORE
     else:
         step = Step.FETCH
-        state = replace(state, cursor=state.stored, batch=None, unstored_rows=0)
+        state = replace(state, cursor=state.stored, batch=None, verdict=None, unstored_rows=0)
     return replace(state, step=step, due=now)
 
 

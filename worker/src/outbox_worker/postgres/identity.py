@@ -36,9 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The database's uuid, the timeline that its server is on, how often a repair has rebased its ids.
+    """Which database this is.
 
-    And when the server was started, None where nobody asked.
+    Attributes:
+        uuid: of the database.
+        timeline: that its server is on.
+        rebased: how often a repair has rebased its ids.
+        started_at: when its server was started; None of another database, of which that says nothing.
+
     """
 
     uuid: str

@@ -1,5 +1,6 @@
 -- How far a batch of at most so many matching messages reaches inside a window, looking at a bounded page; nothing is
--- shipped but the last position and the counts. Rows behind the last match that do not match are examined too. `reached`: as in fetch_window_rows.
+-- shipped but the last position and the counts. Rows behind the last match that do not match are examined too.
+-- `reached`: as in fetch_window_rows.
 WITH {found},
 numbered AS (
     SELECT e.position,
