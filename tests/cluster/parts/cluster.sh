@@ -18,7 +18,7 @@ build_cluster() {
   cached "kubernetes/$KUBERNETES_VERSION" build_kubernetes
   cached "$(node_tools)" build_node_tools
   cached "etcd/$ETCD_VERSION" build_module etcd go.etcd.io/etcd/server/v3
-  cached "coredns/$COREDNS_VERSION" build_module coredns github.com/coredns/coredns
+  cached "coredns/$COREDNS_VERSION" build_module coredns ./server
   cached "helm/$HELM_VERSION" build_module helm helm.sh/helm/v3/cmd/helm
   # Some gigabytes of sources and object files that no later run looks at.
   rm -rf "$OUTBOX_CACHE/go"
