@@ -1029,8 +1029,9 @@ CREATE FUNCTION outbox.end_suspect(p_processor_id text, p_partition integer, p_e
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- What begin_suspect wrote down was tried, and the process lives: whatever becomes of it later is no death of theirs.
-UPDATE processor_suspicions s SET begun_at = NULL
+-- What begin_suspect or take_due_messages wrote down was tried, and the process lives: whatever becomes of it later is no
+-- death of theirs.
+UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
 WHERE s.processor_id = p_processor_id AND s.partition = p_partition
   AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
 $$;
@@ -2245,7 +2246,8 @@ CREATE FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epo
     AS $$
 -- In the transaction of the checkpoint that passes them: keep messages that are not handled now. Of `p_rows`, in reading
 -- order, the one with attempts > 0 failed and becomes what `p_action` says (Hold, DeadLetter, Skip); the others wait,
--- behind a message of their key or until `next_attempt_at`. -1: not the owner. Else how many are held.
+-- behind a message of their key or until `next_attempt_at`. What became due since it was read waits behind what blocks its
+-- key here, not behind what is given up here. -1: not the owner. Else how many are held.
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_kept int;
@@ -2276,15 +2278,17 @@ BEGIN
            r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
            CASE WHEN r.failed THEN p_blocks ELSE NOT r.delayed END,
            NOT r.failed AND NOT r.delayed
-               AND (r.turn > 1 OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
            CASE WHEN r.failed THEN p_attempts ELSE 0 END,
            CASE WHEN r.failed THEN p_error_class END, CASE WHEN r.failed THEN p_error END,
            CASE WHEN r.failed THEN coalesce(v_now + p_wait, 'infinity')
                 WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
     FROM (SELECT u.*, u.attempts > 0 AS failed,
                  u.attempts = 0 AND coalesce(u.next_attempt_at > v_now, false) AS delayed,
-                 row_number() OVER (PARTITION BY u.key, coalesce(u.next_attempt_at > v_now, false)
-                                    ORDER BY u.ordinality) AS turn
+                 coalesce(bool_or(CASE WHEN u.attempts > 0 THEN p_action = 'Hold' AND p_blocks
+                                       ELSE NOT coalesce(u.next_attempt_at > v_now, false) END)
+                          OVER (PARTITION BY u.key ORDER BY u.ordinality
+                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
           FROM unnest(p_rows) WITH ORDINALITY AS u) AS r
     WHERE NOT r.failed OR p_action = 'Hold'
     ORDER BY r.ordinality
@@ -2746,11 +2750,16 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- A delayed one that is due takes its place: behind what blocks its key.
+    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a person had
+    -- tried again: behind the first of its key.
     UPDATE held_messages h SET behind = true, blocks = true
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind AND NOT h.blocks
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
       AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
-      AND is_key_blocked(p_processor_id, p_partition, h.key, h.place);
+      AND CASE WHEN h.blocks
+               THEN EXISTS (SELECT 1 FROM held_messages f
+                            WHERE f.processor_id = p_processor_id AND f.partition = p_partition AND f.key_hash = h.key_hash
+                              AND f.key = h.key AND f.blocks AND NOT f.behind AND f.place < h.place)
+               ELSE is_key_blocked(p_processor_id, p_partition, h.key, h.place) END;
     WITH heads AS MATERIALIZED (
         SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
@@ -2761,11 +2770,13 @@ BEGIN
         UNION ALL
         SELECT f.place FROM heads h
         CROSS JOIN LATERAL (
-            SELECT b.place FROM held_messages b
-            WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
-              AND b.key = h.key AND b.blocks AND b.behind AND b.deaths = 0
-            ORDER BY b.place LIMIT p_limit) AS f
-        WHERE h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+            -- Up to the first that is not to be tried with others: none of its key overtakes it.
+            SELECT n.place, bool_and(n.behind AND n.deaths = 0) OVER (ORDER BY n.place) AS free
+            FROM (SELECT b.place, b.behind, b.deaths FROM held_messages b
+                  WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
+                    AND b.key = h.key AND b.blocks AND b.place > h.place
+                  ORDER BY b.place LIMIT p_limit) AS n) AS f
+        WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
           AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
         UNION ALL
         (SELECT s.place FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
