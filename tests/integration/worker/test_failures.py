@@ -247,6 +247,16 @@ def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers, 
     assert failing.handled() == list(range(11))
 
 
+def test_what_failed_is_tried_again_while_mode_ordered_waits_for_a_delayed_message(failing, workers):
+    failing.break_at(3)
+    failing.produce(5)
+    failing.produce(1, start=5, deliver_after="1 hour")
+    worker = start(failing, workers, SQL_TARGET, partitioned=False, blocks="Key", retry=QUICK | {"maxAttempts": 1000})
+    worker.wait_state("Retrying", "MessageDelayed", 40)
+    failing.mend()
+    failing.wait_handled(set(range(5)), 20)
+
+
 def test_a_rate_is_kept(failing, workers):
     failing.produce(60)
     start(failing, workers, partitioned=False, batchSize=10, rateLimit={"messagesPerSecond": 20, "burst": 10})
