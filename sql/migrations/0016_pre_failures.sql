@@ -1,6 +1,14 @@
 -- What failed, and what waits behind it: nothing waits behind what is given up, nothing overtakes within its key, and no attempt
 -- that had an answer is taken for a death.
 
+-- A mapped table's payload, type and publication may be null: such a message fails, waits and is redriven like any other.
+ALTER TABLE :"schema".held_messages
+    ALTER COLUMN data DROP NOT NULL, ALTER COLUMN message_type DROP NOT NULL, ALTER COLUMN publication_id DROP NOT NULL;
+ALTER TABLE :"schema".dead_letters
+    ALTER COLUMN data DROP NOT NULL, ALTER COLUMN message_type DROP NOT NULL, ALTER COLUMN publication_id DROP NOT NULL;
+ALTER TABLE :"schema".competing_copies
+    ALTER COLUMN data DROP NOT NULL, ALTER COLUMN message_type DROP NOT NULL, ALTER COLUMN publication_id DROP NOT NULL;
+
 CREATE OR REPLACE FUNCTION :"schema".set_aside(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_rows :"schema".held_messages[],
     p_action text, p_attempts int, p_error_class text, p_error text, p_wait interval, p_blocks boolean
