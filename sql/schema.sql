@@ -68,11 +68,22 @@ CREATE FUNCTION outbox.acquit_survivor(p_processor_id text, p_partition integer,
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- Whoever was counted as dead and calls again was frozen, cut off, or waiting: no message killed it.
+-- Of held messages the latest death is remembered by its process.
+WITH held AS (
+    UPDATE held_messages h SET deaths = greatest(h.deaths - 1, 0)
+    FROM processor_suspicions s, unnest(s.died_transaction_ids, s.died_positions) AS w (transaction_id, position)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.died_token = p_token
+      AND h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = w.transaction_id AND h.position = w.position
+)
 UPDATE processor_suspicions s
-SET deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
+SET died_token = nullif(s.died_token, p_token),
+    died_transaction_ids = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_transaction_ids END,
+    died_positions = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_positions END,
+    deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
     kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
     accused_alone = array_remove(s.accused_alone, p_token)
-WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND p_token = ANY (s.accused)
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token)
 $$;
 
 CREATE FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) RETURNS boolean
@@ -674,6 +685,9 @@ BEGIN
         kills = s.kills + coalesce(cardinality(v_alone), 0),
         accused_alone = s.accused_alone || v_alone,
         killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
+        died_token = CASE WHEN s.held_positions = '{}' THEN s.died_token ELSE p_token END,
+        died_transaction_ids = CASE WHEN s.held_positions = '{}' THEN s.died_transaction_ids ELSE s.held_transaction_ids END,
+        died_positions = CASE WHEN s.held_positions = '{}' THEN s.died_positions ELSE s.held_positions END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $$;
@@ -3264,7 +3278,10 @@ CREATE TABLE outbox.processor_suspicions (
     held_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
     held_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL,
     accused uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    accused_alone uuid[] DEFAULT '{}'::uuid[] NOT NULL
+    accused_alone uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    died_token uuid,
+    died_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
+    died_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL
 )
 WITH (fillfactor='50');
 

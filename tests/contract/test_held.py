@@ -163,3 +163,18 @@ def test_an_attempt_at_held_messages_that_was_answered_is_no_death(connection, l
     lease = acquire(connection)
     taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
     assert [each.deaths for each in taken.held] == [0]
+
+
+def test_who_comes_again_did_not_die_of_a_held_message(connection, lease):
+    """Cut off, or frozen, while it tried two held messages; a third one was another's."""
+    for position in (1, 2, 3):
+        hold(connection, position, behind=position > 1)
+    for _ in range(4):
+        taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
+        assert [(each.checkpoint.position, each.deaths) for each in taken.held] == [(1, 0), (2, 0)]
+        former, lease = lease, acquire(connection)
+        again = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)
+        assert not again.acquired
+    former, lease = lease, acquire(connection)
+    ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)
+    assert drain(connection, lease) == [1, 2, 3]

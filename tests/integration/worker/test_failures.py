@@ -123,8 +123,9 @@ def test_a_skipped_message_is_a_recorded_act(failing, workers, partitioned):
 def test_a_message_of_a_mapped_table_without_a_payload_is_kept_like_any_other(failing, workers, mode):
     connection, columns = failing.connection, {"data": "payload", "deliverAfter": "due"}
     connection.execute(
-        "CREATE TABLE shop_outbox (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, transaction_id xid8 NOT NULL "
-        "DEFAULT pg_current_xact_id(), message_id text NOT NULL, message_type text NOT NULL, payload jsonb, due timestamptz)"
+        "CREATE TABLE shop_outbox (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, transaction_id xid8 "
+        "NOT NULL DEFAULT pg_current_xact_id(), message_id text NOT NULL, message_type text NOT NULL, payload jsonb, "
+        "due timestamptz)"
     )
     connection.execute("CREATE INDEX ON shop_outbox (transaction_id, position)")
     failing.break_at(1)
