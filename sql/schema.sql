@@ -68,11 +68,22 @@ CREATE FUNCTION outbox.acquit_survivor(p_processor_id text, p_partition integer,
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
 -- Whoever was counted as dead and calls again was frozen, cut off, or waiting: no message killed it.
+-- Of held messages the latest death is remembered by its process.
+WITH held AS (
+    UPDATE held_messages h SET deaths = greatest(h.deaths - 1, 0)
+    FROM processor_suspicions s, unnest(s.died_transaction_ids, s.died_positions) AS w (transaction_id, position)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.died_token = p_token
+      AND h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = w.transaction_id AND h.position = w.position
+)
 UPDATE processor_suspicions s
-SET deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
+SET died_token = nullif(s.died_token, p_token),
+    died_transaction_ids = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_transaction_ids END,
+    died_positions = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_positions END,
+    deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
     kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
     accused_alone = array_remove(s.accused_alone, p_token)
-WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND p_token = ANY (s.accused)
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token)
 $$;
 
 CREATE FUNCTION outbox.adopt_timeline(p_processor_id text, p_cluster text, p_namespace text, p_name text, p_uid text) RETURNS boolean
@@ -674,6 +685,9 @@ BEGIN
         kills = s.kills + coalesce(cardinality(v_alone), 0),
         accused_alone = s.accused_alone || v_alone,
         killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
+        died_token = CASE WHEN s.held_positions = '{}' THEN s.died_token ELSE p_token END,
+        died_transaction_ids = CASE WHEN s.held_positions = '{}' THEN s.died_transaction_ids ELSE s.held_transaction_ids END,
+        died_positions = CASE WHEN s.held_positions = '{}' THEN s.died_positions ELSE s.held_positions END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $$;
@@ -791,10 +805,10 @@ CREATE TABLE outbox.competing_copies (
     transaction_id xid8 NOT NULL,
     "position" bigint NOT NULL,
     message_id text NOT NULL,
-    message_type text NOT NULL,
-    publication_id text NOT NULL,
+    message_type text,
+    publication_id text,
     partition_key text,
-    data text NOT NULL,
+    data text,
     metadata text,
     scheduled timestamp with time zone,
     deliver_after timestamp with time zone
@@ -1029,8 +1043,9 @@ CREATE FUNCTION outbox.end_suspect(p_processor_id text, p_partition integer, p_e
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- What begin_suspect wrote down was tried, and the process lives: whatever becomes of it later is no death of theirs.
-UPDATE processor_suspicions s SET begun_at = NULL
+-- What begin_suspect or take_due_messages wrote down was tried, and the process lives: whatever becomes of it later is no
+-- death of theirs.
+UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
 WHERE s.processor_id = p_processor_id AND s.partition = p_partition
   AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
 $$;
@@ -2219,10 +2234,10 @@ CREATE TABLE outbox.held_messages (
     transaction_id xid8 NOT NULL,
     "position" bigint NOT NULL,
     message_id text NOT NULL,
-    message_type text NOT NULL,
-    publication_id text DEFAULT 'default'::text NOT NULL,
+    message_type text,
+    publication_id text DEFAULT 'default'::text,
     partition_key text,
-    data text NOT NULL,
+    data text,
     metadata text,
     scheduled timestamp with time zone,
     blocks boolean NOT NULL,
@@ -2245,7 +2260,8 @@ CREATE FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epo
     AS $$
 -- In the transaction of the checkpoint that passes them: keep messages that are not handled now. Of `p_rows`, in reading
 -- order, the one with attempts > 0 failed and becomes what `p_action` says (Hold, DeadLetter, Skip); the others wait,
--- behind a message of their key or until `next_attempt_at`. -1: not the owner. Else how many are held.
+-- behind a message of their key or until `next_attempt_at`. What became due since it was read waits behind what blocks its
+-- key here, not behind what is given up here. -1: not the owner. Else how many are held.
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_kept int;
@@ -2276,15 +2292,17 @@ BEGIN
            r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
            CASE WHEN r.failed THEN p_blocks ELSE NOT r.delayed END,
            NOT r.failed AND NOT r.delayed
-               AND (r.turn > 1 OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
            CASE WHEN r.failed THEN p_attempts ELSE 0 END,
            CASE WHEN r.failed THEN p_error_class END, CASE WHEN r.failed THEN p_error END,
            CASE WHEN r.failed THEN coalesce(v_now + p_wait, 'infinity')
                 WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
     FROM (SELECT u.*, u.attempts > 0 AS failed,
                  u.attempts = 0 AND coalesce(u.next_attempt_at > v_now, false) AS delayed,
-                 row_number() OVER (PARTITION BY u.key, coalesce(u.next_attempt_at > v_now, false)
-                                    ORDER BY u.ordinality) AS turn
+                 coalesce(bool_or(CASE WHEN u.attempts > 0 THEN p_action = 'Hold' AND p_blocks
+                                       ELSE NOT coalesce(u.next_attempt_at > v_now, false) END)
+                          OVER (PARTITION BY u.key ORDER BY u.ordinality
+                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
           FROM unnest(p_rows) WITH ORDINALITY AS u) AS r
     WHERE NOT r.failed OR p_action = 'Hold'
     ORDER BY r.ordinality
@@ -2746,11 +2764,16 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- A delayed one that is due takes its place: behind what blocks its key.
+    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a person had
+    -- tried again: behind the first of its key.
     UPDATE held_messages h SET behind = true, blocks = true
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind AND NOT h.blocks
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
       AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
-      AND is_key_blocked(p_processor_id, p_partition, h.key, h.place);
+      AND CASE WHEN h.blocks
+               THEN EXISTS (SELECT 1 FROM held_messages f
+                            WHERE f.processor_id = p_processor_id AND f.partition = p_partition AND f.key_hash = h.key_hash
+                              AND f.key = h.key AND f.blocks AND NOT f.behind AND f.place < h.place)
+               ELSE is_key_blocked(p_processor_id, p_partition, h.key, h.place) END;
     WITH heads AS MATERIALIZED (
         SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
@@ -2761,11 +2784,13 @@ BEGIN
         UNION ALL
         SELECT f.place FROM heads h
         CROSS JOIN LATERAL (
-            SELECT b.place FROM held_messages b
-            WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
-              AND b.key = h.key AND b.blocks AND b.behind AND b.deaths = 0
-            ORDER BY b.place LIMIT p_limit) AS f
-        WHERE h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+            -- Up to the first that is not to be tried with others: none of its key overtakes it.
+            SELECT n.place, bool_and(n.behind AND n.deaths = 0) OVER (ORDER BY n.place) AS free
+            FROM (SELECT b.place, b.behind, b.deaths FROM held_messages b
+                  WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
+                    AND b.key = h.key AND b.blocks AND b.place > h.place
+                  ORDER BY b.place LIMIT p_limit) AS n) AS f
+        WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
           AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
         UNION ALL
         (SELECT s.place FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
@@ -3055,10 +3080,10 @@ CREATE TABLE outbox.dead_letters (
     transaction_id xid8 NOT NULL,
     "position" bigint NOT NULL,
     message_id text NOT NULL,
-    message_type text NOT NULL,
-    publication_id text DEFAULT 'default'::text NOT NULL,
+    message_type text,
+    publication_id text DEFAULT 'default'::text,
     partition_key text,
-    data text NOT NULL,
+    data text,
     metadata text,
     scheduled timestamp with time zone,
     attempts integer NOT NULL,
@@ -3253,7 +3278,10 @@ CREATE TABLE outbox.processor_suspicions (
     held_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
     held_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL,
     accused uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    accused_alone uuid[] DEFAULT '{}'::uuid[] NOT NULL
+    accused_alone uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    died_token uuid,
+    died_transaction_ids xid8[] DEFAULT '{}'::xid8[] NOT NULL,
+    died_positions bigint[] DEFAULT '{}'::bigint[] NOT NULL
 )
 WITH (fillfactor='50');
 

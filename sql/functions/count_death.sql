@@ -35,6 +35,9 @@ BEGIN
         kills = s.kills + coalesce(cardinality(v_alone), 0),
         accused_alone = s.accused_alone || v_alone,
         killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
+        died_token = CASE WHEN s.held_positions = '{}' THEN s.died_token ELSE p_token END,
+        died_transaction_ids = CASE WHEN s.held_positions = '{}' THEN s.died_transaction_ids ELSE s.held_transaction_ids END,
+        died_positions = CASE WHEN s.held_positions = '{}' THEN s.died_positions ELSE s.held_positions END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $function$;

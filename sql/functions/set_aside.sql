@@ -6,7 +6,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- In the transaction of the checkpoint that passes them: keep messages that are not handled now. Of `p_rows`, in reading
 -- order, the one with attempts > 0 failed and becomes what `p_action` says (Hold, DeadLetter, Skip); the others wait,
--- behind a message of their key or until `next_attempt_at`. -1: not the owner. Else how many are held.
+-- behind a message of their key or until `next_attempt_at`. What became due since it was read waits behind what blocks its
+-- key here, not behind what is given up here. -1: not the owner. Else how many are held.
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_kept int;
@@ -37,15 +38,17 @@ BEGIN
            r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
            CASE WHEN r.failed THEN p_blocks ELSE NOT r.delayed END,
            NOT r.failed AND NOT r.delayed
-               AND (r.turn > 1 OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
            CASE WHEN r.failed THEN p_attempts ELSE 0 END,
            CASE WHEN r.failed THEN p_error_class END, CASE WHEN r.failed THEN p_error END,
            CASE WHEN r.failed THEN coalesce(v_now + p_wait, 'infinity')
                 WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
     FROM (SELECT u.*, u.attempts > 0 AS failed,
                  u.attempts = 0 AND coalesce(u.next_attempt_at > v_now, false) AS delayed,
-                 row_number() OVER (PARTITION BY u.key, coalesce(u.next_attempt_at > v_now, false)
-                                    ORDER BY u.ordinality) AS turn
+                 coalesce(bool_or(CASE WHEN u.attempts > 0 THEN p_action = 'Hold' AND p_blocks
+                                       ELSE NOT coalesce(u.next_attempt_at > v_now, false) END)
+                          OVER (PARTITION BY u.key ORDER BY u.ordinality
+                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
           FROM unnest(p_rows) WITH ORDINALITY AS u) AS r
     WHERE NOT r.failed OR p_action = 'Hold'
     ORDER BY r.ordinality

@@ -19,11 +19,16 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- A delayed one that is due takes its place: behind what blocks its key.
+    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a person had
+    -- tried again: behind the first of its key.
     UPDATE held_messages h SET behind = true, blocks = true
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind AND NOT h.blocks
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
       AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
-      AND is_key_blocked(p_processor_id, p_partition, h.key, h.place);
+      AND CASE WHEN h.blocks
+               THEN EXISTS (SELECT 1 FROM held_messages f
+                            WHERE f.processor_id = p_processor_id AND f.partition = p_partition AND f.key_hash = h.key_hash
+                              AND f.key = h.key AND f.blocks AND NOT f.behind AND f.place < h.place)
+               ELSE is_key_blocked(p_processor_id, p_partition, h.key, h.place) END;
     WITH heads AS MATERIALIZED (
         SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
@@ -34,11 +39,13 @@ BEGIN
         UNION ALL
         SELECT f.place FROM heads h
         CROSS JOIN LATERAL (
-            SELECT b.place FROM held_messages b
-            WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
-              AND b.key = h.key AND b.blocks AND b.behind AND b.deaths = 0
-            ORDER BY b.place LIMIT p_limit) AS f
-        WHERE h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+            -- Up to the first that is not to be tried with others: none of its key overtakes it.
+            SELECT n.place, bool_and(n.behind AND n.deaths = 0) OVER (ORDER BY n.place) AS free
+            FROM (SELECT b.place, b.behind, b.deaths FROM held_messages b
+                  WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
+                    AND b.key = h.key AND b.blocks AND b.place > h.place
+                  ORDER BY b.place LIMIT p_limit) AS n) AS f
+        WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
           AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
         UNION ALL
         (SELECT s.place FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)

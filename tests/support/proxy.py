@@ -120,17 +120,27 @@ class Relay(Proxy):
 
 
 class CommitCutter(Proxy):
-    """`arm` cuts every connection at its next COMMIT, or once one that said `after`."""
+    """`arm` cuts every connection at its next COMMIT, or at the statement `said`; or once one that said `after`."""
 
     def __init__(self, port: int) -> None:
         self._cut: Cut | None = None
         self._after = b""
         self._once = False
+        self._said, self._answer = b"COMMIT", b"COMMIT\x00"
         self._waiting: socket.socket | None = None
         self.cuts = 0
         super().__init__(port)
 
-    def arm(self, cut: Cut, *, after: bytes = b"", once: bool = False) -> None:
+    def arm(
+        self,
+        cut: Cut,
+        *,
+        after: bytes = b"",
+        once: bool = False,
+        said: bytes = b"COMMIT",
+        answer: bytes = b"COMMIT\x00",
+    ) -> None:
+        self._said, self._answer = said, answer
         self._cut, self._after, self._once = cut, after, once
 
     @override
@@ -144,7 +154,7 @@ class CommitCutter(Proxy):
         while data := _receive(client):
             cut = self._cut
             said_it = said_it or (cut is not None and self._after in data)
-            if cut is not None and said_it and b"COMMIT" in data:
+            if cut is not None and said_it and self._said in data:
                 self.cuts += 1
                 self._cut = None if self._once else cut
                 if cut is Cut.AFTER:
@@ -163,7 +173,7 @@ class CommitCutter(Proxy):
     @override
     def _to_client(self, server: socket.socket, client: socket.socket) -> None:
         while data := _receive(server):
-            if self._waiting is server and b"COMMIT\x00" in data:
+            if self._waiting is server and self._answer in data:
                 self._answered.set()
                 return
             if not _send(client, data):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.failing import Failing
 from tests.support.postgres import free_port, wait_until
+from tests.support.proxy import CommitCutter, Cut
 from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
 
 QUICK = {"maxAttempts": 3, "initialBackoff": "50ms", "maxBackoff": "100ms"}
@@ -66,6 +67,22 @@ def test_a_target_that_fails_everything_is_spared_and_nothing_is_kept_meanwhile(
     ]
     # One that found nothing left to probe with stays half open until something comes.
     assert "Closed" in {report.circuit for report in reports}
+
+
+def test_a_piece_whose_completion_has_no_answer_keeps_the_rest_of_its_batch_from_nobody(failing, workers):
+    """It was completed: asked again the database says no. What is left is in this consumer's name, which goes on."""
+    proxy = CommitCutter(failing.outbox.database.server.port)
+    proxy.arm(Cut.AFTER, once=True, said=b"complete_batch", answer=b"SELECT 1\x00")
+    failing.break_at(7)
+    failing.produce(20)
+    config = config_of(
+        failing.outbox, PYTHON_TARGET, guarantee="AtLeastOnce", retry=QUICK, whenExhausted="DeadLetter"
+    )  # fmt: skip
+    workers.start(config, proxy.uri(failing.outbox.database.uri()), handler=PYTHON_HANDLER, pod="pod-a")
+    failing.wait_handled(set(range(20)) - {7}, 30)
+    failing.wait_dead(1)
+    assert proxy.cuts == 1
+    proxy.close()
 
 
 def test_one_message_that_fails_for_ever_opens_no_breaker(failing, workers):

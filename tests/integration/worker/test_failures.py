@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from outbox_worker.postgres import letters
+from outbox_worker.postgres.key import ProcessorKey
 from tests.support.failing import KEYS, Failing
 from tests.support.postgres import wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET
@@ -115,6 +117,34 @@ def test_a_skipped_message_is_a_recorded_act(failing, workers, partitioned):
     assert [(act, by) for act, _, by in acts] == [("Skip", "delivery.whenExhausted")]
     assert acts[0][1].startswith("message message-7 of type Numbered, key key-2, after 3 attempts: P0042: ")
     assert (failing.held(), failing.dead()) == ([], [])
+
+
+@pytest.mark.parametrize("mode", ["Ordered", "Competing"])
+def test_a_message_of_a_mapped_table_without_a_payload_is_kept_like_any_other(failing, workers, mode):
+    connection, columns = failing.connection, {"data": "payload", "deliverAfter": "due"}
+    connection.execute(
+        "CREATE TABLE shop_outbox (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, transaction_id xid8 "
+        "NOT NULL DEFAULT pg_current_xact_id(), message_id text NOT NULL, message_type text NOT NULL, payload jsonb, "
+        "due timestamptz)"
+    )
+    connection.execute("CREATE INDEX ON shop_outbox (transaction_id, position)")
+    failing.break_at(1)
+    connection.execute("INSERT INTO shop_outbox (message_id, message_type) SELECT 'message-' || n, 't' FROM "
+                       "generate_series(1, 3) AS n")  # fmt: skip
+    own = {"blocks": "Key"} if mode == "Ordered" else {"mode": mode, "competing": {}}
+    config = failing.config(SQL_TARGET, partitioned=False, whenExhausted="DeadLetter", retry=QUICK, **own)
+    config["source"]["table"] = {"schemaName": "public", "name": "shop_outbox", "columns": columns}
+    workers.start(config, failing.outbox.database.uri())
+    failing.wait_dead(1)
+    failing.mend()
+    key = ProcessorKey("outbox", "orders")
+    (dead,) = letters.list_dead(connection, "outbox", letters.Filter(), limit=10)
+    assert letters.redrive(connection, key, [dead.id], reason="mended", decided_by="me") == 1
+
+    def handled():
+        return {row[0] for row in connection.execute("SELECT message_id FROM handled").fetchall()}
+
+    wait_until(lambda: handled() == {"message-1", "message-2", "message-3"}, "all are handled", 30)
 
 
 def test_stop_stops_the_key_until_the_worker_is_started_again(failing, workers):
@@ -245,6 +275,16 @@ def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers, 
     failing.connection.execute("UPDATE outbox.messages SET deliver_after = NULL")
     failing.wait_handled(set(range(11)))
     assert failing.handled() == list(range(11))
+
+
+def test_what_failed_is_tried_again_while_mode_ordered_waits_for_a_delayed_message(failing, workers):
+    failing.break_at(3)
+    failing.produce(5)
+    failing.produce(1, start=5, deliver_after="1 hour")
+    worker = start(failing, workers, SQL_TARGET, partitioned=False, blocks="Key", retry=QUICK | {"maxAttempts": 1000})
+    worker.wait_state("Retrying", "MessageDelayed", 40)
+    failing.mend()
+    failing.wait_handled(set(range(5)), 20)
 
 
 def test_a_rate_is_kept(failing, workers):

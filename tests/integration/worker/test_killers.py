@@ -125,6 +125,26 @@ def test_killed_from_outside_no_message_is_condemned(failing, workers):
     assert failing.dead() == []
 
 
+def test_killed_while_a_message_that_failed_waits_that_message_is_not_condemned(failing, workers):
+    """It was tried alone, under suspicion, and its process had an answer: it dies later, of something else."""
+    config = failing.config(
+        PYTHON_TARGET, partitioned=False, batchSize=10, whenExhausted="DeadLetter", guarantee="Transactional",
+        retry={"maxAttempts": 1000, "initialBackoff": "10m", "maxBackoff": "10m", "jitter": 0},
+    )  # fmt: skip
+    home = workers.prepare(config, failing.outbox.database.uri(), handler=DEADLY_HANDLER)
+    (home / "deadly").touch()
+    failing.break_at(0)
+    failing.produce(1)
+    for _ in range(5):
+        worker = workers.launch(home)
+        worker.wait_state("Retrying", "HandlerFailed")
+        worker.kill()
+    failing.mend()
+    workers.launch(home)
+    failing.wait_handled({0})
+    assert failing.dead() == []
+
+
 def _waits(failing):
     row = failing.connection.execute(
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'public.handled'::regclass"

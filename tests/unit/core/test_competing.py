@@ -148,6 +148,8 @@ def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
 def test_a_lost_batch_is_forgotten_and_the_next_one_taken():
     state = decide(handling(), Lost())
     assert (state.step, state.work, state.reason) == (Step.FETCH, None, Reason.LEASE_LOST)
+    state = decide(decide(handling(), h.Delivered(8)), Lost())
+    assert (state.step, state.work, state.delivered) == (Step.RELEASE, None, False)
 
 
 def test_a_fault_of_the_database_hands_back_what_was_in_hand_unless_it_is_delivered():

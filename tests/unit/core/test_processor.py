@@ -12,6 +12,7 @@ from outbox_core import happening as h
 from outbox_core import processor as p
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
+from outbox_core.failing import Action, Verdict
 from outbox_core.message import Batch
 from outbox_core.processor import decide_next
 from outbox_core.report import Reason, ResourceRef, WorkerState
@@ -154,6 +155,13 @@ def test_each_refusal_has_its_way(answer, step):
     else:
         assert after.refusal is not None
         assert after.stored == A
+
+
+def test_what_was_decided_of_a_batch_that_was_stored_before_does_not_meet_the_next():
+    verdict = Verdict(Action.SKIP, 3, "E", "no", None, blocks=True)
+    state = owner(step=Step.SET_ASIDE, batch=batch(matched=1), verdict=verdict)
+    after = decide(decide(state, h.Refused(StoreAnswer.IGNORED, A, B, B)), h.Fetched(batch(after=B, examined=C)))
+    assert (after.step, after.verdict) == (Step.HANDLE, None)
 
 
 def test_after_2_or_3_only_a_person_goes_on():

@@ -255,8 +255,10 @@ def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening
         case Completed():
             return _after_completion(state, now)
         case Lost():
+            # Delivered, it may have been completed by a call whose answer was lost: then the rest is still in our name.
+            step = Step.RELEASE if state.delivered else Step.FETCH
             return replace(
-                _empty_handed(state), step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.LEASE_LOST,
+                _empty_handed(state), step=step, due=now, state=WorkerState.ACTIVE, reason=Reason.LEASE_LOST,
                 message="a batch was not completed in time and is another consumer's now; its effects were rolled back "
                 "where they are transactional",
             )  # fmt: skip

@@ -231,14 +231,15 @@ def _or_held(state: ProcessorState, now: float) -> ProcessorState:
 
 
 def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorState:
-    """Mode Ordered at a delayed message: not early, and nothing overtakes it."""
-    return replace(
+    """Mode Ordered at a delayed message: not early, nothing overtakes it. What came before it and failed goes on."""
+    state = replace(
         state, step=Step.FETCH, due=now + min(max(delayed.seconds, 0.01), DELAYED_LOOK), batch=None,
         state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
         message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
         f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
         "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
     )  # fmt: skip
+    return _or_held(state, now)
 
 
 def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
@@ -295,7 +296,7 @@ def _after_refusal(state: ProcessorState, refused: h.Refused, now: float) -> Pro
         # The batch was handled before: skip to the stored pair.
         return replace(
             state, step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
-            doubt=None, attempt=0, failures=0, unstored_rows=0,
+            doubt=None, attempt=0, failures=0, unstored_rows=0, verdict=None,
         )  # fmt: skip
     if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
         # It may have been committed before ownership went: that is no conflict, and must not be reported as one.

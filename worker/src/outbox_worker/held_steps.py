@@ -140,6 +140,17 @@ class HeldSteps:
             return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
         return _killer(kills) if kills >= KILLS and batch.matched_count == 1 else None
 
+    def _answered(self, state: ProcessorState, attempt: Callable[[], h.Happening]) -> h.Happening:
+        """Attempt what was written down before; when it fails, write down that this process did not die of it."""
+        try:
+            happened = attempt()
+        except (OutboxError, psycopg.Error):
+            self._end_suspect(state)
+            raise
+        if isinstance(happened, h.Failed):
+            self._end_suspect(state)
+        return happened
+
     def _end_suspect(self, state: ProcessorState) -> None:
         """Say that the attempt was answered. Where that cannot be said, this process says so by coming again."""
         with suppress(OutboxError, psycopg.Error):
@@ -173,6 +184,9 @@ class HeldSteps:
         if batch.held[0].deaths >= HELD_DEATHS:
             return _killer(batch.held[0].deaths)
 
+        return self._answered(state, lambda: self._attempt_held(batch, lease, state))
+
+    def _attempt_held(self, batch: Batch, lease: h.HeldLease, state: ProcessorState) -> h.Happening:
         def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
             count = holding.settle(connection, self._parts.key, lease, batch.held)
             if count < 0:

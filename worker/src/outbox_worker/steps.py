@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import psycopg
 from typing_extensions import override
 
 from outbox_core import happening as h
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
     from uuid import UUID
+
+    import psycopg
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
@@ -271,11 +272,7 @@ class Steps(HeldSteps):
             return self._attempt(state, batch)
         if (told := self._begin_suspect(state, batch)) is not None:
             return told
-        try:
-            return self._attempt(state, batch)
-        except (OutboxError, psycopg.Error):
-            self._end_suspect(state)
-            raise
+        return self._answered(state, lambda: self._attempt(state, batch))
 
     def _attempt(self, state: ProcessorState, batch: Batch) -> h.Happening:
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:

@@ -1,0 +1,180 @@
+"""What waits behind what: messages that are set aside, taken when they are due, and given back by a person."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from outbox_core.checkpoint import BEGINNING
+from outbox_core.failing import Action, Verdict
+from outbox_core.happening import HeldLease
+from outbox_core.report import ResourceRef
+from outbox_worker.postgres import checkpoints, holding, letters, ownership
+from outbox_worker.postgres.key import ProcessorKey
+
+KEY = ProcessorKey("outbox", "orders")
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def connection(database):
+    connection = database.connect()
+    resource = ResourceRef(cluster="c", namespace="n", name="a", uid="u1")
+    assert ownership.claim(connection, KEY, resource).granted
+    return connection
+
+
+def acquire(connection):
+    connection.execute("UPDATE outbox.processor_leases SET expires_at = clock_timestamp()")
+    token = uuid4()
+    answer = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=token, lease=HOUR)
+    assert answer.epoch is not None
+    return HeldLease(0, answer.epoch, token)
+
+
+@pytest.fixture
+def lease(connection):
+    lease = acquire(connection)
+    checkpoints.store(connection, KEY, new=BEGINNING, expected=None, epoch=lease.epoch, token=lease.token)
+    return lease
+
+
+def hold(connection, position, *, behind=False, blocks=True, attempts=0, deaths=0, due="0 s"):
+    """Hold a message of key k: its place is its position."""
+    connection.execute(
+        "INSERT INTO outbox.held_messages (processor_id, key, place, transaction_id, position, message_id, "
+        "message_type, data, blocks, behind, attempts, deaths, next_attempt_at) "
+        "VALUES ('orders', 'k', %(n)s, '700', %(n)s, %(n)s::text, 't', '{}', %(blocks)s, %(behind)s, %(attempts)s, "
+        "%(deaths)s, clock_timestamp() + %(due)s::interval)",
+        {"n": position, "behind": behind, "blocks": blocks, "attempts": attempts, "deaths": deaths, "due": due},
+    )
+
+
+def set_aside(connection, lease, rows, verdict):
+    """`rows` are position, attempts (1: it failed), and an interval from now, of key k."""
+    return connection.execute(
+        "SELECT outbox.set_aside('orders', 0, %s, %s, (SELECT array_agg(ROW(NULL, 0, 'k', NULL, 0, '700', n, n::text, "
+        "'t', 'default', NULL, '{}', NULL, NULL, false, false, a, 0, NULL, NULL, NULL, clock_timestamp() + d::interval)"
+        "::outbox.held_messages ORDER BY n) FROM unnest(%s::int[], %s::int[], %s::text[]) AS r (n, a, d)), "
+        "%s, %s, 'E', 'no', %s, %s)",
+        (
+            lease.epoch, lease.token, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows],
+            verdict.action.value, verdict.attempts, verdict.wait and timedelta(seconds=verdict.wait), verdict.blocks,
+        ),
+    ).fetchone()  # fmt: skip
+
+
+def take(connection, lease, limit=10):
+    taken = holding.take_due(connection, KEY, lease, limit=limit, payload=False)
+    return [each.checkpoint.position for each in taken.held]
+
+
+def drain(connection, lease, limit=10):
+    """Take and settle until nothing is due; return the positions in the order in which they were handled."""
+    order: list[int] = []
+    while True:
+        taken = holding.take_due(connection, KEY, lease, limit=limit, payload=False)
+        if not taken.held:
+            return order
+        assert holding.settle(connection, KEY, lease, taken.held) == len(taken.held)
+        order += [each.checkpoint.position for each in taken.held]
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(Action.SKIP, 1, "E", "no", None, blocks=True),
+        Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=False),
+        Verdict(Action.HOLD, 1, "E", "no", 3600.0, blocks=False),
+    ],
+    ids=["skipped", "a dead letter that blocks nothing", "held, blocking nothing"],
+)
+def test_nothing_waits_behind_what_blocks_nothing(connection, lease, verdict):
+    """A delayed message of the batch became due while the message before it, of its key, was handled and failed."""
+    set_aside(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s"), (4, 0, "1 hour")], verdict)
+    assert drain(connection, lease) == [2, 3]
+
+
+def test_what_became_due_waits_behind_what_blocks_its_key(connection, lease):
+    verdict = Verdict(Action.HOLD, 1, "E", "no", 0.05, blocks=True)
+    set_aside(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s")], verdict)
+    assert take(connection, lease) == []
+    connection.execute("SELECT pg_sleep(0.1)")
+    assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_no_message_overtakes_one_that_somebody_died_of(connection, lease):
+    """It is to be tried alone: those of its key behind it wait for it also when the first one is tried with others."""
+    hold(connection, 1)
+    hold(connection, 2, behind=True, deaths=1)
+    hold(connection, 3, behind=True)
+    assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_a_redriven_message_is_not_followed_past_one_that_somebody_died_of(connection, lease):
+    """The same, as it comes about: two are tried, their process dies, the first fails and becomes a dead letter."""
+    for position in (1, 2, 3):
+        hold(connection, position, behind=position > 1)
+    assert take(connection, lease, limit=2) == [1, 2]
+    lease = acquire(connection)
+    taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
+    assert [(each.checkpoint.position, each.deaths) for each in taken.held] == [(1, 1)]
+    verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+    assert holding.fail(connection, KEY, lease, taken.held[0], verdict) == 1
+    assert take(connection, lease) == []
+    (dead,) = letters.list_dead(connection, "outbox", letters.Filter(), limit=10)
+    assert letters.redrive(connection, KEY, [dead.id], reason="mended", decided_by="me") == 1
+    assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_no_message_overtakes_one_that_waits_for_its_next_attempt(connection, lease):
+    """Two delayed messages that failed: the earlier one is tried again by a person, the later one waits."""
+    hold(connection, 1)
+    hold(connection, 2, attempts=2, due="0.3 s")
+    hold(connection, 3, behind=True)
+    assert drain(connection, lease) == [1]
+    connection.execute("SELECT pg_sleep(0.4)")
+    assert drain(connection, lease) == [2, 3]
+
+
+def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first(connection, lease):
+    for position in (1, 2):
+        hold(connection, position)
+        held = holding.take_due(connection, KEY, lease, limit=1, payload=False).held[0]
+        verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+        assert holding.fail(connection, KEY, lease, held, verdict) == 1
+    ids = [dead.id for dead in letters.list_dead(connection, "outbox", letters.Filter(keys=["k"]), limit=10)]
+    assert letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
+    taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
+    assert [each.checkpoint.position for each in taken.held] == [1]
+    again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
+    assert holding.fail(connection, KEY, lease, taken.held[0], again) == 1
+    assert take(connection, lease) == []
+    connection.execute("SELECT pg_sleep(0.4)")
+    assert drain(connection, lease) == [1, 2]
+
+
+def test_an_attempt_at_held_messages_that_was_answered_is_no_death(connection, lease):
+    hold(connection, 1)
+    assert take(connection, lease) == [1]
+    holding.end_suspect(connection, KEY, lease)
+    lease = acquire(connection)
+    taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
+    assert [each.deaths for each in taken.held] == [0]
+
+
+def test_who_comes_again_did_not_die_of_a_held_message(connection, lease):
+    """Cut off, or frozen, while it tried two held messages; a third one was another's."""
+    for position in (1, 2, 3):
+        hold(connection, position, behind=position > 1)
+    for _ in range(4):
+        taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
+        assert [(each.checkpoint.position, each.deaths) for each in taken.held] == [(1, 0), (2, 0)]
+        former, lease = lease, acquire(connection)
+        again = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)
+        assert not again.acquired
+    former, lease = lease, acquire(connection)
+    ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)
+    assert drain(connection, lease) == [1, 2, 3]
