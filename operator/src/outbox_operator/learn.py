@@ -231,8 +231,9 @@ def conflict_status(conflict: Conflict | None) -> ConflictStatus | None:
 def learn_conflicts(observed: Observed, resolution: Resolution | None) -> ConflictsStatus:
     """Merge the counters that the processes read from the database.
 
-    An open conflict is believed of whoever reports it, and closed only when a person has decided it and a process that
-    was started with that decision says that none is open: a standby that has not looked again must not reopen the road.
+    An open conflict is believed of whoever reports it, and closed only when a process says that none is open which has
+    seen this one recorded, or was started with a person's decision about it: a standby that has not looked again must
+    not reopen the road.
     """
     previous = observed.previous.conflicts
     informed = [report for report in (*observed.reports, *observed.last_words) if report.state not in UNINFORMED_STATES]
@@ -258,7 +259,9 @@ def _learn_open(observed: Observed, resolution: Resolution | None) -> ConflictSt
         return conflict_status(max(reported, key=lambda conflict: conflict.id))
     if previous is not None:
         decided = resolution is not None and resolution.conflict_id == previous.id
-        return None if decided and _is_carried_out(observed, resolution) else previous
+        # Decided in the database itself: whoever has seen it recorded, and sees none open, saw it closed.
+        closed = any(r.conflicts.last is not None and r.conflicts.last.id >= previous.id for r in live)
+        return None if closed or (decided and _is_carried_out(observed, resolution)) else previous
     last_words = [r.conflicts.open for r in observed.last_words if r.conflicts.open is not None and not live]
     return conflict_status(last_words[0]) if last_words else None
 

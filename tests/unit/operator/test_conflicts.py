@@ -168,3 +168,19 @@ def test_two_annotations_about_the_open_conflict_decide_nothing_and_say_so():
     told = next(happening.message for happening in decision.happenings if happening.reason == "AnnotationInvalid")
     assert "both decide conflict 7: remove one of them" in told
     assert told in next(c.message for c in decision.status.conditions if c.type == "Ready")
+
+
+def test_a_conflict_that_was_decided_in_the_database_is_closed_by_a_worker_that_saw_it_closed():
+    processor = build_processor(delivery={"mode": "Partitioned", "partitions": {"count": 4, "key": {"column": "key"}}})
+    decided = build_report(conflicts=summary_of(build_conflict(2)))
+    decision = decide(build_observed(build_pod(report=decided), previous=BLOCKED, processor=processor), NOW)
+    assert decision.status.conflicts.open is None
+    assert "ConflictResolved" in [happening.reason for happening in decision.happenings]
+    assert condition(decision, "CheckpointHealthy")[0] == "True"
+
+
+def test_a_worker_that_looked_before_the_conflict_was_recorded_closes_none():
+    processor = build_processor(delivery={"mode": "Partitioned", "partitions": {"count": 4, "key": {"column": "key"}}})
+    older = build_report(conflicts=summary_of(build_conflict(4, 6, holder=resource())))
+    decision = decide(build_observed(build_pod(report=older), previous=BLOCKED, processor=processor), NOW)
+    assert decision.status.conflicts.open is not None
