@@ -1,4 +1,4 @@
-"""`pause`, `resume` and decisions by a resource's fields: the command as a process, beside an API server that is away at times.
+"""`pause`, `resume` and decisions by a resource's fields: a process, beside an API server that is away at times.
 
 What the operator does with it is shown on a cluster (tests/acceptance); here it is done, or not, by the test.
 """
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -23,7 +24,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Requests)
-        self.body = {
+        self.body: dict[str, Any] = {
             "metadata": {"name": "orders", "namespace": "shop", "uid": "u", "generation": 1, "annotations": {}},
             "spec": {},
             "status": {"conflicts": {"open": OPEN}},

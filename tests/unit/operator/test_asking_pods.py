@@ -1,4 +1,4 @@
-"""The operator's ear: what a process that was just started does not know yet, and a pod that cannot be asked any more."""
+"""What an operator that was just started does not know yet, and a pod that cannot be asked any more."""
 
 from __future__ import annotations
 

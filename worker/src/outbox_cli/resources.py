@@ -148,7 +148,7 @@ def is_suspended(body: Body) -> bool:
 
 
 def is_running(body: Body) -> bool:
-    """Messages are processed: not suspended, scaled to zero or handed over, which is Ready too where it was asked for."""
+    """Messages are processed; suspended, scaled to zero or handed over is Ready too, where it was asked for."""
     ready = condition(body, "Ready")
     return ready.get("status") == "True" and ready.get("reason") == "Running"
 
@@ -215,9 +215,7 @@ def _decide(  # noqa: PLR0913, PLR0917  # one act, said once for both verbs
     console.confirm(question)
     # The former decision goes: two of them decide nothing.
     annotations = dict.fromkeys((ACCEPT_ANNOTATION, REWIND_ANNOTATION)) | {annotation: value}
-    cluster.patch(
-        body["metadata"]["name"], {"metadata": {"uid": body["metadata"]["uid"], "annotations": annotations}}
-    )
+    cluster.patch(body["metadata"]["name"], {"metadata": {"uid": body["metadata"]["uid"], "annotations": annotations}})
     if context.options.wait:
         wait_for(
             console, cluster, body, "decided",
