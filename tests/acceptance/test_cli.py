@@ -6,14 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
 from tests.chart.chart import tool
 from tests.support.cluster import kubeconfig
+from tests.support.proxy import Relay
 from tests.support.room import BY_PAIRS
 
 if TYPE_CHECKING:
@@ -71,6 +76,46 @@ def pause_waits_until_nothing_runs_and_resume_until_it_does(rooms: Rooms) -> Non
 
 
 @scenarios.add
+def waiting_goes_on_while_the_api_server_is_away_and_ends_when_the_resource_goes(rooms: Rooms) -> None:
+    """Both wait for a Secret that is not there, one of them through a connection that breaks."""
+    source = {"connection": {"secretRef": {"name": "later"}}}
+    with rooms.room() as room, tempfile.TemporaryDirectory() as directory:
+        known = yaml.safe_load(kubeconfig().read_text())
+        server = urlsplit(known["clusters"][0]["cluster"]["server"])
+        relay = Relay(server.port or 443)
+        known["clusters"][0]["cluster"]["server"] = f"https://{server.hostname}:{relay.port}"
+        through = Path(directory) / "kubeconfig"
+        through.touch(mode=0o600)
+        through.write_text(yaml.safe_dump(known))
+        try:
+            going = room.processor("going", source=source, processorId="going", suspend=True)
+            staying = room.processor("staying", source=source, processorId="staying", suspend=True)
+            waiting = [_resume(room, going.name, kubeconfig()), _resume(room, staying.name, through)]
+            going.until("it is asked", lambda: not going.read()["spec"]["suspend"])
+            staying.until("it is asked", lambda: not staying.read()["spec"]["suspend"])
+            relay.cut()
+            going.delete()
+            _, said = waiting[0].communicate(timeout=60)
+            assert (waiting[0].returncode, "going was asked, and went before" in said) == (1, True), said
+            time.sleep(3)
+            assert waiting[1].poll() is None, waiting[1].communicate()
+            relay.heal()
+            room.secret("later")
+            _, said = waiting[1].communicate(timeout=120)
+            assert waiting[1].returncode == 0, said
+        finally:
+            relay.close()
+
+
+def _resume(room: Room, name: str, config: Path) -> subprocess.Popen[str]:
+    command = [str(PROGRAM), "resume", name, "--wait", "--timeout", "120", "--kubeconfig", str(config)]
+    return subprocess.Popen(
+        [*command, "-n", room.namespace], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@scenarios.add
 def accept_decides_the_conflict_that_was_seen(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders")
@@ -92,7 +137,10 @@ def rewind_decides_the_conflict_the_other_way(rooms: Rooms) -> None:
         opened = block(room, orders, 100)
         arguments = ("rewind", "orders", "--to", opened["expected"], "--conflict", str(opened["id"]))
         assert opened["expected"] in outbox(room, *arguments, "--dry-run")
+        assert "in a cluster only --to" in outbox(room, *arguments, "--partition", "3", "--yes", status=3)
+        orders.annotate(accept_checkpoint="1=1:1")
         outbox(room, *arguments, "--yes", "--wait")
+        assert "outbox-operator.dev/accept-checkpoint" not in orders.read()["metadata"]["annotations"]
         until_handled(room, orders, 6)
         assert len(set(room.handled())) == 6
 

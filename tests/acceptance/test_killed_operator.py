@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,12 @@ def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, tmp_path:
         operator.kill()
         room.shop.produce(5)
         wait("messages are handled", lambda: len(room.handled()) == 5, within=20)
+        since = orders.condition("Ready")["lastTransitionTime"]
+        operator.start()
+        wait("it decides again", lambda: _decisions(operator) > 0, within=60)
+        orders.until_ready()
+        assert orders.condition("Ready")["lastTransitionTime"] == since, "nothing turned because its process is another"
+        operator.kill()
         orders.spec(suspend=True)
         operator.start()
         orders.until_ready("Suspended")
@@ -161,6 +167,14 @@ def test_it_is_small_and_serves_its_own_health(room: Room, tmp_path: Path):
         assert resident < 150
         assert any(name.startswith("outbox_operator_reconcile_seconds_count") for name in metrics)
         assert any(name.startswith("outbox_processor_ready{") and value == "1.0" for name, value in metrics.items())
+
+
+def _decisions(operator: OperatorProcess) -> float:
+    with suppress(OSError):
+        for line in _get(operator, "metrics").splitlines():
+            if line.startswith("outbox_operator_reconcile_seconds_count"):
+                return float(line.rsplit(" ", 1)[1])
+    return 0
 
 
 def _get(operator: OperatorProcess, path: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 RESYNC: Final = 30.0
 GRACE: Final = 5.0
 """How long a watch may take to deliver what a listing has seen."""
+FIRST_WORDS: Final = 5.0
+"""How long a process that was just started waits for what the pods say; one that is slower is heard later."""
 SILENT_ROUNDS: Final = 3
 WORKERS: Final = 8
 
@@ -71,10 +74,16 @@ class Controller:
         while not await self._list_all():  # noqa: ASYNC110 - an absent API server announces nothing
             await asyncio.sleep(1)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.queue.run())
+            group.create_task(self._work())
             group.create_task(self._reporters.run())
             group.create_task(self._resync())
             group.create_task(self._releaser.run())
+
+    async def _work(self) -> None:
+        """Decide once the pods were asked: what another process heard of them is not known here."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._reporters.asked.wait(), FIRST_WORDS)
+        await self.queue.run()
 
     @property
     def stale_seconds(self) -> float:

@@ -116,7 +116,8 @@ def decide(observed: Observed, now: datetime) -> Decision:
 
 def learn(observed: Observed, now: datetime) -> Knowledge:
     """Add what was heard to what status says."""
-    decided = read_resolution(observed.processor.annotations)
+    before = observed.previous.conflicts.open
+    decided = read_resolution(observed.processor.annotations, before.id if before is not None else None)
     resolution = decided.resolution if decided is not None else None
     conflicts = learn_conflicts(observed, resolution)
     hand_over = learn_hand_over(observed, now)

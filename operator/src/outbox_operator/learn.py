@@ -231,8 +231,9 @@ def conflict_status(conflict: Conflict | None) -> ConflictStatus | None:
 def learn_conflicts(observed: Observed, resolution: Resolution | None) -> ConflictsStatus:
     """Merge the counters that the processes read from the database.
 
-    An open conflict is believed of whoever reports it, and closed only when a person has decided it and a process that
-    was started with that decision says that none is open: a standby that has not looked again must not reopen the road.
+    An open conflict is believed of whoever reports it, and closed only when a process says that none is open which has
+    seen this one recorded, or was started with a person's decision about it: a standby that has not looked again must
+    not reopen the road.
     """
     previous = observed.previous.conflicts
     informed = [report for report in (*observed.reports, *observed.last_words) if report.state not in UNINFORMED_STATES]
@@ -258,7 +259,9 @@ def _learn_open(observed: Observed, resolution: Resolution | None) -> ConflictSt
         return conflict_status(max(reported, key=lambda conflict: conflict.id))
     if previous is not None:
         decided = resolution is not None and resolution.conflict_id == previous.id
-        return None if decided and _is_carried_out(observed, resolution) else previous
+        # Decided in the database itself: whoever has seen it recorded, and sees none open, saw it closed.
+        closed = any(r.conflicts.last is not None and r.conflicts.last.id >= previous.id for r in live)
+        return None if closed or (decided and _is_carried_out(observed, resolution)) else previous
     last_words = [r.conflicts.open for r in observed.last_words if r.conflicts.open is not None and not live]
     return conflict_status(last_words[0]) if last_words else None
 
@@ -282,28 +285,32 @@ class Decided:
     error: str | None
 
 
-def read_resolution(annotations: Mapping[str, str]) -> Decided | None:
+def read_resolution(annotations: Mapping[str, str], conflict: int | None = None) -> Decided | None:
     """Read the annotation that decides an open conflict; None when there is none.
 
-    An unreadable one is an error for a person to see, and decides nothing.
+    Of two the one about `conflict`, the open one: what is left of a former decision hides no new one. Two about it, or
+    an unreadable one, are an error for a person to see, and decide nothing.
     """
-    for annotation, action in (
-        (ACCEPT_ANNOTATION, ResolutionAction.ACCEPT),
-        (REWIND_ANNOTATION, ResolutionAction.REWIND),
-    ):
-        text = annotations.get(annotation)
-        if text is None:
-            continue
-        number, _, pair = text.partition("=")
-        try:
-            resolution = Resolution(
-                conflict_id=int(number), action=action, pair=str(parse_checkpoint(pair)), decided_by=annotation
-            )
-        except ValueError:
-            error = f"{annotation}: {text[:100]!r} must be CONFLICT=TRANSACTION_ID:POSITION, for example 7=815:42"
-            return Decided(annotation, None, error)
-        return Decided(annotation, resolution, None)
-    return None
+    kinds = ((ACCEPT_ANNOTATION, ResolutionAction.ACCEPT), (REWIND_ANNOTATION, ResolutionAction.REWIND))
+    found = [_read(name, action, annotations[name]) for name, action in kinds if name in annotations]
+    about = [one for one in found if one.resolution is not None and one.resolution.conflict_id == conflict]
+    if len(about) > 1:
+        names = " and ".join(one.annotation for one in about)
+        return Decided(about[0].annotation, None, f"{names} both decide conflict {conflict}: remove one of them")
+    readable = [one for one in found if one.resolution is not None]
+    return next(iter((*about, *readable, *found)), None)
+
+
+def _read(annotation: str, action: ResolutionAction, text: str) -> Decided:
+    number, _, pair = text.partition("=")
+    try:
+        resolution = Resolution(
+            conflict_id=int(number), action=action, pair=str(parse_checkpoint(pair)), decided_by=annotation
+        )
+    except ValueError:
+        error = f"{annotation}: {text[:100]!r} must be CONFLICT=TRANSACTION_ID:POSITION, for example 7=815:42"
+        return Decided(annotation, None, error)
+    return Decided(annotation, resolution, None)
 
 
 def learn_ownership(observed: Observed, now: datetime) -> OwnershipStatus:

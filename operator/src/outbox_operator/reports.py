@@ -1,7 +1,7 @@
 """Asks the workers' pods what they say (GET /status) and tells them why they are taken away (POST /intent).
 
-The only channel to the data plane. A pod that does not answer twice in a row is unreachable, which is not the same as
-gone: its last report stays, and nothing is scaled down for it.
+The only channel to the data plane. A pod that does not answer twice in a row, or cannot be asked any more, is
+unreachable, which is not the same as gone: its last report stays, and nothing is scaled down for it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Reporters:
         self._notify = notify
         self._heard: dict[str, Heard] = {}
         self._slots = asyncio.Semaphore(PARALLEL)
+        self.asked = asyncio.Event()
+        """Every pod was asked once."""
 
     def heard(self, uid: str) -> Heard:
         """Look up what a pod said."""
@@ -70,17 +72,18 @@ class Reporters:
         """Ask for ever."""
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
             while True:
-                pods = [pod for pod in self._store.all_of("Pod") if _answers(pod)]
+                pods = [pod for pod in self._store.all_of("Pod") if _answers(pod) or _uid(pod) in self._heard]
                 await asyncio.gather(*(self._ask(session, pod) for pod in pods))
-                present = {pod["metadata"]["uid"] for pod in self._store.all_of("Pod")}
+                self.asked.set()
+                present = {_uid(pod) for pod in self._store.all_of("Pod")}
                 for uid in self._heard.keys() - present:
                     del self._heard[uid]
                 await asyncio.sleep(PERIOD)
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
-        entry = self._heard.setdefault(pod["metadata"]["uid"], Heard())
+        entry = self._heard.setdefault(_uid(pod), Heard())
         before = (news_in(entry.report), entry.reachable)
-        report = await self._fetch(session, pod)
+        report = await self._fetch(session, pod) if _answers(pod) else None
         if report is None:
             entry.missed += 1
         else:
@@ -122,6 +125,11 @@ async def _read_some(content: aiohttp.StreamReader) -> bytes:
     return text
 
 
+def _uid(pod: Body) -> str:
+    uid: str = pod["metadata"]["uid"]
+    return uid
+
+
 def _answers(pod: Body) -> bool:
     status = pod.get("status") or {}
     return role_of(pod) in RUNNERS and status.get("phase") == "Running" and bool(status.get("podIP"))
@@ -149,7 +157,7 @@ def news_in(report: Report | None) -> Any:
         report.conflicts.strangers,
         report.conflicts.open,
         report.conflicts.last,
-        report.bound is not None and report.bound.stalled,
+        report.bound.transaction_id if report.bound is not None and report.bound.stalled else None,
         _trouble(report),
         frozenset((held.partition, held.pod) for held in report.leases),
         report.unfinished.consumers if report.unfinished is not None else None,

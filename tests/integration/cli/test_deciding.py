@@ -45,6 +45,7 @@ def test_accepting_shows_what_it_means_and_lets_work_go_on(cli, shop, blocked):
     done = cli.process("conflicts", "accept", str(number), "--pair", str(stored), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert "3 messages would be passed over, never handled" in done.stderr
+    assert f"kubectl outbox accept orders -n shop --conflict {number}" in done.stderr, "nobody there looks by itself"
     ((act, _, after, reason, decided_by),) = shop.acts()
     assert (act, after, reason) == ("Accept", str(stored), f"conflict {number}")
     assert decided_by.endswith(": the script was right")
@@ -85,6 +86,7 @@ def test_a_rewind_decides_the_open_conflict(cli, shop, blocked):
     done = cli.run("rewind", "orders", "--to", str(expected), "--conflict", str(number), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert f"conflict {number} is decided by this" in done.stderr
+    assert f"kubectl outbox rewind orders --to {expected} -n shop --conflict {number}" in done.stderr
     assert shop.stored() == expected
     assert cli.json("conflicts", "list") == []
     assert lease_is_granted(shop)

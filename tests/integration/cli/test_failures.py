@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -111,6 +112,43 @@ def test_a_redrive_that_is_killed_halfway_is_done_by_the_same_command_again(fail
     assert out.startswith(f"{left} redriven")
     failing.wait_handled(set(range(60)))
     assert len(failing.handled()) == 60, "an effect is doubled"
+
+
+def test_a_redrive_is_about_what_was_there_when_it_was_asked(failing, workers, call):
+    failing.break_at(*range(4))
+    failing.produce(6)
+    start(failing, workers, blocks="Nothing", circuitBreaker={"failures": 10_000})
+    failing.wait_dead(4)
+    asked = {each["id"] for each in listed(call, "orders")}
+    redriving = call("redrive", "orders", "--all", "--rate", "2", "--reason", "try", "--yes", background=True)
+    try:
+        # Each dies again, under another number, long before the last one's turn.
+        out, err = redriving.communicate(timeout=20)
+    finally:
+        redriving.kill()
+        redriving.communicate()
+    assert (redriving.returncode, out.startswith(b"4 redriven")) == (0, True), err
+    failing.wait_dead(4)
+    assert asked.isdisjoint(each["id"] for each in listed(call, "orders"))
+
+
+def test_a_redrive_whose_connection_is_lost_ends_and_says_how_far_it_was(failing, workers, call):
+    failing.break_at(*range(20))
+    failing.produce(20)
+    running = start(failing, workers, blocks="Nothing", circuitBreaker={"failures": 10_000})
+    failing.wait_dead(20)
+    running.process.terminate()
+    redriving = call("redrive", "orders", "--all", "--rate", "4", "--reason", "try", "--yes", background=True)
+    wait_until(lambda: len(failing.dead()) < 20, "the first are redriven")
+    failing.connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox-cli'"
+    )
+    lost = time.monotonic()
+    _, err = redriving.communicate(timeout=60)
+    assert redriving.returncode == 1
+    assert time.monotonic() - lost < 10, "a lost connection does not come back by asking it again"
+    done = 20 - len(failing.dead())
+    assert f"{done} were redriven before" in err.decode()
 
 
 def test_a_stopped_key_is_tried_again_or_given_up_by_the_same_commands(failing, workers, call):

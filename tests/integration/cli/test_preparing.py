@@ -79,6 +79,23 @@ def test_confirm_identity(outbox, empty_database):
     assert (done.returncode, done.stdout) == (0, f"this database is now {uuid}\n")
 
 
+@pytest.mark.parametrize("action", ["keep", "renew"])
+def test_a_dry_run_of_confirm_identity_is_refused_as_the_act_is(outbox, empty_database, action):
+    outbox("migrate")
+    connection = empty_database.direct()
+    (before,) = connection.execute("SELECT database_uuid FROM outbox.database_identity").fetchone()
+    assert outbox("confirm-identity", action, "--dry-run").returncode == 0
+    assert connection.execute("SELECT database_uuid FROM outbox.database_identity").fetchone() == (before,)
+    assert connection.execute("SELECT count(*) FROM outbox.recorded_acts").fetchone() == (0,)
+    connection.execute(
+        "INSERT INTO outbox.messages (message_type, data, transaction_id) VALUES ('Restored', '{}', '99999999')"
+    )
+    preview, act = (outbox("confirm-identity", action, *more) for more in (("--dry-run",), ()))
+    assert (preview.returncode, act.returncode) == (1, 1)
+    assert "run `outbox repair` first" in preview.stderr
+    assert preview.stderr == act.stderr
+
+
 def test_errors_have_no_traceback_and_no_secret(outbox, tmp_path):
     (tmp_path / "dsn").write_text("postgresql://postgres:open-sesame@127.0.0.1:1/x")
 

@@ -146,3 +146,41 @@ def test_strangers_are_counted_and_told():
 def test_counters_never_go_back_because_a_process_knows_less():
     starting = build_observed(build_pod(report=build_report(WorkerState.STARTING, Reason.STARTING)), previous=BLOCKED)
     assert decide(starting, NOW).status.conflicts == BLOCKED.conflicts
+
+
+@pytest.mark.parametrize(
+    "other", [pytest.param("6=815:42", id="about a former conflict"), pytest.param("yes please", id="unreadable")]
+)
+def test_an_annotation_that_decides_nothing_does_not_hide_the_one_that_does(other: str):
+    processor = build_processor(annotations={ACCEPT_ANNOTATION: other, REWIND_ANNOTATION: "7=790:40"})
+    decision = decide(build_observed(previous=BLOCKED, processor=processor), NOW)
+    assert decision.resolution is not None
+    assert (decision.resolution.action, decision.resolution.pair) == (ResolutionAction.REWIND, "790:40")
+    started = replace(ACTIVE, decision=label_decision(decision.resolution))
+    after = decide(build_observed(started, previous=decision.status, processor=processor), NOW)
+    assert after.remove_annotations == (REWIND_ANNOTATION,)
+
+
+def test_two_annotations_about_the_open_conflict_decide_nothing_and_say_so():
+    processor = build_processor(annotations={ACCEPT_ANNOTATION: "7=815:61", REWIND_ANNOTATION: "7=790:40"})
+    decision = decide(build_observed(previous=BLOCKED, processor=processor), NOW)
+    assert decision.resolution is None
+    told = next(happening.message for happening in decision.happenings if happening.reason == "AnnotationInvalid")
+    assert "both decide conflict 7: remove one of them" in told
+    assert told in next(c.message for c in decision.status.conditions if c.type == "Ready")
+
+
+def test_a_conflict_that_was_decided_in_the_database_is_closed_by_a_worker_that_saw_it_closed():
+    processor = build_processor(delivery={"mode": "Partitioned", "partitions": {"count": 4, "key": {"column": "key"}}})
+    decided = build_report(conflicts=summary_of(build_conflict(2)))
+    decision = decide(build_observed(build_pod(report=decided), previous=BLOCKED, processor=processor), NOW)
+    assert decision.status.conflicts.open is None
+    assert "ConflictResolved" in [happening.reason for happening in decision.happenings]
+    assert condition(decision, "CheckpointHealthy")[0] == "True"
+
+
+def test_a_worker_that_looked_before_the_conflict_was_recorded_closes_none():
+    processor = build_processor(delivery={"mode": "Partitioned", "partitions": {"count": 4, "key": {"column": "key"}}})
+    older = build_report(conflicts=summary_of(build_conflict(4, 6, holder=resource())))
+    decision = decide(build_observed(build_pod(report=older), previous=BLOCKED, processor=processor), NOW)
+    assert decision.status.conflicts.open is not None

@@ -8,7 +8,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from outbox_core.report import BlockedKey, FailureSummary, LeaseView, RebuildState, RebuildView, Unfinished
+from outbox_core.report import (
+    BlockedKey,
+    Bound,
+    FailureSummary,
+    LeaseView,
+    RebuildState,
+    RebuildView,
+    Unfinished,
+)
 from outbox_operator.reports import LONGEST_REPORT, fetch_report, news_in
 from tests.unit.operator.building import NOW, build_report
 
@@ -75,6 +83,7 @@ NEWS = [
     pytest.param({"circuit": "Open"}, id="the circuit breaker opened"),
     pytest.param({"leases": [LeaseView(partition=1, epoch=2, pod="orders-1")]}, id="a partition has an owner"),
     pytest.param({"unfinished": Unfinished(consumers=2)}, id="a consumer came"),
+    pytest.param({"bound": Bound(transaction_id="815", age_seconds=60)}, id="the bound stands still"),
     pytest.param({"rebuild": RebuildView(of="v1", state=RebuildState.SWAPPED)}, id="a rebuild was swapped"),
 ]
 
@@ -90,3 +99,10 @@ def test_another_attempt_of_the_same_message_is_none() -> None:
     assert news_in(one) == news_in(other)
     person = KEY.model_copy(update={"next_attempt_at": None})
     assert news_in(one) != news_in(build_report(failures=FailureSummary(held=1, blocked_keys=[person])))
+
+
+def test_who_holds_the_bound_is_news_when_the_next_one_does() -> None:
+    one, other = (build_report(bound=Bound(transaction_id=held, age_seconds=60)) for held in ("815", "816"))
+    assert news_in(one) != news_in(other), "the condition would name one that is gone, until the next look"
+    one, other = (build_report(bound=Bound(transaction_id=held, age_seconds=0)) for held in ("815", "816"))
+    assert news_in(one) == news_in(other), "a bound that moves is none"

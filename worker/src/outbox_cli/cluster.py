@@ -12,7 +12,7 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.config import ConfigException
 
-from outbox_cli.errors import CommandError, RefusedError
+from outbox_cli.errors import AwayError, CommandError, RefusedError
 from outbox_operator.resources import GROUP, PLURAL, VERSION
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Cluster:
             answer = self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
             text = answer.read()
         except (urllib3.exceptions.HTTPError, client.ApiException, OSError) as err:
-            raise CommandError(f"the API server cannot be reached: {err}") from err
+            raise AwayError(f"the API server cannot be reached: {err}") from err
         return parse_answer(answer.status, text)
 
 
@@ -86,6 +86,8 @@ def parse_answer(status: int, text: bytes) -> Body:
     said = parsed.get("message") or text[:300].decode(errors="replace") if isinstance(parsed, dict) else str(parsed)
     if status in (404, 409):
         raise RefusedError(f"{said or status}")
+    if status == 429 or status >= 500:
+        raise AwayError(f"the API server answers {status}: {said}")
     if status >= 400:
         raise CommandError(f"the API server answers {status}: {said}")
     found: Body = parsed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
-from outbox_cli.moving import find_partition, heed_answer, preview
+from outbox_cli.moving import find_partition, heed_answer, preview, tell_resource
 from outbox_cli.sources import Sources
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_worker.postgres import conflicts
@@ -82,6 +82,7 @@ def accept(connection: psycopg.Connection[Any], context: Context) -> Exit:
     heed_answer(conflicts.resolve(connection, subject.schema, decision), conflict.id)
     console.document(move.record(done=True))
     console.say(f"accepted {view.pair}; recorded as an act of {whoami()}")
+    tell_resource(context, view, "accept {}", conflict.id)
     return Exit.DONE
 
 

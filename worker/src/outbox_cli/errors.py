@@ -27,6 +27,10 @@ class CommandError(Exception):
     status = Exit.FAILED
 
 
+class AwayError(CommandError):
+    """The API server is not there at this moment; asked again it may be."""
+
+
 class UsageError(CommandError):
     """The command line lacks something that only shows when it is put together."""
 

@@ -1,19 +1,21 @@
 """`dead-letters`, `held` and `redrive`: messages that wait for a person, and what the person decides.
 
 Long work goes in pieces, each one recorded transaction: killed halfway, what is done is done once, and the same command
-goes on with the rest.
+goes on with the rest. What dies after it was asked is another decision: a message that dies again has another number.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError, UsageError
-from outbox_core.errors import TransientError
+from outbox_core.errors import OutboxError, TransientError
+from outbox_core.report import Reason
 from outbox_worker.postgres import letters
 from outbox_worker.postgres.key import ProcessorKey
 
@@ -121,13 +123,13 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
         raise UsageError("which processor? name its processorId, or give its manifest with -f")
     if options.reason is None and not options.dry_run:
         raise UsageError("--reason is missing: it is kept with the act")
-    counts = letters.count_dead(connection, schema, wanted)
+    dead = letters.find_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
-    total = sum(counts.values()) + len(stopped)
+    total = len(dead) + len(stopped)
     verb = "dropped, never handled" if drop else "handled again"
-    sentence = f"{sum(counts.values())} dead letters and {len(stopped)} stopped messages would be {verb}"
+    sentence = f"{len(dead)} dead letters and {len(stopped)} stopped messages would be {verb}"
     if options.dry_run:
-        console.document({"deadLetters": sum(counts.values()), "stopped": len(stopped), "done": 0})
+        console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": 0})
         console.say(sentence)
         for each in letters.list_dead(connection, schema, wanted, limit=20):
             console.say(f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it")
@@ -136,8 +138,8 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
         raise RefusedError("no dead letter and no stopped message is so")
     console.note(sentence)
     console.confirm("Drop them?" if drop else "Redrive them?")
-    done = _work(connection, context, wanted, stopped, total, drop=drop)
-    console.document({"deadLetters": sum(counts.values()), "stopped": len(stopped), "done": done})
+    done = _work(connection, context, wanted, dead, stopped, drop=drop)
+    console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": done})
     console.say(f"{done} {'dropped' if drop else 'redriven'}; recorded as an act of {whoami()}")
     return Exit.DONE
 
@@ -153,8 +155,8 @@ def _work(
     connection: psycopg.Connection[Any],
     context: Context,
     wanted: Filter,
+    dead: list[int],
     stopped: list[HeldView],
-    total: int,
     *,
     drop: bool,
 ) -> int:
@@ -164,28 +166,38 @@ def _work(
     done, began = 0, time.monotonic()
     act = letters.drop if drop else letters.redrive
     told: dict[str, Any] = {"reason": options.reason, "decided_by": whoami()}
-    with context.console.progress("messages decided about", total) as progress:
-        for partition, held in groupby(sorted(stopped, key=lambda each: each.partition), lambda each: each.partition):
-            key = ProcessorKey(schema, wanted.processor_id or "", partition)
-            places = [each.place for each in held]
-            done += _patiently(lambda k=key, p=places: letters.decide_held(connection, k, p, drop=drop, **told))  # type: ignore[misc]
-            progress.reach(done)
-        for partition, ids in _pieces(connection, schema, wanted, piece):
-            key = ProcessorKey(schema, wanted.processor_id or "", partition)
-            done += _patiently(lambda k=key, i=ids: act(connection, k, i, **told))  # type: ignore[misc]
-            progress.reach(done)
-            if options.rate is not None:
-                time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+    try:
+        with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
+            for partition, places in _by_partition(stopped):
+                key = ProcessorKey(schema, wanted.processor_id or "", partition)
+                done += _patiently(lambda k=key, p=places: letters.decide_held(connection, k, p, drop=drop, **told))  # type: ignore[misc]
+                progress.reach(done)
+            for partition, ids in _pieces(connection, schema, wanted, dead, piece):
+                key = ProcessorKey(schema, wanted.processor_id or "", partition)
+                done += _patiently(lambda k=key, i=ids: act(connection, k, i, **told))  # type: ignore[misc]
+                progress.reach(done)
+                if options.rate is not None:
+                    time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+    except OutboxError:
+        verb = "dropped" if drop else "redriven"
+        context.console.note(f"{done} were {verb} before this; the same command goes on with the rest")
+        raise
     return done
 
 
+def _by_partition(stopped: list[HeldView]) -> Iterator[tuple[int, list[int]]]:
+    ordered = sorted(stopped, key=lambda each: each.partition)
+    for partition, held in groupby(ordered, lambda each: each.partition):
+        yield partition, [each.place for each in held]
+
+
 def _pieces(
-    connection: psycopg.Connection[Any], schema: str, wanted: Filter, piece: int
+    connection: psycopg.Connection[Any], schema: str, wanted: Filter, dead: list[int], piece: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Give out numbers by partition, in the order in which they died: keyset paging, so what is new comes last."""
-    after = 0
-    while found := letters.list_dead(connection, schema, wanted, limit=piece, after=after):
-        after = found[-1].id
+    """Give out what is left of the numbers by partition, in the order in which they died, and none that is new."""
+    for first in range(0, len(dead), piece):
+        some = replace(wanted, ids=dead[first : first + piece])
+        found = letters.list_dead(connection, schema, some, limit=piece)
         ordered = sorted(found, key=lambda each: each.partition)
         for partition, each in groupby(ordered, lambda one: one.partition):
             yield partition, [one.id for one in each]
@@ -197,8 +209,9 @@ def _patiently(act: Callable[[], int]) -> int:
     while True:
         try:
             return act()
-        except TransientError:
-            if time.monotonic() > deadline:
+        except TransientError as err:
+            # A connection that is lost stays lost, and answers at once.
+            if err.reason is not Reason.STATEMENT_FAILED or time.monotonic() > deadline:
                 raise
 
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.overview import ProcessorView
 
 
+LOCAL = "local/"
+"""How the cluster of what `outbox run` claims begins, where no --cluster-id is given."""
+
+
 class Direction(Enum):
     """Which way, and what that means for messages."""
 
@@ -160,6 +164,9 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     _carry_out(connection, context, moves)
     console.document(_document(moves, several=several, done=True))
     console.say(f"moved to {moves[0].place or moves[0].after}; recorded as an act of {whoami()}")
+    for move in moves:
+        if move.view.open_conflict is not None:
+            tell_resource(context, move.view, f"rewind {{}} --to {_to_pair(move)}", move.view.open_conflict)
     return Exit.DONE
 
 
@@ -318,7 +325,7 @@ def _carry_out_one(connection: psycopg.Connection[Any], context: Context, move: 
         decision = Resolution(
             conflict_id=view.open_conflict,
             action=ResolutionAction.REWIND,
-            pair=str(move.after if move.after.window is None else _first_position(move.after.window)),
+            pair=_to_pair(move),
             decided_by=f"{whoami()}: {reason}",
         )
         heed_answer(conflicts.resolve(connection, schema, decision), view.open_conflict)
@@ -332,6 +339,20 @@ def _carry_out_one(connection: psycopg.Connection[Any], context: Context, move: 
         raise RefusedError(
             f"the stored pair was {act.before} when it came to it, not {move.before}: somebody worked meanwhile; "
             "nothing was changed, look again"
+        )
+
+
+def _to_pair(move: Move) -> str:
+    return str(move.after if move.after.window is None else _first_position(move.after.window))
+
+
+def tell_resource(context: Context, view: ProcessorView, verb: str, conflict: int) -> None:
+    """Say how a resource hears of a decision: one that was scaled to zero for the conflict has nobody who looks."""
+    holder = view.holder
+    if holder is not None and not holder.cluster.startswith(LOCAL):
+        context.console.note(
+            f"{holder} does not see this by itself if it was scaled to zero for the conflict: "
+            f"kubectl outbox {verb.format(holder.name)} -n {holder.namespace} --conflict {conflict}"
         )
 
 

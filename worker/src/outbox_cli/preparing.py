@@ -80,11 +80,15 @@ def confirm_identity(connection: psycopg.Connection[Any], context: Context) -> E
     """Say what a database is after a copy, a move or a restore."""
     options, console = context.options, context.console
     schema = options.schema or DEFAULT_SCHEMA
+    statement = sql.SQL("SELECT {}.confirm_identity(%s, %s)").format(sql.Identifier(schema))
     if options.dry_run:
+        # The act itself, rolled back: what would refuse it says so now.
+        with connection.transaction(force_rollback=True):
+            connection.execute("SELECT set_config('lock_timeout', '2s', true)")
+            connection.execute(statement, (options.action, getpass.getuser()))
         console.document({"schema": schema, "action": options.action, "done": False})
         console.say(f"would {options.action} the identity of schema {schema}")
         return Exit.DONE
-    statement = sql.SQL("SELECT {}.confirm_identity(%s, %s)").format(sql.Identifier(schema))
     row = connection.execute(statement, (options.action, getpass.getuser())).fetchone()
     database = str(row[0]) if row else None
     console.document({"schema": schema, "action": options.action, "done": True, "database": database})

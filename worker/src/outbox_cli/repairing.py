@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
-from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_worker.postgres.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
 from outbox_worker.postgres.table import OutboxTable
 
@@ -79,7 +79,7 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
     try:
         moved = repairer.finish(begun)
     except RepairError as err:
-        raise RefusedError(f"{err}. Nothing runs until `outbox repair` is finished") from err
+        raise CommandError(f"{err}. Nothing runs until `outbox repair` is finished") from err
     console.document(
         {"needed": True, "done": True, "messages": changed, "checkpoints": [_moved(each) for each in moved]}
     )

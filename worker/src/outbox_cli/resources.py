@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.console import Column, Console
-from outbox_cli.errors import CommandError, Exit, RefusedError
+from outbox_cli.errors import AwayError, CommandError, Exit, RefusedError
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _suspend(context: Context, *, suspend: bool) -> Exit:
     body = cluster.patch(name, {"spec": {"suspend": suspend}})
     if context.options.wait:
         body = wait_for(
-            console, cluster, name, "suspended" if suspend else "ready",
+            console, cluster, body, "suspended" if suspend else "ready",
             lambda found: is_suspended(found) if suspend else is_running(found), context.options.timeout,
         )  # fmt: skip
     console.document(resource_record(body))
@@ -148,9 +148,9 @@ def is_suspended(body: Body) -> bool:
 
 
 def is_running(body: Body) -> bool:
-    """Messages are processed."""
+    """Messages are processed; suspended, scaled to zero or handed over is Ready too, where it was asked for."""
     ready = condition(body, "Ready")
-    return ready.get("status") == "True" and ready.get("reason") != "Suspended"
+    return ready.get("status") == "True" and ready.get("reason") == "Running"
 
 
 def accept(context: Context) -> Exit:
@@ -169,8 +169,10 @@ def rewind(context: Context) -> Exit:
     cluster, options, console = open_cluster(context), context.options, context.console
     body = cluster.get(options.processor)
     pair: Checkpoint | None = options.to
-    if pair is None or options.file:
-        raise RefusedError("in a cluster only --to TRANSACTION_ID:POSITION can be said; the rest needs the database")
+    if pair is None or options.file or options.partition is not None or options.reason:
+        raise RefusedError(
+            "in a cluster only --to TRANSACTION_ID:POSITION can be said, and --conflict; the rest needs the database"
+        )
     conflict = open_conflict(body, options.conflict)
     question = f"Go on from {pair} for conflict {conflict['id']} (stored {conflict.get('stored')})?"
     return _decide(context, cluster, body, REWIND_ANNOTATION, conflict, str(pair), question, console)
@@ -213,12 +215,12 @@ def _decide(  # noqa: PLR0913, PLR0917  # one act, said once for both verbs
     if context.options.yes and context.options.conflict is None:
         raise RefusedError(f"with --yes name the conflict that you saw: --conflict {conflict['id']}")
     console.confirm(question)
-    cluster.patch(
-        body["metadata"]["name"], {"metadata": {"uid": body["metadata"]["uid"], "annotations": {annotation: value}}}
-    )
+    # The former decision goes: two of them decide nothing.
+    annotations = dict.fromkeys((ACCEPT_ANNOTATION, REWIND_ANNOTATION)) | {annotation: value}
+    cluster.patch(body["metadata"]["name"], {"metadata": {"uid": body["metadata"]["uid"], "annotations": annotations}})
     if context.options.wait:
         wait_for(
-            console, cluster, body["metadata"]["name"], "decided",
+            console, cluster, body, "decided",
             lambda found: annotation not in (found["metadata"].get("annotations") or {}), context.options.timeout,
         )  # fmt: skip
     console.document(record | {"done": True})
@@ -227,22 +229,36 @@ def _decide(  # noqa: PLR0913, PLR0917  # one act, said once for both verbs
 
 
 def wait_for(
-    console: Console, cluster: Cluster, name: str, what: str, holds: Callable[[Body], bool], timeout: float
+    console: Console, cluster: Cluster, asked: Body, what: str, holds: Callable[[Body], bool], timeout: float
 ) -> Body:
-    """Poll until it holds.
+    """Poll until it holds for the resource that was `asked`; an API server that is away meanwhile costs time only.
 
     Raises:
-        CommandError: it did not in time; the message has the resource's own words.
+        CommandError: it did not in time, or the resource went; the message has the resource's own words.
 
     """
-    begun = time.monotonic()
+    begun, name, uid = time.monotonic(), asked["metadata"]["name"], asked["metadata"]["uid"]
+    body = asked
     with console.progress(f"seconds waited until {name} is {what}") as progress:
-        while not holds(body := cluster.get(name)):
+        while True:
+            away: AwayError | None = None
+            try:
+                body = cluster.get(name)
+            except AwayError as err:
+                away = err
+            except RefusedError as err:
+                raise CommandError(f"{name} was asked, and went before it was {what}: {err}") from err
+            if body["metadata"]["uid"] != uid:
+                raise CommandError(f"{name} was asked, and went before it was {what}: another has its name now")
+            if away is None and holds(body):
+                return body
             waited = time.monotonic() - begun
             if waited > timeout:
-                ready = condition(body, "Ready")
-                said = f"{ready.get('reason')}: {ready.get('message')}" if ready else "its status is not current"
-                raise CommandError(f"{name} is not {what} after {timeout:.0f} s ({said})")
+                raise CommandError(f"{name} is not {what} after {timeout:.0f} s ({away or _said(body)})")
             progress.reach(int(waited))
             time.sleep(POLL_SECONDS)
-    return body
+
+
+def _said(body: Body) -> str:
+    ready = condition(body, "Ready")
+    return f"{ready.get('reason')}: {ready.get('message')}" if ready else "its status is not current"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
+from outbox_cli.moving import LOCAL
 from outbox_cli.place import has_environment, secret_directory
 from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
@@ -33,7 +34,7 @@ TARGET_DIRECTORY: Final = "OUTBOX_TARGET_CONNECTION"
 def run(context: Context) -> Exit | int:
     """Run until Ctrl-C; the exit status is the worker's."""
     options = context.options
-    cluster = options.cluster_id or f"local/{socket.gethostname()}"
+    cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
     first = read_manifest(options.file, cluster=cluster, uid="").processor
     # The same uid every time: the claim is found again by the next run of the same manifest on this machine.
     uid = str(uuid.uuid5(_IDENTITIES, f"{cluster}/{first.namespace}/{first.name}"))

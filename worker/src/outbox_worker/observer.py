@@ -99,13 +99,13 @@ class Observer:
         if reader is None or bound is None:
             return
         enough = time.monotonic() + self._budget if enough is None else enough
+        if time.monotonic() < enough:
+            # Who holds the bound is promised within seconds; counting may take all the time there is, every time.
+            with self._limited(connection):
+                self._board.set_observed(bound=bound.observe(connection))
         stored = self._stored
         if stored and time.monotonic() < enough:
             self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
-        if time.monotonic() > enough:
-            return
-        with self._limited(connection):
-            self._board.set_observed(bound=bound.observe(connection))
 
     def _keep_small(self, connection: psycopg.Connection[Any]) -> None:
         now = time.monotonic()

@@ -95,21 +95,20 @@ def list_dead(
     wanted: Filter,
     *,
     limit: int,
-    after: int = 0,
     payload: bool = False,
 ) -> list[DeadLetter]:
-    """Return dead letters in the order of their numbers, from after number `after`."""
-    parameters = wanted.parameters | {"limit": limit, "after": after, "payload": payload}
+    """Return dead letters in the order of their numbers."""
+    parameters = wanted.parameters | {"limit": limit, "payload": payload}
     with translated():
         rows = connection.execute(in_schema("list_dead_letters", schema), parameters).fetchall()
     return [DeadLetter(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 
-def count_dead(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> dict[tuple[str, int], int]:
-    """Count dead letters by processor and partition."""
+def find_dead(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> list[int]:
+    """Return the numbers of dead letters, in their order."""
     with translated():
-        rows = connection.execute(in_schema("count_dead_letters", schema), wanted.parameters).fetchall()
-    return {(processor_id, partition): count for processor_id, partition, count in rows}
+        rows = connection.execute(in_schema("find_dead_letters", schema), wanted.parameters).fetchall()
+    return [number for (number,) in rows]
 
 
 def list_held(

@@ -8,7 +8,6 @@ SELECT d.id, d.processor_id, d.partition, d.key, d.message_id, d.message_type, d
        ELSE 0 END AS behind
 FROM {schema}.dead_letters AS d
 WHERE (%(processor_id)s::text IS NULL OR d.processor_id = %(processor_id)s)
-  AND d.id > %(after)s
   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s::bigint[]))
   AND (%(keys)s::text[] IS NULL OR d.key = ANY (%(keys)s::text[]))
   AND (%(message_ids)s::text[] IS NULL OR d.message_id = ANY (%(message_ids)s::text[]))

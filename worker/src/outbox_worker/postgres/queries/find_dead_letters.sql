@@ -1,5 +1,5 @@
--- How many dead letters the filters let through, by processor and partition.
-SELECT d.processor_id, d.partition, count(*)
+-- The numbers of the dead letters that the filters let through, in the order in which they died.
+SELECT d.id
 FROM {schema}.dead_letters AS d
 WHERE (%(processor_id)s::text IS NULL OR d.processor_id = %(processor_id)s)
   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s::bigint[]))
@@ -10,5 +10,4 @@ WHERE (%(processor_id)s::text IS NULL OR d.processor_id = %(processor_id)s)
   AND (%(text)s::text IS NULL OR position(lower(%(text)s::text) IN lower(d.error)) > 0)
   AND (%(since)s::timestamptz IS NULL OR d.died_at >= %(since)s::timestamptz)
   AND (%(until)s::timestamptz IS NULL OR d.died_at < %(until)s::timestamptz)
-GROUP BY d.processor_id, d.partition
-ORDER BY d.processor_id, d.partition
+ORDER BY d.id
