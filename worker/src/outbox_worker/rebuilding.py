@@ -224,7 +224,7 @@ class Rebuilder:
             )
         except Interrupted as err:
             self._parts.databases.discard()  # in the middle of whatever it was
-            happened = h.Failed(err.as_error("the swap"))
+            happened = self._after_interruption(err, behind)
         finally:
             self._parts.ownership.leave()
         if isinstance(happened, h.Failed) and not connection.closed:
@@ -238,6 +238,14 @@ class Rebuilder:
         if isinstance(happened, h.Stored) and happened.count:
             self._parts.board.add_batch(happened.count)
         return happened
+
+    def _after_interruption(self, interrupted: Interrupted, behind: int) -> h.Failed:
+        """Tell that it took too long. No message's fault: it must not count as an attempt at handling one."""
+        failed = h.Failed(interrupted.as_error("the swap"))
+        if interrupted.draining:
+            return failed
+        self._note_failure(failed, behind)
+        return h.Failed(TransientError(str(failed.error), reason=failed.error.reason))
 
     def _note_failure(self, failed: h.Failed, behind: int) -> None:
         self._failures += 1
