@@ -101,20 +101,19 @@ class Steps(HeldSteps):
             OutboxError: it could not be done.
 
         """
-        if state.step is not Step.PREPARE:
-            self._refuse_unprepared(reads=state.step.needs_lease)
+        if state.step is not Step.PREPARE and self._is_unprepared(reads=state.step.needs_lease):
+            return self._actions[Step.PREPARE](state)
         return self._actions[state.step](state)
 
-    def _refuse_unprepared(self, *, reads: bool) -> None:
-        """Let nothing be done on a connection that was opened since this lane prepared, by another lane that shares it.
+    def _is_unprepared(self, *, reads: bool) -> bool:
+        """Say whether a connection was opened since this lane prepared, by another lane that shares it.
 
         It may lead to another server, and what was looked at on the one before means nothing there.
         """
         self._connection()
         if reads:
             self._source_connection()
-        if self._parts.databases.opened != self._prepared:
-            raise TransientError("the connection was lost, and is another one now", reason=Reason.DATABASE_UNAVAILABLE)
+        return self._parts.databases.opened != self._prepared
 
     @override
     def _connection(self) -> psycopg.Connection[Any]:
