@@ -394,6 +394,12 @@ BEGIN
         ON CONFLICT DO NOTHING;
         bound := FOUND;
     END IF;
+    IF NOT bound THEN
+        -- Another process of the resource may have written it down at this moment.
+        SELECT s.source, s.described INTO source, described FROM processor_sources s
+        WHERE s.processor_id = p_processor_id;
+        bound := coalesce(source = p_source, false);
+    END IF;
     RETURN NEXT;
 END
 $$;
@@ -1954,6 +1960,12 @@ BEGIN
     IF v_expires > clock_timestamp() THEN
         RETURN 4;
     END IF;
+    IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+               AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+        -- Its row would be in the way of a change to more partitions.
+        RAISE EXCEPTION 'processor % has no partition %', p_processor_id, p_partition
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     SELECT c.* INTO v_stored FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition
     FOR UPDATE;
@@ -2018,6 +2030,12 @@ BEGIN
     FOR UPDATE;
     IF v_expires > clock_timestamp() THEN
         RETURN 4;
+    END IF;
+    IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+               AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+        -- Its row would be in the way of a change to more partitions.
+        RAISE EXCEPTION 'processor % has no partition %', p_processor_id, p_partition
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT c.* INTO v_stored FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition
@@ -2641,7 +2659,7 @@ CREATE FUNCTION outbox.supersede_processor(p_processor_id text, p_by text, p_par
 -- place. p_standing: where the former stood when the caller looked (standing_of).
 -- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
 -- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
--- the former has; 5 another one replaced it.
+-- the former has; 5 another one replaced it, or `p_by` replaced another one.
 DECLARE
     v_by text;
     v_claim processor_claims;
@@ -2691,7 +2709,11 @@ BEGIN
     VALUES (p_by, p_processor_id, clock_timestamp(), v_transaction_id, v_position)
     ON CONFLICT (processor_id) DO UPDATE
     SET of_processor_id = excluded.of_processor_id, swapped_at = excluded.swapped_at,
-        transaction_id = excluded.transaction_id, "position" = excluded."position";
+        transaction_id = excluded.transaction_id, "position" = excluded."position"
+    WHERE r.swapped_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN 5;  -- what it replaced before would be let go
+    END IF;
     INSERT INTO recorded_acts (act, processor_id, from_transaction_id, from_position, to_transaction_id, to_position,
                                reason, decided_by)
     VALUES ('Swap', p_processor_id, v_transaction_id, v_position, v_new.last_processed_transaction_id,

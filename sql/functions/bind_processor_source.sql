@@ -24,6 +24,12 @@ BEGIN
         ON CONFLICT DO NOTHING;
         bound := FOUND;
     END IF;
+    IF NOT bound THEN
+        -- Another process of the resource may have written it down at this moment.
+        SELECT s.source, s.described INTO source, described FROM processor_sources s
+        WHERE s.processor_id = p_processor_id;
+        bound := coalesce(source = p_source, false);
+    END IF;
     RETURN NEXT;
 END
 $function$;

@@ -22,6 +22,12 @@ BEGIN
     IF v_expires > clock_timestamp() THEN
         RETURN 4;
     END IF;
+    IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+               AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+        -- Its row would be in the way of a change to more partitions.
+        RAISE EXCEPTION 'processor % has no partition %', p_processor_id, p_partition
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     SELECT c.* INTO v_stored FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition
     FOR UPDATE;

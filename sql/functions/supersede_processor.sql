@@ -8,7 +8,7 @@ AS $function$
 -- place. p_standing: where the former stood when the caller looked (standing_of).
 -- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
 -- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
--- the former has; 5 another one replaced it.
+-- the former has; 5 another one replaced it, or `p_by` replaced another one.
 DECLARE
     v_by text;
     v_claim processor_claims;
@@ -58,7 +58,11 @@ BEGIN
     VALUES (p_by, p_processor_id, clock_timestamp(), v_transaction_id, v_position)
     ON CONFLICT (processor_id) DO UPDATE
     SET of_processor_id = excluded.of_processor_id, swapped_at = excluded.swapped_at,
-        transaction_id = excluded.transaction_id, "position" = excluded."position";
+        transaction_id = excluded.transaction_id, "position" = excluded."position"
+    WHERE r.swapped_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN 5;  -- what it replaced before would be let go
+    END IF;
     INSERT INTO recorded_acts (act, processor_id, from_transaction_id, from_position, to_transaction_id, to_position,
                                reason, decided_by)
     VALUES ('Swap', p_processor_id, v_transaction_id, v_position, v_new.last_processed_transaction_id,

@@ -190,6 +190,19 @@ def test_a_swap_that_fails_is_rolled_back_and_told_and_both_go_on(versions, outb
     assert versions.count("outbox.recorded_acts") == 0
 
 
+def test_a_swap_that_takes_too_long_is_told_and_is_no_attempt_of_a_message(versions, outbox):
+    outbox.produce(30)
+    versions.old()
+    delivery = {"timeout": "1s", "retry": {"maxAttempts": 1, "initialBackoff": "50ms", "maxBackoff": "200ms"}}
+    new = versions.new(rebuild={"swapStatement": "SELECT pg_sleep(20)"}, delivery=delivery)
+    new.wait_for(
+        "it is told", lambda r: r.rebuild is not None and "ran longer than delivery.timeout" in r.rebuild.message
+    )
+    outbox.produce(30, start=30)
+    wait_until(lambda: versions.count("new_orders") == versions.count("old_orders") == 60, "both go on")
+    assert new.report().rebuild.state == "SwapNotPossible"
+
+
 def test_a_statement_that_ends_the_transaction_is_refused(versions, outbox):
     new = versions.new(rebuild={"swapStatement": "DROP VIEW orders; COMMIT"})
     report = new.wait_state("Unavailable", "InvalidConfiguration")

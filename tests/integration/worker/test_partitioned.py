@@ -246,3 +246,27 @@ def test_start_from_the_end_loses_no_partition_what_came_since(outbox, workers):
     assert sorted(
         row[0] for row in outbox.connection.execute("SELECT total FROM handled").fetchall()
     ) == list(range(100, 200))  # fmt: skip
+
+
+def test_after_a_lost_connection_every_partition_looks_which_database_it_is(outbox, workers):
+    """They share the connection: what one of them opened again may lead elsewhere, here to a copy."""
+    produce(outbox, 40)
+    worker = start(outbox, workers, "pod-a", delivery={"pollInterval": "2s", "leaseDuration": "20s"})
+    wait_count(outbox, 40)
+    worker.wait_for("it is idle", lambda r: r.reason == "Idle" and len(r.leases) == COUNT)
+    time.sleep(4)  # all look every two seconds, one after the other
+
+    outbox.connection.execute("UPDATE outbox.database_identity SET system_identifier = 1")
+    ended = outbox.connection.execute(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name = 'outbox orders pod-a'"
+    ).fetchone()
+    assert ended == (1,)
+    produce(outbox, 40, start=40)
+
+    worker.wait_state("Unavailable", "DatabaseCopied")
+    time.sleep(4)
+    assert len(outbox.handled()) == 40
+    outbox.connection.execute("SELECT outbox.confirm_identity('keep')")
+    wait_count(outbox, 80)
+    assert_each_once_and_in_order(outbox, 80)

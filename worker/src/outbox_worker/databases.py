@@ -37,6 +37,11 @@ class Databases:
         """They are two."""
         return self.home is not self.reading
 
+    @property
+    def opened(self) -> tuple[int, int]:
+        """Tell these connections from those that were open before."""
+        return self.home.opened, self.reading.opened
+
     def discard(self) -> None:
         """Close both."""
         self.home.discard()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from outbox_core.state import ProcessorState
     from outbox_worker.membership import Membership
     from outbox_worker.partition_steps import Outage
-    from outbox_worker.postgres.rebuilds import Standing
+    from outbox_worker.postgres.rebuilds import Noted, Standing
     from outbox_worker.steps import Parts
 
 LOOK_SECONDS: Final = 0.5
@@ -61,7 +61,7 @@ _log = get_logger("outbox.rebuild")
 _ANSWERS: Final = {
     SupersedeAnswer.MOVED: "the other processor's checkpoint was moved during the swap",
     SupersedeAnswer.NO_MATCH: "the other processor has no checkpoint here, hands out batches, or reads another source",
-    SupersedeAnswer.BY_ANOTHER: "the other processor was replaced already",
+    SupersedeAnswer.BY_ANOTHER: "the other processor was replaced already, or this one replaced another",
     SupersedeAnswer.ALREADY: "the swap was made before",
 }
 
@@ -149,12 +149,7 @@ class Rebuilder:
     def _look(self, state: ProcessorState) -> h.Happening | None:
         lease, home, key = lease_of(state), self._home, self._parts.key
         noted = rebuilds.note(home, key, self._old.processor_id, epoch=lease.epoch, token=lease.token)
-        if noted.swapped_at is not None:
-            self._swapped = True
-            self._tell(RebuildState.SWAPPED, f"swapped at {noted.swapped_at:%Y-%m-%d %H:%M:%S%z}", behind=0)
-            return None
-        if noted.superseded_by is not None:
-            self._tell(RebuildState.NOT_POSSIBLE, f"processor {noted.superseded_by!r} replaced it already")
+        if self._is_decided(noted):
             return None
         try:
             standing = self._find_old(home)
@@ -175,6 +170,21 @@ class Rebuilder:
             self._tell(RebuildState.HELD, "set rebuildOf.hold to false to swap", behind=behind)
             return None
         return self._swap(state, lease, behind)
+
+    def _is_decided(self, noted: Noted) -> bool:
+        """Tell what leaves nothing to swap: it was made, or can never be."""
+        if noted.swapped_at is not None:
+            self._swapped = True
+            self._tell(RebuildState.SWAPPED, f"swapped at {noted.swapped_at:%Y-%m-%d %H:%M:%S%z}", behind=0)
+            return True
+        if noted.superseded_by is not None:
+            self._tell(RebuildState.NOT_POSSIBLE, f"processor {noted.superseded_by!r} replaced it already")
+        elif noted.replaced is not None:
+            self._tell(
+                RebuildState.NOT_POSSIBLE,
+                f"this processor replaced {noted.replaced!r} before, and can replace no other: use another processorId",
+            )
+        return noted.superseded_by is not None or noted.replaced is not None
 
     @property
     def _home(self) -> psycopg.Connection[Any]:
@@ -214,7 +224,7 @@ class Rebuilder:
             )
         except Interrupted as err:
             self._parts.databases.discard()  # in the middle of whatever it was
-            happened = h.Failed(err.as_error("the swap"))
+            happened = self._after_interruption(err, behind)
         finally:
             self._parts.ownership.leave()
         if isinstance(happened, h.Failed) and not connection.closed:
@@ -228,6 +238,14 @@ class Rebuilder:
         if isinstance(happened, h.Stored) and happened.count:
             self._parts.board.add_batch(happened.count)
         return happened
+
+    def _after_interruption(self, interrupted: Interrupted, behind: int) -> h.Failed:
+        """Tell that it took too long. No message's fault: it must not count as an attempt at handling one."""
+        failed = h.Failed(interrupted.as_error("the swap"))
+        if interrupted.draining:
+            return failed
+        self._note_failure(failed, behind)
+        return h.Failed(TransientError(str(failed.error), reason=failed.error.reason))
 
     def _note_failure(self, failed: h.Failed, behind: int) -> None:
         self._failures += 1

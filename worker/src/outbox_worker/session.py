@@ -21,6 +21,8 @@ class Session:
         self._name = application_name
         self._place = place
         self._connection: psycopg.Connection[Any] | None = None
+        self.opened = 0
+        """How often: another number, another connection than before."""
 
     def connection(self) -> psycopg.Connection[Any]:
         """Return the connection, a new one if there was none or it broke.
@@ -32,6 +34,7 @@ class Session:
         if self._connection is None or self._connection.closed:
             self._connection = None
             self._connection = self._connect()
+            self.opened += 1
         return self._connection
 
     def _connect(self) -> psycopg.Connection[Any]:

@@ -70,6 +70,7 @@ class Steps(HeldSteps):
         self._force = take_over
         self._timeline: int | None = None
         self._started_at: datetime | None = None
+        self._prepared = (0, 0)
         self._start: Checkpoint | None = None
         self._reader = reader_of(parts.config, parts.key.partition)
         delivery = parts.config.delivery
@@ -101,7 +102,19 @@ class Steps(HeldSteps):
             OutboxError: it could not be done.
 
         """
+        if state.step is not Step.PREPARE and self._is_unprepared(reads=state.step.needs_lease):
+            return self._actions[Step.PREPARE](state)
         return self._actions[state.step](state)
+
+    def _is_unprepared(self, *, reads: bool) -> bool:
+        """Say whether a connection was opened since this lane prepared, by another lane that shares it.
+
+        It may lead to another server, and what was looked at on the one before means nothing there.
+        """
+        self._connection()
+        if reads:
+            self._source_connection()
+        return self._parts.databases.opened != self._prepared
 
     @override
     def _connection(self) -> psycopg.Connection[Any]:
@@ -115,6 +128,7 @@ class Steps(HeldSteps):
 
     def _prepare(self, state: ProcessorState) -> h.Happening:
         found = self._parts.databases.prepare()
+        self._prepared = self._parts.databases.opened
         self._parts.observer.start(self._reader)
         before, self._timeline = self._timeline, found.timeline
         restarted = self._started_at not in (None, found.started_at)

@@ -37,15 +37,16 @@ class SupersedeAnswer(IntEnum):
     NOT_OWNER = 4
     """The caller is not the live owner, or has not handled what the other one has."""
     BY_ANOTHER = 5
-    """A third one replaced it."""
+    """A third one replaced it, or the caller replaced another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What is so of a rebuild: made, and by whom the other processor was replaced, if it was."""
+    """What is so of a rebuild: made, by whom the other processor was replaced, and whom this one replaced instead."""
 
     swapped_at: datetime | None
     superseded_by: str | None
+    replaced: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def note(connection: psycopg.Connection[Any], key: ProcessorKey, of: str, *, epo
     if row is None:
         return Noted(None, None)
     noted_of, swapped_at, superseded_by = row
-    return Noted(swapped_at if noted_of == of else None, superseded_by)
+    if noted_of == of:
+        return Noted(swapped_at, superseded_by)
+    return Noted(None, superseded_by, noted_of if swapped_at is not None else None)
 
 
 def find_superseding(connection: psycopg.Connection[Any], key: ProcessorKey) -> str | None:
