@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 HEAVY = (

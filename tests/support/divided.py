@@ -59,4 +59,4 @@ def assert_each_once_and_in_order(outbox, count):
 
 
 def wait_count(outbox, count, seconds=30.0):
-    wait_until(lambda: len(outbox.handled()) >= count, f"{count} messages handled", seconds)
+    wait_until(lambda: outbox.count() >= count, f"{count} messages handled", seconds)
