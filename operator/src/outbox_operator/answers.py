@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState, WorkerState
 from outbox_operator.conditions import Answer, ConditionType, Reason
 from outbox_operator.learn import OwnershipState
@@ -123,6 +124,9 @@ def _checkpoint(known: Knowledge) -> Answer:
 
 def _source(known: Knowledge) -> Answer:
     kind = ConditionType.SOURCE_CURRENT
+    if known.lead is not None and known.lead.reason is WorkerReason.DATABASE_UNAVAILABLE:
+        # What was seen last may be over, or have begun, long ago.
+        return Answer(kind, None, Reason.NOT_OBSERVED, "the database cannot be asked now, see Ready")
     bound = known.lead.bound if known.lead is not None else None
     if bound is None and known.lead is not None and known.lead.unfinished is not None:
         return Answer(kind, True, Reason.AS_EXPECTED, "mode Competing waits for nobody's open transaction")

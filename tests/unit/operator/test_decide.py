@@ -254,6 +254,14 @@ def test_a_bound_that_stands_still_names_its_holder():
     assert "prepared transaction 'stuck'" in message
 
 
+@pytest.mark.parametrize("age", [0, 95])
+def test_what_was_seen_of_the_bound_does_not_stay_while_the_database_is_away(age: int):
+    bound = Bound(transaction_id="900", age_seconds=age, holder="prepared transaction 'stuck'")
+    report = build_report(WorkerState.RETRYING, Reason.DATABASE_UNAVAILABLE, bound=bound)
+    decision = decide(build_observed(build_pod(report=report)), NOW)
+    assert condition(decision, "SourceCurrent") == ("Unknown", "NotObserved")
+
+
 def test_mode_competing_has_no_bound_that_could_stall():
     report = build_report(unfinished=Unfinished(consumers=2))
     assert condition(decide(build_observed(build_pod(report=report)), NOW), "SourceCurrent") == ("True", "AsExpected")
