@@ -111,7 +111,7 @@ def test_a_lapsed_batch_goes_to_any_other_and_a_live_one_to_nobody(connection):
     produce(connection, 3)
     live = cut(connection, taker("one"))
     assert taker("two").take_left(connection) is None
-    assert taker("one", lease=OVER).renew(connection) == 1
+    assert taker("one", lease=OVER).renew(connection, live) == 1
     assert left(connection, taker("two")).id == live.id
 
 

@@ -144,7 +144,8 @@ class History:
 
     def beat(self):
         number = self.chance.randrange(3)
-        self.takers[number].renew(self.look, self.hands[number])
+        if (work := self.hands[number]) is not None:
+            self.takers[number].renew(self.look, work)
 
     def hand_back(self):
         number = self.chance.randrange(3)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.postgres import wait_until
+from tests.support.clone import Primary
+from tests.support.postgres import Database, wait_until
 from tests.support.proxy import CommitCutter, Cut
 from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_config, wait_handled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.postgres import Database
     from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -255,11 +255,53 @@ def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, or
     report = driver.wait_for("the mistake is told", lambda report: report.last_error is not None, PATIENCE)
     assert "orders.handle failed: KeyError: 'total'" in report.message
     assert "orders.py" in report.last_error, "the user's own traceback"
+    driver.wait_state("Stopped", "AttemptsExhausted", PATIENCE)
     assert orders.stored() == stored
     module.write_text(text)
     wait_handled(driver, orders, 20)
     end_gracefully(driver)
     orders.check_exact()
+
+
+@pytest.fixture
+def primary() -> Iterator[Primary]:
+    server = Primary()
+    yield server
+    server.stop()
+
+
+def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(drivers, primary, tmp_path):
+    """The rows wait for the merge, in an unlogged table; the lease outlives the crash."""
+    name = primary.create("outbox_template")
+    with primary.connect(name) as connection:
+        connection.execute(
+            "UPDATE outbox.database_identity SET database_oid = (SELECT oid FROM pg_database "
+            "WHERE datname = current_database())"
+        )
+    database = Database(primary, name, primary.port)
+    orders = Orders(database, tmp_path / "files")
+    config = spark_config(database, tmp_path, delivery={"leaseDuration": "2m"})
+    handler = AGGREGATE.format(path=str(orders.files))
+    driver = drivers.launch(drivers.prepare(config, database.uri(), handler=handler))
+    orders.produce(40)
+    wait_handled(driver, orders, 40)
+    blocker = database.direct(autocommit=False)
+    # Writers wait; and unlike a stronger lock it takes no transaction id, which would hold the reading bound.
+    blocker.execute("LOCK TABLE public.per_minute IN EXCLUSIVE MODE")
+    with primary.connect(name) as producer:
+        orders.connection = producer
+        orders.produce(50)
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'public.per_minute'::regclass"
+        wait_until(lambda: producer.execute(waits).fetchone() == (1,), "the merge waits", PATIENCE)
+    database.close()
+
+    primary.kill()
+    primary.start()
+    with primary.connect(name) as again:
+        orders.connection = again
+        wait_handled(driver, orders, 90)
+        end_gracefully(driver)
+        orders.check_exact()
 
 
 def java_of(driver: Worker) -> int:

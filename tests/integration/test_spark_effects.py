@@ -95,11 +95,31 @@ def test_values_arrive_as_they_were(notebook, database):
 def test_a_later_epoch_drops_the_tables_so_that_strays_of_an_earlier_one_fail(notebook, database):
     earlier = staging(database, 1)
     staged = earlier.load(notebook.range(3))
-    assert staging(database, 1).sweep() == 0, "its own it keeps"
     assert staging(database, 2).sweep() == 1
     stray = iter([pa.RecordBatch.from_pydict({"id": [1]})])
     with pytest.raises(ConfigurationError, match=staged.table.name):
         copy_rows(str(database.files().directory), staged.table, stray)
+
+
+def test_what_a_failed_attempt_staged_goes_with_the_next_query_and_a_reader_stops_nobody(notebook, database):
+    staging(database, 1).load(notebook.range(3))
+    reader = database.direct(autocommit=False)
+    reader.execute("SELECT * FROM outbox.spark_staging")
+    ((name,),) = reader.execute("SELECT table_name FROM outbox.spark_staging").fetchall()
+    reader.execute(f"LOCK TABLE outbox.{name} IN ACCESS SHARE MODE")  # as pg_dump, for as long as it runs
+    assert staging(database, 2).sweep() == 0
+    reader.rollback()
+    assert staging(database, 1).sweep() == 1, "another query of the same owner"
+    assert database.direct().execute("SELECT count(*) FROM outbox.spark_staging").fetchone() == (0,)
+
+
+def test_rows_that_a_crash_emptied_are_missed(notebook, database):
+    area = staging(database)
+    staged = area.load(notebook.range(3))
+    connection = database.direct()
+    assert staged.is_complete(connection)
+    connection.execute(f"TRUNCATE outbox.{staged.table.name}")  # what recovery does with unlogged tables
+    assert not staged.is_complete(connection)
 
 
 def test_an_emptied_table_serves_the_next_batch(notebook, database):

@@ -154,6 +154,22 @@ def test_a_payload_that_the_handler_rejects(outbox, workers):
     outbox.wait_handled(ids)
 
 
+def test_what_a_handler_raises_ends_its_batch_and_never_the_worker(outbox, workers):
+    """`asyncio.CancelledError` and a group are no `Exception`."""
+    ids = outbox.produce(5)
+    delivery = {"retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "100ms"}}
+    config = build_config(outbox.database, PYTHON_TARGET, delivery=delivery)
+    handler = REJECTING.replace("ValueError(", "asyncio.CancelledError(").replace(
+        "def check", "import asyncio\ndef check"
+    )
+    home = workers.prepare(config, outbox.database.uri(), handler=handler)
+    worker = workers.launch(home)
+    report = worker.wait_state("Stopped", "AttemptsExhausted")
+    assert "CancelledError: order message-3 has no customer" in report.message
+    (home / "handler/orders.py").write_text(PYTHON_HANDLER)
+    outbox.wait_handled(ids)
+
+
 @pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
 @pytest.mark.parametrize("target", [PYTHON_TARGET, SQL_TARGET], ids=["python", "sql"])
 def test_one_bad_message_of_a_large_batch_is_found(outbox, workers, target, guarantee):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 
+from outbox_core.competing import Work
 from outbox_core.report import ExitCode
+from tests.support.consuming import taker
 from tests.support.postgres import wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
 
@@ -151,6 +154,23 @@ def test_a_consumer_frozen_past_its_lease_commits_nothing_of_what_was_taken_over
     wait_each_once(outbox, ids(1, 80))
     first.wait_for("it goes on", lambda r: r.state == "Active")
     assert sorted(outbox.handled()) == ids(1, 80)
+
+
+def test_a_batch_that_was_taken_without_an_answer_is_handled_after_its_lease(outbox, workers):
+    """It is in the name of a consumer that lives, and does not know of it."""
+    first = start(outbox, workers, "pod-a", handler=GATED_HANDLER)
+    first.wait_state("Active")
+    gate = Gate(first.directory)
+    gate.close()
+    outbox.produce(60)
+    gate.wait_entered()
+    ((owner, uid),) = outbox.connection.execute(
+        "SELECT b.owner, c.uid FROM outbox.competing_batches b JOIN outbox.processor_claims c USING (processor_id)"
+    ).fetchall()
+    lost = taker(owner, timedelta(seconds=LEASE), limit=20, uid=uid).cut(outbox.connection)
+    assert isinstance(lost, Work)
+    gate.open()
+    wait_each_once(outbox, ids(1, 60), RECOVERY)
 
 
 def test_asked_to_stop_a_consumer_hands_back_at_once_and_uses_no_attempt(outbox, workers):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.ledger.amqp import BrokerError
 from tests.support.postgres import wait_until
+from tests.support.proxy import Relay
 from tests.support.worker import build_config
 
 
@@ -186,6 +187,29 @@ def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name):
         worker.wait_for("all is stored", lambda r: r.handled == 4, 40)
         seen = [each.message_id for each in client.drain(queue_name)]
     assert set(seen) == {f"message-{n}" for n in range(1, 5)}
+
+
+def test_a_broker_that_takes_messages_and_confirms_none_uses_up_no_attempt(outbox, workers, rabbitmq, queue_name):
+    relay = Relay(rabbitmq.port)
+    try:
+        with rabbitmq.queue(queue_name) as client:
+            worker = start(
+                outbox, workers, rabbitmq, build_target(queue_name),
+                rabbitmq.uri.replace(f":{rabbitmq.port}", f":{relay.port}"),
+                delivery={"timeout": "1s", "retry": {"maxAttempts": 1, "initialBackoff": "50ms", "maxBackoff": "1s"}},
+            )  # fmt: skip
+            outbox.produce(1)
+            worker.wait_for("one is stored", lambda r: r.handled == 1)
+            relay.hang()
+            outbox.produce(4, start=1)
+            report = worker.wait_state("Retrying", "TargetUnavailable", 40)
+            assert "did not confirm" in report.message
+            relay.heal()
+            worker.wait_for("all is stored", lambda r: r.handled == 5, 40)
+            seen = [each.message_id for each in client.drain(queue_name)]
+    finally:
+        relay.close()
+    assert list(dict.fromkeys(seen)) == [f"message-{n}" for n in range(1, 6)]
 
 
 def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox, workers, rabbitmq, queue_name):

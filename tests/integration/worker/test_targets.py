@@ -172,7 +172,9 @@ def test_a_strangers_open_transaction_is_reported_as_a_stall(outbox, workers):
     stranger.execute("SELECT pg_current_xact_id()")
     outbox.produce(5)
     worker = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
-    report = worker.wait_for("the stall is seen", lambda r: r.bound is not None and r.bound.age_seconds > 1)
+    report = worker.wait_for(
+        "it is seen", lambda r: r.bound is not None and r.bound.age_seconds > 1 and r.lag is not None
+    )
     assert report.bound is not None
     assert "stranger" in str(report.bound.holder)
     assert report.lag is not None

@@ -164,6 +164,24 @@ def test_what_was_decided_of_a_batch_that_was_stored_before_does_not_meet_the_ne
     assert (after.step, after.verdict) == (Step.HANDLE, None)
 
 
+def test_what_was_set_aside_in_a_lost_transaction_is_looked_for_although_it_was_forgotten():
+    """The COMMIT had no answer, and neither had the question whether it arrived: the verdict is gone by then."""
+    verdict = Verdict(Action.DEAD_LETTER, 3, "E", "no", None, blocks=True)
+    state = decide(owner(step=Step.SET_ASIDE, batch=batch(matched=1), verdict=verdict), h.Unsure(A, B, True, DOWN))
+    for happened in (h.Failed(DOWN), h.Prepared()):
+        state = decide(state, happened)
+    assert (state.step, state.verdict) == (Step.CONFIRM, None)
+    after = decide(state, h.Stored(B, 0))
+    assert (after.step, after.blocking) == (Step.TAKE_HELD, True)
+
+
+def test_to_ask_about_a_lost_transaction_is_no_attempt_at_a_message():
+    doubt = h.Unsure(A, B, committing=True, error=DOWN)
+    state = owner(step=Step.CONFIRM, doubt=doubt, batch=batch(matched=1))
+    after = decide(state, h.Failed(HandlerError("a lock was not free in time")))
+    assert (after.step, after.doubt, after.attempt) == (Step.PREPARE, doubt, 0)
+
+
 def test_after_2_or_3_only_a_person_goes_on():
     refused = h.Refused(StoreAnswer.AHEAD, A, B, C)
     after = decide(owner(step=Step.RECORD, refusal=refused), h.Recorded(12))

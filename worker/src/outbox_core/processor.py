@@ -41,7 +41,7 @@ REFUSED_WAIT: Final = 0.5
 
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 """Faults that no message causes: looking for one would only repeat them."""
-_WRITING_DOWN: Final = frozenset({Step.SET_ASIDE, Step.FAIL_HELD})
+_WRITING_DOWN: Final = frozenset({Step.SET_ASIDE, Step.FAIL_HELD, Step.CONFIRM})
 """What fails here is not the handling."""
 DELAYED_LOOK: Final = 5.0
 """Longest wait of mode Ordered at a delayed message before it looks again: somebody may have changed the row."""
@@ -244,6 +244,9 @@ def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorSt
 
 def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
     full = state.batch is None or state.batch.full
+    if state.doubt is not None:
+        # What was set aside in it may be forgotten by now: look what is held before the next message.
+        state = replace(state, blocking=True, held_due=now)
     state = _with_asides(_narrowed(_trusted(state), pair), now)
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),

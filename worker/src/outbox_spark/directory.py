@@ -52,14 +52,19 @@ class QueryDirectory:
             PermanentError: the directory cannot be read as Spark 4 writes it.
 
         """
-        planned, committed = _numbers(self.location / "offsets"), _numbers(self.location / "commits")
+        committed = _numbers(self.location / "commits")
         return DirectoryView(
             lineage=self.lineage,
             start=self.start,
             committed=self._end_of(committed[-1]) if committed else self.start,
-            planned=self._end_of(planned[-1]) if planned else self.start,
+            planned=self.find_planned(),
             has_state=any((self.location / "state").glob("*")),
         )
+
+    def find_planned(self) -> Checkpoint:
+        """Return the end of the last batch that Spark planned; raises like `view`."""
+        planned = _numbers(self.location / "offsets")
+        return self._end_of(planned[-1]) if planned else self.start
 
     def range_of(self, batch_id: int) -> OffsetRange:
         """Return the range that Spark planned for a batch."""

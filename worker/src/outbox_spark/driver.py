@@ -80,6 +80,9 @@ class SparkSteps(Steps):
                 return h.Refused(StoreAnswer.OLDER, error.committed, max(error.planned, error.committed), state.stored)
         self._count_executors()
         prepared = self._wait_for_batch(state)
+        if prepared is None and self._pipeline.is_behind_plan(state.stored):
+            # Neither idle nor well: how often it failed counts on until it is stored.
+            return h.Throttled(0.0, Reason.RUNNING, "")
         if prepared is None:
             return h.Fetched(Batch(state.stored, state.stored, (), 0, full=True, matched_count=0))
         if prepared.effects is None:

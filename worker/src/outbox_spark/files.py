@@ -168,9 +168,12 @@ def reveal(files: Iterable[PendingFile]) -> None:
 
 
 def sweep_hidden(path: Path, processor_id: str, epoch: int) -> int:
-    """Delete what earlier epochs wrote and never committed; roll forward first. Returns how many directories went."""
+    """Delete what earlier queries wrote and never committed, up to this epoch; roll forward first.
+
+    Returns how many directories went.
+    """
     own = path / _HIDDEN / safe_name(processor_id)
-    stale = [entry for entry in own.glob("*-*") if entry.is_dir() and _epoch_of(entry) < epoch]
+    stale = [entry for entry in own.glob("*-*") if entry.is_dir() and _epoch_of(entry) <= epoch]
     for entry in stale:
         shutil.rmtree(entry, ignore_errors=True)
     return len(stale)

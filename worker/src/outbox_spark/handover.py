@@ -93,6 +93,7 @@ class Handover:
             if self._offered is not None and self._offered.whole.end <= stored:
                 self._offered = None
                 self._committed = True
+                self._busy_since = time.monotonic()  # what is left to do is Spark's side of the commit
                 self._changed.notify_all()
 
     def take(self, wait: float) -> PreparedBatch | None:

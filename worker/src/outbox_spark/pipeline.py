@@ -28,6 +28,7 @@ from outbox_spark.staging import StagingArea
 from outbox_spark.stream import StreamBuilder, find_stateful
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.errors import translated
 from outbox_worker.sinks.sql import SqlSink
 
 if TYPE_CHECKING:
@@ -210,6 +211,15 @@ class SparkPipeline:
             raise explained from error
         return self._prepared
 
+    def is_behind_plan(self, stored: Checkpoint) -> bool:
+        """Say whether Spark has planned a batch beyond the checkpoint: it is being prepared, or failed and is again.
+
+        Raises:
+            OutboxError: the query checkpoint directory cannot be read.
+
+        """
+        return self._run is not None and self._run.planned > stored
+
     def handle(self, transaction: Transaction, batch: Batch) -> int:
         """Run the prepared effects in the checkpoint's transaction.
 
@@ -221,6 +231,14 @@ class SparkPipeline:
         if prepared is None or prepared.effects is None or prepared.whole.end != batch.examined:
             raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)
         for effect in prepared.effects.statements:
+            with translated():
+                complete = effect.staged.is_complete(transaction.connection)
+            if not complete:
+                self.epoch = None  # the next look begins the query anew, from the stored checkpoint
+                raise TransientError(
+                    "rows that were staged are gone (PostgreSQL was restarted): the batch is prepared again",
+                    reason=Reason.DATABASE_UNAVAILABLE,
+                )
             relation = effect.staged.relation()
             SqlSink(SqlTarget(statement=effect.statement), _fixed(relation)).handle(transaction, batch)
         if prepared.effects.pending:
@@ -236,7 +254,13 @@ class SparkPipeline:
     def executors(self) -> int | None:
         """Count live executors; None before there is a session, or where they are threads of the driver."""
         session = self._sessions.session
-        return None if session is None else count_executors(session)
+        if session is None:
+            return None
+        try:
+            return count_executors(session)
+        except Exception:
+            self._check_alive()
+            raise
 
     def _check_alive(self) -> None:
         """End the process when its JVM is gone: it cannot get another, whoever restarts it can."""

@@ -108,6 +108,11 @@ class QueryRun:
                 )
         return batch
 
+    @property
+    def planned(self) -> Checkpoint:
+        """The end of the last batch that Spark planned."""
+        return self._parts.directory.find_planned()
+
     def busy(self) -> bool:
         """A batch is in hand: prepared, waiting for the loop, or committed and not over yet on Spark's side."""
         return self._handover.in_hand()

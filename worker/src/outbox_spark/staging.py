@@ -27,6 +27,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType
 
 from outbox_core.errors import TransientError
+from outbox_core.report import Reason
 from outbox_spark.columns import is_nested, staging_columns
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import ConnectionFiles
@@ -77,6 +78,11 @@ class Staged:
             attempts=sql.Literal(list(self.attempts)),
         )
 
+    def is_complete(self, connection: psycopg.Connection[Any]) -> bool:
+        """Say whether all of them are still there: a crash of PostgreSQL empties every unlogged table."""
+        counted = connection.execute(sql.SQL("SELECT count(*) FROM ({}) AS staged").format(self.relation())).fetchone()
+        return counted is not None and int(counted[0]) == self.rows
+
 
 class StagingArea:
     """The staging tables of one owner; used by the driver."""
@@ -126,19 +132,31 @@ class StagingArea:
                 _log.warning("a staging table is not emptied", extra={"table": table.name, "error": str(error)})
 
     def sweep(self) -> int:
-        """Drop the tables of this processor's earlier epochs and return how many there were."""
+        """Drop the tables of earlier owners, and of an earlier query of this one; return how many went.
+
+        One that somebody reads, pg_dump for example, is left for the next time: nothing of it is ever merged.
+        """
         registry = sql.Identifier(self._schema, "spark_staging")
-        find = sql.SQL("SELECT table_name FROM {} WHERE processor_id = %s AND epoch < %s ORDER BY 1").format(registry)
-        forget = sql.SQL("DELETE FROM {} WHERE table_name = %s").format(registry)
+        find = sql.SQL("SELECT table_name FROM {} WHERE processor_id = %s AND epoch <= %s ORDER BY 1").format(registry)
         with self._files.connect(_APPLICATION_NAME, autocommit=True) as connection, translated():
             names = [str(row[0]) for row in connection.execute(find, (self._processor_id, self._epoch)).fetchall()]
-            for name in names:
-                with connection.transaction():
-                    drop = sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(self._schema, name))
-                    connection.execute("SET LOCAL lock_timeout = '2s'")
-                    connection.execute(drop)
-                    connection.execute(forget, (name,))
-        return len(names)
+        return sum(self._drop(name) for name in names)
+
+    def _drop(self, name: str) -> bool:
+        try:
+            self._execute(
+                sql.SQL("SET LOCAL lock_timeout = '2s'"),
+                sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(self._schema, name)),
+                sql.SQL("DELETE FROM {} WHERE table_name = {}").format(
+                    sql.Identifier(self._schema, "spark_staging"), sql.Literal(name)
+                ),
+            )
+        except TransientError as error:
+            if error.reason is not Reason.STATEMENT_FAILED:
+                raise
+            _log.warning("a staging table is not dropped", extra={"table": name, "error": str(error)})
+            return False
+        return True
 
     def _ensure(self, columns: tuple[tuple[str, str], ...]) -> StagingTable:
         if columns not in self._ready:

@@ -168,6 +168,7 @@ class ConsumerLane:
             found = self._perform(before)
         self._count(before, found)
         self.state = decide_consumer(before, found, time.monotonic(), self._policy, self._random.random())
+        self._steps.tell_in_hand(self.state.work)
         self._tell(before, found)
         self.parts.board.set_state(self._shown(self.state))
 
@@ -223,7 +224,10 @@ class ConsumerLane:
 
 
 class CompetingHeartbeat(Heartbeat):
-    """Renews the batches in this consumer's name, and says that it lives."""
+    """Renews the batch that this consumer has in hand, and says that it lives.
+
+    One in its name that it does not know, because the answer to its taking was lost, runs out and is another's.
+    """
 
     def __init__(self, *, built: BuiltConsumer, token: UUID, **parts: Any) -> None:
         """Keep what is needed beyond a heartbeat's parts."""
@@ -236,7 +240,8 @@ class CompetingHeartbeat(Heartbeat):
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         if not self._claimed:
             return
-        self._taker.renew(connection)
+        if (work := self._taker.in_hand) is not None:
+            self._taker.renew(connection, work)
         partitions.renew_membership(
             connection, self._key, claim_uid=self._consumer.claim_uid, pod=self._consumer.pod, token=self._token,
             lease=self._lease,

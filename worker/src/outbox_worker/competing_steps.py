@@ -89,6 +89,10 @@ class CompetingSteps(Steps):
         """Of the processor's rate, this consumer's."""
         return self._company.share
 
+    def tell_in_hand(self, work: Work | None) -> None:
+        """Tell the heartbeat what to renew."""
+        self._taker.in_hand = work
+
     def carry_out(self, state: ConsumerState) -> CompetingHappening:
         """Do the state's step.
 

@@ -140,6 +140,8 @@ class BatchTaker:
         self._consumer = consumer
         self._competing = competing
         self._limit = batch_size
+        self.in_hand: Work | None = None
+        """What the consumer knows to be its own: set by the loop, read by the heartbeat."""
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
 
@@ -260,12 +262,9 @@ class BatchTaker:
             row = connection.execute(in_schema("defer_message", self._key.schema), parameters).fetchone()
         return row is not None and bool(row[0])
 
-    def renew(self, connection: psycopg.Connection[Any], work: Work | None = None) -> int:
-        """Heartbeat: how many batches are still this consumer's; with a batch, whether that attempt of it is."""
-        parameters = self._names | {
-            "batch": None if work is None else work.id,
-            "attempt": None if work is None else work.attempt,
-        }
+    def renew(self, connection: psycopg.Connection[Any], work: Work) -> int:
+        """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
+        parameters = self._names | {"batch": work.id, "attempt": work.attempt}
         with translated():
             row = connection.execute(in_schema("renew_batches", self._key.schema), parameters).fetchone()
         return 0 if row is None else int(row[0])

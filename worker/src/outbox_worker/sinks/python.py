@@ -61,7 +61,7 @@ class PythonSink:
         except HandlerEndedTransactionError as err:
             err.detail = describe(err, self._directory, err.frames)
             raise
-        except (Exception, SystemExit) as err:  # sys.exit() in a handler ends a batch, not the worker
+        except BaseException as err:  # sys.exit(), a cancelled task: they end a batch, not the worker
             raise self._explain(err, guarded) from err
         return len(batch)
 

@@ -15,6 +15,7 @@ from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.amqp import CHANNEL, AmqpConnection
 from outbox_worker.broker import read_broker_address
+from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,14 @@ class RabbitmqSink:
                 connection.publish(window, deadline=deadline)
             connection.await_confirms(deadline=deadline)
             self._judge(connection)
+        except Interrupted as err:
+            self.close()
+            if err.draining or len(batch) > 1:
+                raise  # half of it may be confirmed in time
+            raise TransientError(
+                "the broker did not confirm one message within delivery.timeout; it is published again until it does",
+                reason=Reason.TARGET_UNAVAILABLE,
+            ) from err
         except BaseException:
             self.close()  # its unanswered messages would be counted for the next batch
             raise
