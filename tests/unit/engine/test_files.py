@@ -50,13 +50,13 @@ def test_a_file_that_the_volume_lost_is_said_and_not_passed_over(tmp_path):
         reveal([file])
 
 
-def test_only_what_earlier_epochs_left_is_swept(tmp_path):
-    earlier = [hidden_directory(tmp_path, "orders", epoch) for epoch in (1, 2)]
-    own, foreign = hidden_directory(tmp_path, "orders", 3), hidden_directory(tmp_path, "other", 1)
-    for directory in (*earlier, own, foreign):
+def test_what_earlier_queries_left_is_swept_and_nothing_of_a_later_owner(tmp_path):
+    earlier = [hidden_directory(tmp_path, "orders", epoch) for epoch in (1, 2, 3)]
+    later, foreign = hidden_directory(tmp_path, "orders", 4), hidden_directory(tmp_path, "other", 1)
+    for directory in (*earlier, later, foreign):
         directory.mkdir(parents=True)
-    assert sweep_hidden(tmp_path, "orders", 3) == 2
-    assert own.exists()
+    assert sweep_hidden(tmp_path, "orders", 3) == 3
+    assert later.exists()
     assert foreign.exists()
 
 
