@@ -138,9 +138,9 @@ def rewind_decides_the_conflict_the_other_way(rooms: Rooms) -> None:
         arguments = ("rewind", "orders", "--to", opened["expected"], "--conflict", str(opened["id"]))
         assert opened["expected"] in outbox(room, *arguments, "--dry-run")
         assert "in a cluster only --to" in outbox(room, *arguments, "--partition", "3", "--yes", status=3)
-        orders.annotate(accept_checkpoint="1=1:1")
+        orders.annotate(accept_checkpoint=f"{opened['id'] + 1}=1:1")
         outbox(room, *arguments, "--yes", "--wait")
-        assert "outbox-operator.dev/accept-checkpoint" not in orders.read()["metadata"]["annotations"]
+        assert "outbox-operator.dev/accept-checkpoint" not in orders.read()["metadata"].get("annotations", {})
         until_handled(room, orders, 6)
         assert len(set(room.handled())) == 6
 

@@ -157,12 +157,19 @@ def news_in(report: Report | None) -> Any:
         report.conflicts.strangers,
         report.conflicts.open,
         report.conflicts.last,
-        report.bound.transaction_id if report.bound is not None and report.bound.stalled else None,
+        _bound(report),
         _trouble(report),
         frozenset((held.partition, held.pod) for held in report.leases),
         report.unfinished.consumers if report.unfinished is not None else None,
         report.rebuild.state if report.rebuild is not None else None,
     )
+
+
+def _bound(report: Report) -> str | None:
+    """Whether it was looked at, and who holds it while it stands still."""
+    if report.bound is None:
+        return None
+    return report.bound.transaction_id if report.bound.stalled else ""
 
 
 def _trouble(report: Report) -> Any:

@@ -84,6 +84,7 @@ NEWS = [
     pytest.param({"leases": [LeaseView(partition=1, epoch=2, pod="orders-1")]}, id="a partition has an owner"),
     pytest.param({"unfinished": Unfinished(consumers=2)}, id="a consumer came"),
     pytest.param({"bound": Bound(transaction_id="815", age_seconds=60)}, id="the bound stands still"),
+    pytest.param({"bound": Bound(transaction_id="815", age_seconds=0)}, id="the bound was looked at"),
     pytest.param({"rebuild": RebuildView(of="v1", state=RebuildState.SWAPPED)}, id="a rebuild was swapped"),
 ]
 
