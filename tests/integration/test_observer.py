@@ -9,7 +9,6 @@ import pytest
 from outbox_core.config import ProcessorConfig
 from outbox_core.state import initial_state
 from outbox_worker.observer import Observer
-from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.status import Identity, StatusBoard
@@ -19,14 +18,14 @@ from tests.support.postgres import build_source
 SOURCE = build_source()
 
 
-def build_observer(lease):
+def build_observer(lease, **options):
     fields = {"resource": {"cluster": "c", "namespace": "n", "name": "a", "uid": "u"}, "generation": 1}
     config = ProcessorConfig.model_validate(fields | {"processorId": "orders", "source": SOURCE})
     board = StatusBoard(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
-    return Observer(ProcessorKey("outbox", "orders"), board, lease=lease), board
+    return Observer(ProcessorKey("outbox", "orders"), board, lease=lease, **options), board
 
 
-def test_it_keeps_the_table_of_checkpoints_small(database, monkeypatch):
+def test_it_keeps_the_table_of_checkpoints_small(database):
     connection = database.direct()
     stranger = database.connect(autocommit=False)
     stranger.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -36,8 +35,7 @@ def test_it_keeps_the_table_of_checkpoints_small(database, monkeypatch):
         assert store(connection, (10, n + 1), (10, n)) == 1
     size = "SELECT pg_total_relation_size('outbox.processor_checkpoints')"
     (before,) = connection.execute(size).fetchone()
-    monkeypatch.setattr(checkpoints, "LARGE_BYTES", before - 1)
-    observer, board = build_observer(15.0)
+    observer, board = build_observer(15.0, large=before - 1)
     observer.start(MessageReader(SOURCE))
 
     observer.observe(database.connect())

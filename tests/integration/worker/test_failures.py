@@ -283,8 +283,11 @@ def test_what_failed_is_tried_again_while_mode_ordered_waits_for_a_delayed_messa
     failing.produce(1, start=5, deliver_after="1 hour")
     worker = start(failing, workers, SQL_TARGET, partitioned=False, blocks="Key", retry=QUICK | {"maxAttempts": 1000})
     worker.wait_state("Retrying", "MessageDelayed", 40)
+    assert [message for message, *_ in failing.held()] == ["message-3"]
     failing.mend()
     failing.wait_handled(set(range(5)), 20)
+    assert sorted(failing.handled()) == list(range(5)), "each once, and the delayed one not early"
+    assert failing.held() == []
 
 
 def test_a_rate_is_kept(failing, workers):

@@ -44,12 +44,22 @@ _log = get_logger("outbox.observer")
 class Observer:
     """Fills the board with checkpoint, conflicts, lag and bound."""
 
-    def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float, apart: bool = False) -> None:
+    def __init__(
+        self,
+        key: ProcessorKey,
+        board: StatusBoard,
+        *,
+        lease: float,
+        apart: bool = False,
+        large: int = checkpoints.LARGE_BYTES,
+    ) -> None:
         """Observe nothing until the main loop found the schema to be there.
 
         `apart`: the messages are in another database, which is observed on a connection, and in a thread, of its own.
+        `large`: bytes of the table of checkpoints from which it is written anew.
         """
         self._apart = apart
+        self._large = large
         self._stored: Mapping[int, StoredCheckpoint] = {}
         self._key = key
         self._board = board
@@ -114,7 +124,7 @@ class Observer:
         self._sized = now
         try:
             with self._limited(connection):
-                rewritten = checkpoints.keep_small(connection, self._key.schema)
+                rewritten = checkpoints.keep_small(connection, self._key.schema, self._large)
         except TransientError as err:
             if err.reason is not Reason.STATEMENT_FAILED:
                 raise

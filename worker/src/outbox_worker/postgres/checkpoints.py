@@ -126,13 +126,15 @@ def load_unedited(connection: psycopg.Connection[Any], key: ProcessorKey) -> Sto
     return stored
 
 
-def keep_small(connection: psycopg.Connection[Any], schema: str) -> bool:
-    """Rewrite the table of checkpoints if dead versions that VACUUM may not remove made it large; say whether it was.
+def keep_small(connection: psycopg.Connection[Any], schema: str, large: int = LARGE_BYTES) -> bool:
+    """Rewrite the table of checkpoints if dead versions that VACUUM may not remove made it `large`, in bytes.
+
+    Returns whether it was.
 
     In a READ COMMITTED transaction that does nothing else. It waits for a lock for 50 ms at most.
     """
     with translated():
-        row = connection.execute(in_schema("rewrite_checkpoints", schema), {"bytes": LARGE_BYTES}).fetchone()
+        row = connection.execute(in_schema("rewrite_checkpoints", schema), {"bytes": large}).fetchone()
     return row is not None and bool(row[0])
 
 

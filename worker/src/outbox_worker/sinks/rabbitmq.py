@@ -91,16 +91,13 @@ class RabbitmqSink:
                 connection.publish(window, deadline=deadline)
             connection.await_confirms(deadline=deadline)
             self._judge(connection)
-        except Interrupted as err:
-            self.close()
-            if err.draining or len(batch) > 1:
-                raise  # half of it may be confirmed in time
-            raise TransientError(
-                "the broker did not confirm one message within delivery.timeout; it is published again until it does",
-                reason=Reason.TARGET_UNAVAILABLE,
-            ) from err
-        except BaseException:
+        except BaseException as err:
             self.close()  # its unanswered messages would be counted for the next batch
+            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:  # of several, half may be in time
+                raise TransientError(
+                    "the broker did not confirm one message within delivery.timeout; it is published until it does",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                ) from err
             raise
         return len(batch)
 
