@@ -18,20 +18,21 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
+SPARK = "tests/integration/test_spark_"
+"""Files that wait for JVMs, and are patient: after the light ones, beside each other."""
 HEAVY = (
     "tests/model/",
-    "tests/integration/test_spark_",
     "tests/chart/test_release",
     "tests/chart/test_server",
     "tests/chaos/",
     "tests/acceptance/",
 )
-"""Files that load both cores: Spark, the cluster, the model checker and chaos. They run last, in one process."""
+"""Files that load both cores or count seconds: model checker, cluster and chaos. They run last, in one process."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what is heavy last."""
-    items.sort(key=lambda item: item.nodeid.startswith(HEAVY))
+    items.sort(key=lambda item: 2 * item.nodeid.startswith(HEAVY) + item.nodeid.startswith(SPARK))
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -14,7 +14,9 @@ for ((i = 0; ; i++)); do
   [ -n "${!name+set}" ] || break
   java_options+=("${!name}")
 done
-classpath="${SPARK_CONF_DIR:-/opt/spark/conf}:$SPARK_HOME/jars/*"
+# Ready-made classes are mapped where this begins as the driver's class path did when they were written: what a pod adds,
+# Spark's own folder for its settings too, comes after the jars unless the user asked for it to come first.
+classpath=$(printf '%s:' "$SPARK_HOME"/jars/slf4j-api-*.jar)$SPARK_HOME/jars/*:${SPARK_CONF_DIR:-/opt/spark/conf}
 [ -z "${SPARK_CLASSPATH:-}" ] || classpath=$SPARK_CLASSPATH:$classpath
 [ -z "${SPARK_EXTRA_CLASSPATH:-}" ] || classpath=$SPARK_EXTRA_CLASSPATH:$classpath
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.demo.processes import find_process
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
@@ -58,6 +61,13 @@ def test_the_driver_goes_on_after_its_pod_is_lost_and_says_what_is_missing(rooms
         room.shop.produce(50)
         until_handled_once(room, orders, 50)
         assert executors(room), "the reading is done by executor pods"
+        pods = room.cluster.items("Pod", room.namespace)
+        jvms = {pod["metadata"]["name"]: find_process(pod, "java") for pod in pods}
+        assert len(jvms) == 2, "driver and executor"
+        for name, pid in jvms.items():
+            assert "/opt/outbox/classes.jsa" in Path(f"/proc/{pid}/maps").read_text(), (
+                f"{name} loads every class itself"
+            )
         (driver,) = orders.pods("driver")
         assert driver["metadata"]["name"] == "orders-driver-0"
 

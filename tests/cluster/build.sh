@@ -76,7 +76,10 @@ build_operator() { build_project outbox-operator operator/Dockerfile operator/re
 
 build_worker() { build_project outbox-worker worker/Dockerfile worker/requirements.lock; }
 
-build_spark() { build_project outbox-spark worker/Dockerfile.spark worker/requirements-spark.lock worker/spark-entrypoint.sh; }
+build_spark() {
+  build_project outbox-spark worker/Dockerfile.spark worker/requirements-spark.lock worker/spark-entrypoint.sh \
+    worker/src/outbox_spark/classes.py
+}
 
 # build_project NAME DOCKERFILE LOCK FILE...: as a user would, but on our base and from wheels made outside.
 build_project() {

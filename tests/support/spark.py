@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from outbox_spark.classes import CLASSES, map_classes
 from tests.support.postgres import free_port, wait_until
-from tests.support.spark_classes import QUICK
 from tests.support.worker import Worker, Workers, build_config
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SPARK_HOME = Path(sys.prefix) / "spark"
 """A copy of Spark whose classes are ready to be mapped (`tests/cluster/parts/spark.sh`)."""
-OPTIONS = f"{QUICK} -XX:SharedArchiveFile={(SPARK_HOME / 'classes.jsa').resolve()}"
-"""Of every JVM that the tests start."""
+OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Of every JVM that the tests start: tests compute little."""
 PATIENCE = 240.0
 """Seconds for what takes 10 on a free machine: a JVM, a session, the first Python workers."""
 
@@ -45,6 +45,11 @@ def handle(messages, effects):
 """The demo's kind of application: aggregates by upsert, and the messages as files."""
 
 
+def classes() -> Path:
+    """The file of ready-made classes, by the path that it was written with."""
+    return SPARK_HOME.resolve() / "classes.jsa"
+
+
 def start_notebook_session() -> Any:
     """A session as a person has it: nothing of the operator's."""
     from pyspark.sql import SparkSession
@@ -60,7 +65,7 @@ def start_notebook_session() -> Any:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.memory", "768m")
-        .config("spark.driver.extraJavaOptions", OPTIONS)
+        .config("spark.driver.extraJavaOptions", f"{OPTIONS} {map_classes(str(classes()))}")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -165,7 +170,7 @@ class Drivers(Workers):
             str(home / "termination-log"), "--port", str(port), *arguments,
         ]  # fmt: skip
         variables = os.environ | {"POD_NAME": pod or home.name, "POD_UID": f"uid-{home.name}"} | self.environment
-        variables["SPARK_HOME"] = str(SPARK_HOME.resolve())
+        variables |= {"SPARK_HOME": str(SPARK_HOME.resolve()), CLASSES: str(classes())}
         # A session of its own: what ends it is sent to the driver, not to its JVM and Python workers.
         with (home / "log").open("ab") as log:
             process = subprocess.Popen(

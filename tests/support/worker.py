@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.report import Report
+from tests.support import prefork
 from tests.support.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Worker:
 
     directory: Path
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | prefork.Process
 
     def get(self, path: str) -> tuple[int, str]:
         """The status and the body; OSError where there is no answer, or half of one: it may die as it writes."""
@@ -157,16 +158,21 @@ class Workers:
     def launch(
         self, home: Path, *arguments: str, pod: str | None = None, environment: dict[str, str] | None = None
     ) -> Worker:
-        """Start a process over prepared files."""
+        """Start a process over prepared files; with an environment of its own, which may be Python's, as a pod does."""
         port = free_port()
-        command = [
-            sys.executable, "-m", "outbox_worker", "--config", str(home / "processor.json"), "--connections",
-            str(home / "connections"), "--handler", str(home / "handler"), "--termination-log",
-            str(home / "termination-log"), "--port", str(port), *arguments,
+        chosen = [
+            "--config", str(home / "processor.json"), "--connections", str(home / "connections"),
+            "--handler", str(home / "handler"), "--termination-log", str(home / "termination-log"),
+            "--port", str(port), *arguments,
         ]  # fmt: skip
         variables = os.environ | {"POD_NAME": pod or home.name, "POD_UID": f"uid-{home.name}"} | (environment or {})
+        process: subprocess.Popen[bytes] | prefork.Process
         with (home / "log").open("ab") as log, (home / "out").open("ab") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=log, env=variables, cwd=home)
+            if environment:
+                command = [sys.executable, "-m", "outbox_worker", *chosen]
+                process = subprocess.Popen(command, stdout=out, stderr=log, env=variables, cwd=home)
+            else:
+                process = prefork.server().start("outbox_worker", chosen, cwd=home, env=variables, out=out, err=log)
         worker = Worker(home, port, process)
         self.started.append(worker)
         return worker

@@ -7,7 +7,7 @@ setup_spark() {
   local python=$CHECKOUT/.venv/bin/python key
   [ -x "$python" ] || setup_python
   key=$("$python" -c 'import pyspark; print(pyspark.__version__)')-$(java -version 2>&1 | sed -n 's/.*version "\(.*\)".*/\1/p')
-  key=$key-$(hash_of "$CHECKOUT/tests/support/spark_classes.py")
+  key=$key-$(hash_of "$CHECKOUT/worker/src/outbox_spark/classes.py")
   with_lock "$OUTBOX_CACHE/locks/spark" cached "spark/$key" copy_spark
   with_lock "$OUTBOX_CACHE/locks/spark" write_spark_classes "$OUTBOX_CACHE/spark/$key"
   ln -sfn "$OUTBOX_CACHE/spark/$key" "$CHECKOUT/.venv/spark"
@@ -24,7 +24,7 @@ write_spark_classes() {
   [ ! -e "$home/classes.jsa" ] || return 0
   mkdir -p "$(dirname "$log")"
   rm -f "$home/classes.part"
-  (cd "$CHECKOUT" && .venv/bin/python -m tests.support.spark_classes "$home" "$home/classes.part") >"$log" 2>&1 ||
+  (cd "$CHECKOUT" && SPARK_HOME=$home .venv/bin/python -P worker/src/outbox_spark/classes.py "$home/classes.part") >"$log" 2>&1 ||
     { tail -5 "$log" >&2; return 1; }
   mv "$home/classes.part" "$home/classes.jsa"
   # Half a gigabyte each.

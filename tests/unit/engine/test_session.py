@@ -43,6 +43,16 @@ def test_on_kubernetes_the_pod_adds_its_name_and_address():
     assert chosen["spark.kubernetes.executor.podNamePrefix"] == "orders-exec-x1", "earlier executors may still be going"
 
 
+def test_what_the_image_has_ready_made_is_mapped_by_driver_and_executors():
+    asked = {"spark.master": "k8s://https://kubernetes.default.svc", "spark.executor.extraJavaOptions": "-Da=b"}
+    chosen = build_configuration(config(**asked), {"OUTBOX_SPARK_CLASSES": "/opt/outbox/classes.jsa"}, "x1")
+    for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        assert "-XX:SharedArchiveFile=/opt/outbox/classes.jsa" in chosen[key].split()
+    assert chosen["spark.executor.extraJavaOptions"].split()[-1] == "-Da=b"
+    without = build_configuration(config(**asked), {}, "x1")
+    assert "SharedArchiveFile" not in without["spark.driver.extraJavaOptions"], "an image without the file"
+
+
 def test_a_user_may_tune_and_may_not_break():
     asked = {
         "spark.sql.shuffle.partitions": "9",

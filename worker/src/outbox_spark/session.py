@@ -5,7 +5,7 @@ operator writes into `spark.config` (`spark.master`, namespace, image, `spark.ku
 instances, cores, memory, ports). The pod adds what it learns at its start: `POD_NAME` (executors are owned by it
 and go with it) and `POD_IP` (where they reach the driver). Without `spark.master` executors are threads of the
 driver, `local[n]`: n from `OUTBOX_SPARK_LOCAL_CORES`, 2. `OUTBOX_SPARK_DRIVER_MEMORY` is the heap of the driver's
-JVM, 512m; the pod needs about 500 MB beside it.
+JVM, 512m; the pod needs about 500 MB beside it. `OUTBOX_SPARK_CLASSES` is the image's file of ready-made classes.
 
 Ports: 7078 (driver) and 7079 (block managers) are reached from executors; 8080 is the status. The service account
 needs, in its namespace: pods get, list, watch, create, patch, delete, deletecollection; configmaps get, list,
@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 from outbox_core.errors import TransientError
 from outbox_core.report import Reason
+from outbox_spark.classes import CLASSES, map_classes
 from outbox_spark.source import OutboxDataSource
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
     }
     chosen |= plan.config if plan else {}
     quick = _QUICK_DRIVER if chosen.get("spark.master", "").startswith(_KUBERNETES) else _QUICK
-    for key, ours in ((_DRIVER_OPTIONS, f"{quick} {_LOGGING}"), (_EXECUTOR_OPTIONS, f"{_QUICK} {_LOGGING}")):
-        chosen[key] = f"{ours} {chosen.get(key, '')}".strip()
+    # Executors are of the same image.
+    classes = map_classes(environment[CLASSES]) if environment.get(CLASSES) else ""
+    for key, ours in ((_DRIVER_OPTIONS, quick), (_EXECUTOR_OPTIONS, _QUICK)):
+        chosen[key] = " ".join(filter(None, (ours, classes, _LOGGING, chosen.get(key))))
     return chosen | _REQUIRED | _place(chosen, environment, nonce)
 
 
