@@ -118,7 +118,8 @@ class Server:
     ) -> Process:
         """Run `python -m module` in a process of its own."""
         request = {"module": module, "arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
-        link, theirs = socket.socketpair()
+        # Packets: the process id and the exit status stay two, whoever is late.
+        link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             descriptors = [out.fileno(), err.fileno(), theirs.fileno()]
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
