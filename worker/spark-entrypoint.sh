@@ -14,8 +14,8 @@ for ((i = 0; ; i++)); do
   [ -n "${!name+set}" ] || break
   java_options+=("${!name}")
 done
-# Ready-made classes are mapped where this begins as the driver's class path did when they were written: what a pod adds,
-# Spark's own folder for its settings too, comes after the jars unless the user asked for it to come first.
+# As the driver's, in whose order the ready-made classes were written. Spark's folder for settings, which only executors'
+# pods have, comes last: before the jars it would keep the classes from being mapped, as a class path of the user's does.
 classpath=$(printf '%s:' "$SPARK_HOME"/jars/slf4j-api-*.jar)$SPARK_HOME/jars/*:${SPARK_CONF_DIR:-/opt/spark/conf}
 [ -z "${SPARK_CLASSPATH:-}" ] || classpath=$SPARK_CLASSPATH:$classpath
 [ -z "${SPARK_EXTRA_CLASSPATH:-}" ] || classpath=$SPARK_EXTRA_CLASSPATH:$classpath

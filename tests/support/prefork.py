@@ -168,7 +168,7 @@ def _serve(control: socket.socket) -> tuple[str, list[str]] | None:
 
 def _tell_end(pid: int, link: int) -> None:
     _, status = os.waitpid(pid, 0)
-    with suppress(BrokenPipeError):  # nobody asks any more
+    with suppress(ConnectionError):  # nobody asks any more
         os.write(link, str(os.waitstatus_to_exitcode(status)).encode())
     os.close(link)
 

@@ -2,7 +2,7 @@
 
 Loading and checking Spark's classes is most of what a JVM does before its first batch: 15 s of CPU time become 9 s. The
 image writes the file as it is built, and `session` names it to the driver's JVM and to the executors'. A JVM whose
-class path or Java is another one than the file's ignores it: `spark.jars` costs the time again, no more.
+class path or Java is another one than the file's ignores it: an `extraClassPath` costs the time again, no more.
 
     SPARK_HOME=... python classes.py FILE
 
@@ -51,8 +51,15 @@ def map_classes(file: str) -> str:
 
 
 def write_classes(file: Path) -> None:
-    """Run the small query in a JVM of its own, which writes the file as it ends."""
+    """Run the small query in a JVM of its own, which writes the file as it ends.
+
+    Raises:
+        RuntimeError: the JVM did not; nobody would notice but by slow starts.
+
+    """
     from pyspark.sql import SparkSession
+
+    file.unlink(missing_ok=True)
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Where an image is built nobody knows the machine's name.
@@ -76,6 +83,8 @@ def write_classes(file: Path) -> None:
     # Its JVM ends with its standard input.
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=300)
+    if not file.exists():
+        raise RuntimeError(f"the JVM ended and left no {file}")
 
 
 def _run_query(session: SparkSession, folder: Path) -> None:
