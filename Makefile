@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+PYTHON ?= python3
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -23,7 +24,7 @@ format: init ## Rewrite the sources in the project's format
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-crds: init ## Generate crds/ and the chart's copy from the resource models
+crds: init ## Generate crds/, the chart's copy and its admission policies from the operator's models and rules
 	$(PY) -m outbox_operator.crd
 
 lock: ## Recompute the locked requirements (hashes, no addresses)
@@ -40,8 +41,14 @@ up: ## Start the local cluster
 	@tests/cluster/setup.sh
 	@tests/cluster/up.sh
 
-images: ## Build the images and load them into the local cluster
+images: ## Build the images and load them into the local cluster (make up)
 	@tests/cluster/images.sh
+
+push: ## Build the images and push them to a registry of yours: make push TO=registry.mycompany.net/outbox (TAG=dev)
+	@tests/cluster/images.sh --push '$(TO)' $(TAG)
+
+try: ## Watch processors work on an embedded PostgreSQL, with a ledger at the end (ARGS='--seconds 30')
+	@$(PYTHON) -S worker/try.py $(ARGS)
 
 demo: ## Run the main job on a local cluster, with a ledger at the end
 	@tests/demo/run.sh
@@ -52,4 +59,4 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init lint check format crds lock model chaos up images demo down test
+.PHONY: help init lint check format crds lock model chaos up images push try demo down test

@@ -3,9 +3,9 @@
 New rows get both from column defaults. Old rows get neither: their pair is NULL, and a row without a pair is never
 read, unless they are backfilled. A backfill goes through an index on the ordering column in bounded batches, each a
 short transaction, and gives every old row the transaction id 2 (PostgreSQL's "frozen", below every real one) and the
-next number: so old rows come before all new ones, in the order of that column. The index that readers need is built
-last and without blocking writers; until it is there no processor starts, so none can run past rows that are still
-being backfilled.
+next number: so old rows come before all new ones, in the order of that column. The indexes that readers need, one for
+each cursor, are built last and without blocking writers; until they are there no processor starts, so none can run past
+rows that are still being backfilled.
 
 Can be interrupted and run again: each step looks at what is there.
 """
@@ -19,28 +19,39 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
+from outbox_sql.guide import build_index, build_steps
+from outbox_sql.recognise import missing_indexes, needed_indexes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 FROZEN_TRANSACTION_ID: Final = 2
-LOCK_TIMEOUT: Final = "2s"
+LOCK_TIMEOUT: Final = "300ms"
+"""For so long producers wait at most behind this command while it waits for a lock."""
 IDLE_TIMEOUT: Final = "5s"
 """Suspended with the table locked (Ctrl-Z), the command would stop all producers."""
-ATTEMPTS: Final = 30
+ATTEMPTS: Final = 120
 
 _INSPECT: Final = """
     SELECT c.oid::bigint, c.relkind::text, c.relispartition, pg_has_role(c.relowner, 'USAGE'),
            has_schema_privilege(n.oid, 'CREATE'),
-           greatest(c.reltuples, 0)::bigint,
+           greatest(c.reltuples, 0)::bigint, pg_table_size(c.oid),
            (SELECT coalesce(json_object_agg(a.attname, format_type(a.atttypid, NULL)), '{}')
             FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = %s
 """
 _KINDS: Final = {"p": "a partitioned table", "v": "a view", "m": "a materialized view", "f": "a foreign table"}
-_LEADING_INDEX: Final = """
-    SELECT EXISTS (SELECT 1 FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
-                   WHERE x.indrelid = %s AND x.indisvalid AND x.indpred IS NULL AND a.attname = %s)
+
+# Columns of the key: those of INCLUDE are not sorted. NULL stands for an expression.
+_LIST_INDEXES: Final = """
+    SELECT c.relname, x.indisvalid,
+           (SELECT array_agg(a.attname::text ORDER BY k.n)
+            FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k (num, n)
+            LEFT JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.num
+            WHERE k.n <= x.indnkeyatts)
+    FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_am m ON m.oid = c.relam
+    WHERE x.indrelid = %s AND x.indpred IS NULL AND m.amname = 'btree'
 """
 
 _BACKFILL: Final = sql.SQL("""
@@ -80,6 +91,7 @@ class Adoption:
         only_where_null: backfill only rows in which this column is NULL (for example `processed_on_utc`).
         publication_id: column of publications, for a second index; None for none.
         batch: rows in one backfill transaction.
+        message_type: column to add, and the one value of it, for an outbox that has no type; None: it has one.
 
     """
 
@@ -91,6 +103,7 @@ class Adoption:
     only_where_null: str | None = None
     publication_id: str | None = None
     batch: int = 5_000
+    message_type: tuple[str, str] | None = None
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -107,6 +120,7 @@ class Adoption:
 class _Found:
     oid: int
     rows: int
+    size: int
     columns: dict[str, str]
 
 
@@ -128,8 +142,9 @@ def adopt(
 
     """
     found = inspect(connection, adoption)
-    missing = [name for name in (adoption.transaction_id, adoption.position) if name not in found.columns]
-    for line in _explain(adoption, found, missing):
+    names = [adoption.transaction_id, adoption.position, *(adoption.message_type or ())[:1]]
+    missing = [name for name in names if name not in found.columns]
+    for line in _explain(connection, adoption, found, missing):
         announce(line)
     if dry_run:
         return
@@ -155,7 +170,7 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     row = connection.execute(_INSPECT, (adoption.schema, adoption.table)).fetchone()
     if row is None:
         raise AdoptionError(f"there is no table {name}")
-    oid, kind, is_partition, owned, may_create, rows, columns = row
+    oid, kind, is_partition, owned, may_create, rows, size, columns = row
     if kind != "r" or is_partition:
         what = "a partition" if is_partition else _KINDS.get(kind, "no table")
         raise AdoptionError(f"{name} is {what}; only an ordinary table can be adopted: adopt the table behind it")
@@ -175,16 +190,26 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     for named in (adoption.ordered_by, adoption.only_where_null, adoption.publication_id):
         if named is not None and named not in columns:
             raise AdoptionError(f"{name} has no column {named}")
-    if adoption.ordered_by is not None and not _truth(connection, _LEADING_INDEX, (oid, adoption.ordered_by)):
+    if adoption.ordered_by is not None and missing_indexes([[adoption.ordered_by]], list_indexes(connection, oid)):
+        wanted = build_index(adoption.schema, adoption.table, adoption.ordered_by)
         raise AdoptionError(
-            f"{name} has no index that begins with {adoption.ordered_by}, so that each batch would sort "
-            f"the whole table: CREATE INDEX CONCURRENTLY ON {name} ({adoption.ordered_by}), or leave old rows unread"
+            f"{name} has no index (btree, of all rows) that begins with {adoption.ordered_by}, so that each batch "
+            f"would sort the whole table: {wanted}, or leave old rows unread"
         )
-    return _Found(oid, rows, columns)
+    return _Found(oid, rows, size, columns)
 
 
-def _explain(adoption: Adoption, found: _Found, missing: list[str]) -> list[str]:
+def _explain(connection: psycopg.Connection[Any], adoption: Adoption, found: _Found, missing: list[str]) -> list[str]:
+    types = {adoption.transaction_id: "xid8", adoption.position: "bigint"}
+    indexes = missing_indexes(_indexes(adoption), list_indexes(connection, found.oid))
     lines = [f"{adoption.schema}.{adoption.table}: about {found.rows} rows; to add: {', '.join(missing) or 'nothing'}"]
+    lines += [
+        str(step)
+        for step in build_steps(
+            columns={name: types.get(name, "text") for name in missing}, indexes=indexes, rows=found.rows,
+            size=found.size, backfills=adoption.ordered_by is not None, lock_timeout=LOCK_TIMEOUT,
+        )
+    ]  # fmt: skip
     if adoption.ordered_by is None:
         lines.append(
             "old rows keep a NULL pair and are never read (name --ordered-by COLUMN to have them read before new rows)"
@@ -196,6 +221,11 @@ def _explain(adoption: Adoption, found: _Found, missing: list[str]) -> list[str]
             f"{adoption.ordered_by}, {adoption.batch} rows a transaction; who starts from the beginning reads them"
         )
     return lines
+
+
+def list_indexes(connection: psycopg.Connection[Any], oid: int) -> list[list[str | None]]:
+    """Return the key's columns of each index that is sorted, valid and of the whole table; None is an expression."""
+    return [columns for _, valid, columns in connection.execute(_LIST_INDEXES, (oid,)).fetchall() if valid]
 
 
 def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, missing: list[str]) -> None:
@@ -224,6 +254,18 @@ def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, missin
         )
         # Producers insert with their own rights, and the default runs with theirs.
         connection.execute(sql.SQL("GRANT USAGE ON SEQUENCE {sequence} TO PUBLIC").format(**names))
+    if adoption.message_type is not None and adoption.message_type[0] in missing:
+        _add_message_type(connection, adoption)
+
+
+def _add_message_type(connection: psycopg.Connection[Any], adoption: Adoption) -> None:
+    """A constant default is kept in the catalog: no row is rewritten."""
+    name, value = adoption.message_type or ("", "")
+    connection.execute(
+        sql.SQL("ALTER TABLE {} ADD COLUMN {} text NOT NULL DEFAULT {}").format(
+            adoption.identifier, sql.Identifier(name), sql.Literal(value)
+        )
+    )
 
 
 def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, watch: Callable[[int], None]) -> int:
@@ -271,24 +313,19 @@ def _position_sequence(connection: psycopg.Connection[Any], adoption: Adoption) 
 
 
 def _indexes(adoption: Adoption) -> list[list[str]]:
-    pair = [adoption.transaction_id, adoption.position]
-    return [pair] if adoption.publication_id is None else [pair, [adoption.publication_id, *pair]]
+    mapped = {"transactionId": adoption.transaction_id, "position": adoption.position}
+    if adoption.publication_id is not None:
+        mapped["publicationId"] = adoption.publication_id
+    return needed_indexes(mapped, publications=adoption.publication_id is not None)
 
 
 def _ensure_index(connection: psycopg.Connection[Any], adoption: Adoption, oid: int, columns: list[str]) -> bool:
     """Build the index unless a valid one is there; an invalid one is what an interrupted run left."""
-    rows = connection.execute(
-        """SELECT c.relname, x.indisvalid FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid
-           WHERE x.indrelid = %s AND x.indpred IS NULL AND %s::text[] = (
-               SELECT array_agg(a.attname::text ORDER BY k.n)
-               FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k (num, n)
-               JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.num)""",
-        (oid, columns),
-    ).fetchall()
-    if any(valid for _, valid in rows):
+    if not missing_indexes([columns], list_indexes(connection, oid)):
         return False
-    for name, _ in rows:
-        connection.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(sql.Identifier(adoption.schema, name)))
+    for name, valid, there in connection.execute(_LIST_INDEXES, (oid,)).fetchall():
+        if there == columns and not valid:
+            connection.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(sql.Identifier(adoption.schema, name)))
     listed = sql.SQL(", ").join(map(sql.Identifier, columns))
     connection.execute(sql.SQL("CREATE INDEX CONCURRENTLY ON {} ({})").format(adoption.identifier, listed))
     return True
@@ -309,11 +346,6 @@ def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None],
                     f"the table stayed locked and there was no moment {what}: look for long transactions in "
                     "pg_stat_activity, then run it again"
                 ) from err
-            time.sleep(min(0.1 * attempt, 2.0))
+            time.sleep(min(0.1 * attempt, 1.0))
         else:
             return
-
-
-def _truth(connection: psycopg.Connection[Any], query: str, parameters: tuple[Any, ...]) -> bool:
-    row = connection.execute(query, parameters).fetchone()
-    return row is not None and bool(row[0])

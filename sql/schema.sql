@@ -11,7 +11,8 @@ CREATE FUNCTION outbox.acquire_lease(p_processor_id text, p_partition integer, p
     SET lock_timeout TO '2s'
     AS $$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
--- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
+-- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call;
+-- no epoch, where the processor has no such partition (any more): the caller's division is old.
 -- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
 -- lives, and was not killed by anything.
 #variable_conflict use_column
@@ -32,6 +33,13 @@ BEGIN
             PERFORM 1 FROM processor_claims c
             WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
             v_refused := NOT FOUND;
+            -- Against a change of their number, which begins by locking this row. Nothing to lock: it is not divided.
+            PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR KEY SHARE;
+            IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+                       AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+                RETURN QUERY SELECT false, NULL::bigint, NULL::text, NULL::timestamptz;
+                RETURN;
+            END IF;
             INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition)
             ON CONFLICT DO NOTHING;
             SELECT l.* INTO v_lease FROM processor_leases l
@@ -114,14 +122,43 @@ END
 $$;
 
 CREATE FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
-    AS $$
+    AS $_$
 -- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
 -- attempt, and what was not handed out. Of what it passed over there is a copy. It never moves back.
+DECLARE
+    v_queue text;
+    v_idle smallint[] := '{}';
+    v_seen bigint;
+BEGIN
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    IF v_queue IS NOT NULL THEN
+        -- The frontier of a priority of which nothing waits stays where it last had a message, or at the processor's start. What is
+        -- stored of it from now on comes behind every frontier that there is now: one statement, so that now is the same for all.
+        EXECUTE format($sql$
+            SELECT coalesce(array_agg(l.lane) FILTER (WHERE l.upper_snapshot IS NULL AND head.position IS NULL), '{}'),
+                   max(pg_snapshot_xmin(coalesce(l.upper_snapshot, l.lower_snapshot))::text::bigint)
+            FROM (
+                SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
+                WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC) AS l
+            LEFT JOIN LATERAL (
+                (SELECT o.position FROM %1$I o
+                 WHERE (CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')
+                   AND o.priority = l.lane AND o.transaction_id >= pg_snapshot_xmax(l.lower_snapshot)
+                 ORDER BY o.transaction_id, o.position LIMIT 1)
+                UNION ALL
+                (SELECT late.position FROM pg_snapshot_xip(l.lower_snapshot) AS x (id) CROSS JOIN LATERAL (
+                     SELECT o.position FROM %1$I o
+                     WHERE (CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')
+                       AND o.priority = l.lane AND o.transaction_id = x.id
+                     ORDER BY o.position LIMIT 1) AS late LIMIT 1)
+            ) AS head ON true$sql$, 'queue_' || v_queue)
+        INTO v_idle, v_seen USING p_processor_id;
+    END IF;
     WITH lanes AS (
         SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
-        WHERE f.processor_id = p_processor_id ORDER BY f.lane, f.id DESC
+        WHERE f.processor_id = p_processor_id AND f.lane <> ALL (v_idle) ORDER BY f.lane, f.id DESC
     ), bounds AS (
         SELECT coalesce(l.upper_snapshot, l.lower_snapshot) AS seen, NULL::xid8 AS t, NULL::bigint AS p FROM lanes l
         UNION ALL
@@ -143,6 +180,8 @@ CREATE FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) RETURNS
         FROM bounds b WHERE b.t IS NULL OR b.t = '0'
         UNION ALL
         SELECT b.t, b.p FROM bounds b WHERE b.t <> '0'
+        UNION ALL
+        SELECT (v_seen - 1)::text::xid8, 9223372036854775807 WHERE v_seen IS NOT NULL
     ), lowest AS (
         SELECT t, p FROM pairs ORDER BY t, p LIMIT 1
     )
@@ -150,8 +189,9 @@ CREATE FUNCTION outbox.advance_competing_checkpoint(p_processor_id text) RETURNS
     SET last_processed_transaction_id = lowest.t, last_processed_position = lowest.p, stored_at = clock_timestamp()
     FROM lowest
     WHERE c.processor_id = p_processor_id AND c.partition = 0
-      AND (c.last_processed_transaction_id, c.last_processed_position) < (lowest.t, lowest.p)
-$$;
+      AND (c.last_processed_transaction_id, c.last_processed_position) < (lowest.t, lowest.p);
+END
+$_$;
 
 CREATE FUNCTION outbox.advance_keys(p_processor_id text, p_partition integer, p_keys text[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -446,9 +486,17 @@ BEGIN
     IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
-    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising.
-    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising, now too, so that a former owner
+    -- who reports late what it was told opens no conflict (record_refusal).
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch', epoch = l.epoch + 1
     WHERE l.processor_id = p_processor_id;
+    -- What is open all the same is about a partition that is not there, or it would have stopped the change.
+    UPDATE processor_conflicts f
+    SET resolved_at = clock_timestamp(), resolution = 'PartitionGone', decided_by = v_was.asked_by
+    WHERE f.processor_id = p_processor_id AND f.needs_person AND f.resolved_at IS NULL;
+    -- Anybody may have stored a row for one that is not there.
+    DELETE FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition NOT BETWEEN 0 AND v_was.partition_count - 1;
     IF v_was.line_mark IS NULL THEN
         INSERT INTO processor_checkpoints
             (processor_id, partition, last_processed_transaction_id, last_processed_position)
@@ -466,6 +514,8 @@ BEGIN
         FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     END IF;
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    DELETE FROM kept_checkpoints k
+    WHERE k.processor_id = p_processor_id AND k.partition NOT BETWEEN 0 AND v_was.next_count - 1;
     PERFORM keep_checkpoint(p_processor_id, NULL);
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
@@ -751,6 +801,8 @@ BEGIN
     EXECUTE format('CREATE TABLE %I.%I PARTITION OF %1$I.%3$I FOR VALUES IN (-1)',
                    v_schema, v_table || '_delayed', v_table);
     EXECUTE format('CREATE INDEX ON %I.%I (deliver_after)', v_schema, v_table || '_delayed');
+    -- Those that never failed are found however many are due again.
+    EXECUTE format('CREATE INDEX ON %I.%I (deliver_after) WHERE last_error IS NULL', v_schema, v_table || '_delayed');
     EXECUTE format('CREATE TABLE %I.%I (unique_key text NOT NULL PRIMARY KEY, message_id text NOT NULL)',
                    v_schema, v_table || '_keys');
     EXECUTE format('CREATE TRIGGER unique_while_pending BEFORE INSERT ON %I.%I FOR EACH ROW
@@ -800,6 +852,7 @@ CREATE TABLE outbox.competing_batches (
     attempts integer[],
     aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    failed boolean DEFAULT false NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
 PARTITION BY LIST ((((id >> 10) & (3)::bigint)));
@@ -964,6 +1017,69 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.defer_messages(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_upto_transaction_id xid8, p_upto_position bigint, p_messages integer, p_failed json) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- So many messages of a batch, up to the pair, are behind. Those in p_failed failed alone and leave the batch, to be tried again
+-- ('Retry', in so many seconds), to be kept for a person ('DeadLetter') or to be forgotten ('Skip'); the others are done. False as
+-- complete_batch(): nothing was done.
+DECLARE
+    v_queue text;
+    v_lane int;
+    v_copies competing_copies[];
+BEGIN
+    -- complete_batch() deletes them with what is behind.
+    SELECT array_agg(c) INTO v_copies
+    FROM json_to_recordset(p_failed) AS f (t xid8, p bigint, action text)
+    JOIN competing_copies c ON c.processor_id = p_processor_id AND c.transaction_id = f.t AND c.position = f.p
+    WHERE f.action = 'Retry';
+    SELECT p.queue, b.lane INTO v_queue, v_lane FROM competing_batches b JOIN competing_processors p USING (processor_id)
+    WHERE b.processor_id = p_processor_id AND b.id = p_batch;
+    IF NOT complete_batch(p_processor_id, p_batch, p_owner, p_attempt, p_upto_transaction_id, p_upto_position, p_messages) THEN
+        RETURN false;
+    END IF;
+    IF v_copies IS NOT NULL THEN
+        INSERT INTO competing_copies SELECT c.* FROM unnest(v_copies) AS c;
+    END IF;
+    WITH failed AS MATERIALIZED (
+        SELECT f.* FROM json_to_recordset(p_failed) AS f (
+            t xid8, p bigint, action text, wait float8, attempts int, id text, type text, publication text, key text, data text,
+            metadata text, scheduled timestamptz, error_class text, error text)
+    ), dead AS (
+        INSERT INTO dead_letters
+            (processor_id, key, transaction_id, position, message_id, message_type, publication_id, partition_key,
+             data, metadata, scheduled, attempts, error_class, error, priority)
+        SELECT p_processor_id, coalesce(f.key, f.id), f.t, f.p, f.id, f.type, f.publication, f.key, f.data, f.metadata, f.scheduled,
+               f.attempts, f.error_class, f.error, CASE WHEN v_queue IS NOT NULL THEN v_lane END
+        FROM failed f WHERE f.action = 'DeadLetter' ORDER BY f.t, f.p
+    ), passed_over AS (
+        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        SELECT 'Skip', p_processor_id, 0, f.t, f.p,
+               format('message %s of type %s, key %s, after %s attempts: %s: %s', f.id, f.type, coalesce(f.key, f.id), f.attempts,
+                      f.error_class, f.error),
+               'delivery.whenExhausted'
+        FROM failed f WHERE f.action = 'Skip' ORDER BY f.t, f.p
+    )
+    INSERT INTO competing_retries (processor_id, transaction_id, position, message_id, attempts, due_at, error_class, error)
+    SELECT p_processor_id, f.t, f.p, f.id, f.attempts, clock_timestamp() + f.wait * interval '1 second', f.error_class, f.error
+    FROM failed f WHERE f.action = 'Retry' AND v_queue IS NULL;
+    IF v_queue IS NOT NULL THEN
+        EXECUTE format($sql$
+            INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled, priority,
+                            deliver_after, attempts, last_error)
+            SELECT f.id, f.type, f.publication, f.key, f.data::jsonb, f.metadata::jsonb, f.scheduled, $2,
+                   clock_timestamp() + f.wait * interval '1 second', f.attempts, f.error_class || ': ' || f.error
+            FROM json_to_recordset($1) AS f (
+                t xid8, p bigint, action text, wait float8, attempts int, id text, type text, publication text, key text, data text,
+                metadata text, scheduled timestamptz, error_class text, error text)
+            WHERE f.action = 'Retry' ORDER BY f.t, f.p$sql$, 'queue_' || v_queue)
+        USING p_failed, v_lane;
+    END IF;
+    RETURN true;
+END
+$_$;
+
 CREATE FUNCTION outbox.draw_snapshot_line(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1057,14 +1173,25 @@ WHERE s.processor_id = p_processor_id AND s.partition = p_partition
 $$;
 
 CREATE FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) RETURNS integer
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- fail_held_messages() as workers of a former version call it, for one message.
+    SELECT fail_held_messages(p_processor_id, p_partition, p_epoch, p_owner_token, jsonb_build_array(jsonb_build_object(
+        't', p_transaction_id::text, 'p', p_position, 'action', p_action, 'attempts', p_attempts,
+        'class', p_error_class, 'error', p_error, 'wait', extract(epoch FROM p_wait), 'blocks', p_blocks)))
+$$;
+
+CREATE FUNCTION outbox.fail_held_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_verdicts jsonb) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- A held message failed again: try it later (Hold; without a wait: when a person says so), keep it as a dead letter, or
--- skip it for good. What waits behind a dead letter of its key goes on waiting, if that blocks. -1: not the owner.
--- 0: it is held no more.
+-- Held messages failed again, each with its verdict as in hold_messages(): try it later (Hold; without a wait: when a
+-- person says so), keep it as a dead letter, or skip it for good. What waits behind a dead letter of its key goes on
+-- waiting, if that blocks. -1: not the owner. Else how many of them are still held, before this.
 DECLARE
-    v_held held_messages;
+    v_found int;
+    v_keys text[];
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
@@ -1072,35 +1199,40 @@ BEGIN
     UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
     UPDATE held_messages h
-    SET attempts = p_attempts, error_class = p_error_class, error = p_error, blocks = h.blocks OR p_blocks,
-        next_attempt_at = coalesce(clock_timestamp() + p_wait, 'infinity')
+    SET attempts = v.attempts, error_class = v.class, error = v.error, blocks = h.blocks OR v.blocks,
+        next_attempt_at = coalesce(clock_timestamp() + make_interval(secs => v.wait), 'infinity')
+    FROM jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, attempts int, class text, error text,
+                                              wait double precision, blocks boolean)
     WHERE h.processor_id = p_processor_id AND h.partition = p_partition
-      AND h.transaction_id = p_transaction_id AND h.position = p_position
-    RETURNING h.* INTO v_held;
-    IF NOT FOUND THEN
-        RETURN 0;
-    ELSIF p_action = 'Hold' THEN
-        RETURN 1;
-    END IF;
-    DELETE FROM held_messages h
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition
-      AND h.transaction_id = p_transaction_id AND h.position = p_position;
-    IF p_action = 'DeadLetter' THEN
+      AND h.transaction_id = v.t AND h.position = v.p;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    WITH gone AS (
+        DELETE FROM held_messages h
+        USING jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, blocks boolean)
+        WHERE v.action <> 'Hold' AND h.processor_id = p_processor_id AND h.partition = p_partition
+          AND h.transaction_id = v.t AND h.position = v.p
+        RETURNING h.*, v.action, v.blocks AS blocking
+    ), dead AS (
         INSERT INTO dead_letters (processor_id, partition, key, place, transaction_id, position, message_id,
                                   message_type, publication_id, partition_key, data, metadata, scheduled, attempts,
                                   error_class, error, blocks)
-        VALUES (p_processor_id, p_partition, v_held.key, v_held.place, v_held.transaction_id, v_held.position,
-                v_held.message_id, v_held.message_type, v_held.publication_id, v_held.partition_key, v_held.data,
-                v_held.metadata, v_held.scheduled, p_attempts, p_error_class, p_error, p_blocks);
-    ELSE
+        SELECT p_processor_id, p_partition, g.key, g.place, g.transaction_id, g.position, g.message_id, g.message_type,
+               g.publication_id, g.partition_key, g.data, g.metadata, g.scheduled, g.attempts, g.error_class, g.error,
+               g.blocking
+        FROM gone g WHERE g.action = 'DeadLetter' ORDER BY g.place
+    ), skipped AS (
         INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
-        VALUES ('Skip', p_processor_id, p_partition, p_transaction_id, p_position,
-                format('message %s of type %s, key %s, after %s attempts: %s: %s', v_held.message_id,
-                       v_held.message_type, v_held.key, p_attempts, p_error_class, p_error),
-                'delivery.whenExhausted');
+        SELECT 'Skip', p_processor_id, p_partition, g.transaction_id, g.position,
+               format('message %s of type %s, key %s, after %s attempts: %s: %s', g.message_id, g.message_type, g.key,
+                      g.attempts, g.error_class, g.error),
+               'delivery.whenExhausted'
+        FROM gone g WHERE g.action = 'Skip' ORDER BY g.place
+    )
+    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+    IF v_keys IS NOT NULL THEN
+        PERFORM advance_keys(p_processor_id, p_partition, v_keys);
     END IF;
-    PERFORM advance_keys(p_processor_id, p_partition, ARRAY[v_held.key]);
-    RETURN 1;
+    RETURN v_found;
 END
 $$;
 
@@ -1120,6 +1252,17 @@ WHERE k.processor_id = p_processor_id AND k.partition = p_partition
        OR (c.kept_transaction_id, c.kept_position) <> (c.last_processed_transaction_id, c.last_processed_position)
        OR c.kept_window IS DISTINCT FROM CASE c.cursor_kind
           WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END)
+$$;
+
+CREATE FUNCTION outbox.forget_emptying() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- A batch is done: who has an older snapshot sees it in hand, so its table is not what may_empty saw before.
+BEGIN
+    DELETE FROM emptyings e WHERE e.child = TG_TABLE_NAME;
+    RETURN NULL;
+END
 $$;
 
 CREATE FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) RETURNS integer
@@ -1290,6 +1433,99 @@ CREATE FUNCTION outbox.hash_slot(p_key text) RETURNS integer
     SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(p_key, 'UTF8')), 0) OPERATOR(pg_catalog.&) 63
 $$;
 
+CREATE TABLE outbox.held_messages (
+    processor_id text NOT NULL,
+    partition integer DEFAULT 0 NOT NULL,
+    key text NOT NULL,
+    key_hash bigint GENERATED ALWAYS AS (hashtextextended(key, (0)::bigint)) STORED,
+    place bigint NOT NULL,
+    transaction_id xid8 NOT NULL,
+    "position" bigint NOT NULL,
+    message_id text NOT NULL,
+    message_type text,
+    publication_id text DEFAULT 'default'::text,
+    partition_key text,
+    data text,
+    metadata text,
+    scheduled timestamp with time zone,
+    blocks boolean NOT NULL,
+    behind boolean NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    deaths integer DEFAULT 0 NOT NULL,
+    error_class text,
+    error text,
+    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    next_attempt_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT held_messages_behind_block_what_follows CHECK ((blocks OR (NOT behind)))
+)
+WITH (fillfactor='70');
+
+COMMENT ON TABLE outbox.held_messages IS 'Messages that the checkpoint has passed and that are not handled yet: one that fails (attempts; next_attempt_at infinity: it waits for a person), those behind it with its key, and delayed ones.';
+
+CREATE FUNCTION outbox.hold_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_verdicts jsonb) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- In the transaction of the checkpoint that passes them: keep messages that are not handled now, in reading order. Those
+-- with a verdict (t, p: the pair; attempts; class; error; wait in seconds, null: until a person says so; blocks) failed
+-- and become what its `action` says (Hold, DeadLetter, Skip); the others wait, behind a message of their key or until
+-- `next_attempt_at`. What became due since it was read waits behind what blocks its key here; a dead letter that is written
+-- here blocks its key if its verdict says so. -1: not the owner. Else how many are held.
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_kept int;
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    INSERT INTO dead_letters (processor_id, partition, key, transaction_id, position, message_id, message_type,
+                              publication_id, partition_key, data, metadata, scheduled, attempts, error_class, error,
+                              blocks, place)
+    SELECT p_processor_id, p_partition, r.key, r.transaction_id, r.position, r.message_id, r.message_type,
+           r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled, v.attempts, v.class, v.error, v.blocks,
+           nextval('held_order')
+    FROM unnest(p_rows) WITH ORDINALITY AS r
+    JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text,
+                                              blocks boolean) ON (v.t, v.p) = (r.transaction_id, r.position)
+    WHERE v.action = 'DeadLetter' ORDER BY r.ordinality;
+    INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+    SELECT 'Skip', p_processor_id, p_partition, r.transaction_id, r.position,
+           format('message %s of type %s, key %s, after %s attempts: %s: %s', r.message_id, r.message_type,
+                  r.key, v.attempts, v.class, v.error),
+           'delivery.whenExhausted'
+    FROM unnest(p_rows) WITH ORDINALITY AS r
+    JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text)
+        ON (v.t, v.p) = (r.transaction_id, r.position)
+    WHERE v.action = 'Skip' ORDER BY r.ordinality;
+    INSERT INTO held_messages (processor_id, partition, key, place, transaction_id, position, message_id, message_type,
+                               publication_id, partition_key, data, metadata, scheduled, blocks, behind, attempts,
+                               error_class, error, next_attempt_at)
+    SELECT p_processor_id, p_partition, r.key, nextval('held_order'), r.transaction_id, r.position, r.message_id,
+           r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
+           CASE WHEN r.action IS NOT NULL THEN r.blocking ELSE NOT r.delayed END,
+           r.action IS NULL AND NOT r.delayed
+               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+           coalesce(r.failures, 0), r.class, r.failure,
+           CASE WHEN r.action IS NOT NULL THEN coalesce(v_now + make_interval(secs => r.wait), 'infinity')
+                WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
+    FROM (SELECT d.*, coalesce(bool_or(CASE WHEN d.action IS NULL THEN NOT d.delayed
+                                            ELSE d.action = 'Hold' AND d.blocking END)
+                               OVER (PARTITION BY d.key ORDER BY d.ordinality
+                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
+          FROM (SELECT u.*, v.action, v.attempts AS failures, v.class, v.error AS failure, v.wait, v.blocks AS blocking,
+                       v.action IS NULL AND coalesce(u.next_attempt_at > v_now, false) AS delayed
+                FROM unnest(p_rows) WITH ORDINALITY AS u
+                LEFT JOIN jsonb_to_recordset(p_verdicts) AS v (
+                    t xid8, p bigint, action text, attempts int, class text, error text, wait double precision,
+                    blocks boolean) ON (v.t, v.p) = (u.transaction_id, u.position)) AS d) AS r
+    WHERE r.action IS NULL OR r.action = 'Hold'
+    ORDER BY r.ordinality
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN v_kept;
+END
+$$;
+
 CREATE FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1325,6 +1561,25 @@ BEGIN
     RETURN coalesce(
         v_lease.epoch = p_epoch AND v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);
 END
+$$;
+
+CREATE FUNCTION outbox.holds_older_snapshot(p_seen_at timestamp with time zone, p_seen_id bigint, p_settled interval DEFAULT '00:02:00'::interval) RETURNS boolean
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- May a dump of this database that holds a snapshot from before p_seen_at still be without its locks? p_seen_id: no transaction
+-- up to it was open to begin then. Young is a session that began its transaction since, or whose snapshot has all those
+-- behind it; of a standby, a replication slot, or a session that we may not look into, only the latter is known. A dump
+-- locks every table right after it took its snapshot, and a lock stops TRUNCATE. So a session that has been in its
+-- transaction for p_settled is no dump that has still to lock, unless it is called pg_dump.
+SELECT EXISTS (
+    SELECT 1 FROM pg_stat_activity a
+    WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
+      AND (a.datid IS NULL OR a.datname = current_database())
+      AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+      AND age(a.backend_xmin) > age(p_seen_id::text::xid8::xid) AND coalesce(a.xact_start <= p_seen_at, true)
+      AND (a.application_name LIKE 'pg_dump%' OR a.xact_start IS NULL OR a.xact_start > clock_timestamp() - p_settled))
+    OR EXISTS (SELECT 1 FROM pg_replication_slots s WHERE age(s.xmin) > age(p_seen_id::text::xid8::xid))
 $$;
 
 CREATE FUNCTION outbox.is_behind_its_rows() RETURNS boolean
@@ -1379,6 +1634,14 @@ SELECT EXISTS (
       AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
                       WHERE f.processor_id = c.processor_id AND f.partition = c.partition
                         AND f.needs_person AND f.resolved_at IS NULL))
+$$;
+
+CREATE FUNCTION outbox.is_kept_for_snapshot(p_child text) RETURNS boolean
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Would may_empty say no, because of a snapshot? Asked before the table is locked, so that nobody waits in vain.
+SELECT EXISTS (SELECT 1 FROM emptyings e WHERE e.child = p_child AND holds_older_snapshot(e.seen_at, e.seen_id))
 $$;
 
 CREATE FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) RETURNS boolean
@@ -1490,6 +1753,60 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.may_empty(p_child text, p_mark text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- May a table in which nothing is needed any more be truncated? For a caller that has it locked, in READ COMMITTED. Whoever has
+-- a snapshot from before must not read it afterwards: pg_dump takes its snapshot first and its locks later, and would find
+-- the table empty beside others from when it was needed. So it is truncated at the third look at the earliest, when
+-- everybody's snapshot is younger than the second, and at the second everybody's was younger than the first: also one that
+-- was imported in between from a session that is gone. p_mark changes when anything was stored in it since.
+DECLARE
+    v_note emptyings;
+BEGIN
+    PERFORM pg_stat_clear_snapshot();
+    SELECT e.* INTO v_note FROM emptyings e WHERE e.child = p_child;
+    IF v_note.mark = p_mark AND holds_older_snapshot(v_note.seen_at, v_note.seen_id) THEN
+        RETURN false;
+    ELSIF v_note.mark = p_mark AND v_note.looks > 1 THEN
+        DELETE FROM emptyings e WHERE e.child = p_child;
+        RETURN true;
+    END IF;
+    INSERT INTO emptyings AS e (child, mark, looks, seen_at, seen_id)
+    VALUES (p_child, p_mark, 1, clock_timestamp(), pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+    ON CONFLICT (child) DO UPDATE
+    SET mark = excluded.mark, looks = CASE WHEN e.mark = excluded.mark THEN e.looks + 1 ELSE 1 END,
+        seen_at = excluded.seen_at, seen_id = excluded.seen_id;
+    RETURN false;
+END
+$$;
+
+CREATE FUNCTION outbox.note_mapping(p_processor_id text, p_claim_uid text, p_table_schema text, p_table_name text, p_columns jsonb, p_publications text[], p_message_types text[]) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- Which table the claim's holder reads, under which columns and filters: for a person who counts or deletes messages.
+-- Nothing is written where it is written down already. p_table_name null: `messages` of this schema.
+BEGIN
+    INSERT INTO processor_mappings AS m
+        (processor_id, table_schema, table_name, columns, publications, message_types)
+    SELECT p_processor_id, p_table_schema, p_table_name, p_columns, p_publications, p_message_types
+    FROM processor_claims c
+    WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid
+      AND NOT EXISTS (
+          SELECT 1 FROM processor_mappings k
+          WHERE k.processor_id = p_processor_id
+            AND (k.table_schema, k.table_name, k.columns, k.publications, k.message_types)
+                IS NOT DISTINCT FROM (p_table_schema, p_table_name, p_columns, p_publications, p_message_types))
+    ON CONFLICT (processor_id) DO UPDATE
+    SET table_schema = p_table_schema, table_name = p_table_name, columns = p_columns,
+        publications = p_publications, message_types = p_message_types, noted_at = clock_timestamp();
+    RETURN FOUND;
+END
+$$;
+
 CREATE FUNCTION outbox.note_rebuild(p_processor_id text, p_of text, p_epoch bigint, p_owner_token uuid) RETURNS TABLE(of_processor_id text, swapped_at timestamp with time zone, superseded_by text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1574,6 +1891,44 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION outbox.promote_waiting(p_queue text, p_limit integer, p_failed boolean) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $_$
+-- Moves messages whose time has come to those that are handed out, as newly stored ones; p_failed: of those that failed before,
+-- else of the others. Their unique keys are freed first, for keep_unique takes them again as each is stored; a producer that
+-- stores the same key meanwhile waits, and then finds it taken. A message whose key was not freed, because another one has it
+-- (an UPDATE by hand; two with one id and key, which were stored before this was refused), goes on without: keep_unique would
+-- drop it.
+DECLARE
+    v_count int;
+BEGIN
+    EXECUTE format($sql$
+        WITH due AS (
+            DELETE FROM %1$I WHERE ctid = ANY (ARRAY(
+                SELECT w.ctid FROM %1$I AS w WHERE w.deliver_after <= clock_timestamp() AND w.last_error IS %4$s
+                ORDER BY w.deliver_after LIMIT $1 FOR UPDATE SKIP LOCKED))
+            RETURNING *),
+        freed AS (
+            DELETE FROM %3$I k USING due
+            WHERE k.unique_key = due.unique_key AND k.message_id = due.message_id
+            RETURNING k.unique_key)
+        INSERT INTO %2$I (publication_id, partition_key, message_id, message_type, data, metadata, scheduled, priority,
+                          unique_key, attempts, last_error)
+        SELECT d.publication_id, d.partition_key, d.message_id, d.message_type, d.data, d.metadata, d.deliver_after, d.priority,
+               CASE WHEN row_number() OVER (PARTITION BY k.unique_key ORDER BY d.deliver_after) = 1 THEN k.unique_key END,
+               d.attempts, d.last_error
+        FROM due AS d
+        CROSS JOIN (SELECT count(*) FROM freed) AS f  -- all are freed before the first is stored
+        LEFT JOIN freed AS k ON k.unique_key = d.unique_key
+        ORDER BY d.deliver_after$sql$, 'queue_' || p_queue || '_delayed', 'queue_' || p_queue, 'queue_' || p_queue || '_keys',
+        CASE WHEN p_failed THEN 'NOT NULL' ELSE 'NULL' END)
+    USING p_limit;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$_$;
+
 CREATE FUNCTION outbox.prune_acts() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -1609,10 +1964,15 @@ CREATE FUNCTION outbox.record_refusal(p_processor_id text, p_partition integer, 
     AS $$
 -- A refused worker reports itself, in a transaction of its own because the refused one rolls back. Notes who holds the
 -- processor at this moment. Late, when a successor was owner already, it opens nothing: who loaded the row since saw by its
--- copy (find_edit) whether somebody edited it, and a person may have decided by now.
+-- copy (find_edit) whether somebody edited it, and a person may have decided by now. Nor after a change of the number of
+-- partitions, which ends every epoch and is waited for.
 DECLARE
     v_id bigint;
 BEGIN
+    IF p_needs_person THEN
+        PERFORM 1 FROM processor_leases s
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition FOR KEY SHARE;
+    END IF;
     INSERT INTO processor_conflicts (
         processor_id, partition, code, expected_transaction_id, expected_position, stored_transaction_id,
         stored_position, new_transaction_id, new_position, epoch, pod, claim_uid, needs_person,
@@ -2073,35 +2433,12 @@ END
 $$;
 
 CREATE FUNCTION outbox.rewrite_checkpoints(p_bytes bigint) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
+    LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
-    SET lock_timeout TO '50ms'
     AS $$
--- Bounds what checkpoints take while somebody's old snapshot keeps VACUUM from their dead versions: once table and indexes are
--- larger than `p_bytes`, and than 4 kB for each checkpoint, the living rows are written anew into the emptied table. False: not
--- needed, or not now. Who holds a lock on the table (a batch about to commit, whoever read it in an open transaction) is not
--- waited for; the caller comes again. A statement that takes its snapshot before it locks the table would find it empty: so
--- would a SQL function that is STABLE, and therefore find_edit is not.
-DECLARE
-    v_rows processor_checkpoints[];
-BEGIN
-    IF pg_total_relation_size('processor_checkpoints')
-           <= greatest(p_bytes, 4096 * (SELECT count(*) FROM kept_checkpoints))
-       -- A snapshot from before the lock would bring back a checkpoint that another has replaced since.
-       OR current_setting('transaction_isolation') <> 'read committed'
-       -- Somebody's trigger would take these for new checkpoints.
-       OR EXISTS (SELECT 1 FROM pg_trigger g WHERE g.tgrelid = 'processor_checkpoints'::regclass)
-       OR NOT pg_try_advisory_xact_lock(hashtext('outbox rewrite ' || current_schema())) THEN
-        RETURN false;
-    END IF;
-    LOCK TABLE processor_checkpoints IN ACCESS EXCLUSIVE MODE;
-    v_rows := ARRAY(SELECT c FROM processor_checkpoints c);
-    TRUNCATE processor_checkpoints;
-    INSERT INTO processor_checkpoints SELECT c.* FROM unnest(v_rows) AS c;
-    RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN false;
-END
+-- Does nothing: for workers of former versions, which ask for it every ten seconds. It wrote the living rows anew into the
+-- emptied table, and a pg_dump whose snapshot was older than that, and whose lock came later, had no checkpoint in it.
+SELECT false
 $$;
 
 CREATE FUNCTION outbox.rotate_competing() RETURNS text[]
@@ -2109,14 +2446,17 @@ CREATE FUNCTION outbox.rotate_competing() RETURNS text[]
     SET search_path TO 'outbox', 'pg_temp'
     SET lock_timeout TO '100ms'
     AS $_$
--- Empties children that hold nothing any more but dead rows, however old the snapshots that others hold. Returns their names. A table
--- that somebody has read in an open transaction is left for the next time.
+-- Empties children that hold nothing that is needed, in the caller's snapshot or any other transaction's (may_empty). Returns
+-- their names. A table that another open transaction has read is left for the next time.
 DECLARE
     v_done text[] := '{}';
     v_child text;
     v_current bigint;
     v_empty boolean;
     v_needed boolean;
+    v_mark text;
+    v_copied bigint;
+    v_rows bigint;
     v_row record;
 BEGIN
     -- A snapshot from before a lock would not show what was stored since.
@@ -2127,13 +2467,13 @@ BEGIN
     SELECT (s.last_value >> 10) & 3 INTO v_current FROM competing_batch_ids s;
     FOR n IN 0..3 LOOP
         v_child := 'competing_batches_' || n;
-        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0 OR is_kept_for_snapshot(v_child);
         BEGIN
             EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
             CONTINUE WHEN NOT v_empty;
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
             EXECUTE format('SELECT NOT EXISTS (SELECT 1 FROM %I)', v_child) INTO v_empty;
-            IF v_empty THEN
+            IF v_empty AND may_empty(v_child, 'empty') THEN
                 EXECUTE format('TRUNCATE %I', v_child);
                 v_done := v_done || v_child;
             END IF;
@@ -2144,8 +2484,9 @@ BEGIN
     SELECT (s.last_value >> 9) & 3 INTO v_current FROM competing_frontier_ids s;
     FOR n IN 0..3 LOOP
         v_child := 'competing_frontiers_' || n;
-        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0;
+        CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0 OR is_kept_for_snapshot(v_child);
         BEGIN
+            v_copied := 0;
             -- A lane whose latest row lies here takes it along, while nobody hands out its batches.
             FOR v_row IN EXECUTE format('SELECT DISTINCT processor_id FROM %I', v_child) LOOP
                 PERFORM 1 FROM competing_processors p WHERE p.processor_id = v_row.processor_id FOR UPDATE;
@@ -2161,7 +2502,10 @@ BEGIN
                         SELECT 1 FROM competing_frontiers g
                         WHERE g.processor_id = $1 AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s)
                     ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
+                GET DIAGNOSTICS v_rows = ROW_COUNT;
+                v_copied := v_copied + v_rows;
             END LOOP;
+            CONTINUE WHEN v_copied > 0;  -- until the copies are committed these are needed
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
             -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a lane.
             EXECUTE format($sql$
@@ -2172,8 +2516,11 @@ BEGIN
             IF v_needed THEN
                 RAISE EXCEPTION 'child % is in use again', v_child USING ERRCODE = 'lock_not_available';
             END IF;
-            EXECUTE format('TRUNCATE %I', v_child);
-            v_done := v_done || v_child;
+            EXECUTE format('SELECT format(''%%s rows to %%s'', count(*), max(f.id)) FROM %I AS f', v_child) INTO v_mark;
+            IF may_empty(v_child, v_mark) THEN
+                EXECUTE format('TRUNCATE %I', v_child);
+                v_done := v_done || v_child;
+            END IF;
         EXCEPTION WHEN lock_not_available THEN
             NULL;
         END;
@@ -2187,14 +2534,16 @@ CREATE FUNCTION outbox.rotate_queue(p_processor_id text, p_keep interval, p_segm
     SET search_path TO 'outbox', 'pg_temp'
     SET lock_timeout TO '100ms'
     AS $_$
--- Empties a segment of the processor's queue in which everything is done and older than p_keep; once the one that is written to is
--- larger than p_segment_bytes, producers go on in the next empty one. Returns the segments emptied.
+-- Empties a segment of the processor's queue in which everything is done and older than p_keep, in the snapshot of every
+-- transaction (may_empty); once the one that is written to is larger than p_segment_bytes, producers go on in the next empty
+-- one. Returns the segments emptied.
 DECLARE
     v_done text[] := '{}';
     v_queue text;
     v_last bigint;
     v_child text;
     v_needed boolean;
+    v_mark text;
     v_busy text := $sql$
         WITH lanes AS MATERIALIZED (
             SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
@@ -2220,14 +2569,16 @@ BEGIN
     EXECUTE format('SELECT last_value FROM %I', 'queue_' || v_queue || '_position') INTO v_last;
     FOR n IN 0..3 LOOP
         v_child := 'queue_' || v_queue || '_' || n;
-        CONTINUE WHEN n = (v_last >> 40) & 3 OR pg_relation_size(v_child::regclass) = 0;
+        CONTINUE WHEN n = (v_last >> 40) & 3 OR pg_relation_size(v_child::regclass) = 0
+            OR is_kept_for_snapshot(v_child);
         BEGIN
             EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
             CONTINUE WHEN v_needed;
             -- Now nobody is storing into it any more; what was stored since the first look is seen by the second.
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
             EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
-            IF NOT v_needed THEN
+            EXECUTE format('SELECT count(*) || '' rows'' FROM %I', v_child) INTO v_mark;
+            IF NOT v_needed AND may_empty(v_child, v_mark) THEN
                 EXECUTE format('TRUNCATE %I', v_child);
                 v_done := v_done || v_child;
             END IF;
@@ -2243,91 +2594,72 @@ BEGIN
 END
 $_$;
 
-CREATE TABLE outbox.held_messages (
-    processor_id text NOT NULL,
-    partition integer DEFAULT 0 NOT NULL,
-    key text NOT NULL,
-    key_hash bigint GENERATED ALWAYS AS (hashtextextended(key, (0)::bigint)) STORED,
-    place bigint NOT NULL,
-    transaction_id xid8 NOT NULL,
-    "position" bigint NOT NULL,
-    message_id text NOT NULL,
-    message_type text,
-    publication_id text DEFAULT 'default'::text,
-    partition_key text,
-    data text,
-    metadata text,
-    scheduled timestamp with time zone,
-    blocks boolean NOT NULL,
-    behind boolean NOT NULL,
-    attempts integer DEFAULT 0 NOT NULL,
-    deaths integer DEFAULT 0 NOT NULL,
-    error_class text,
-    error text,
-    held_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    next_attempt_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT held_messages_behind_block_what_follows CHECK ((blocks OR (NOT behind)))
-)
-WITH (fillfactor='70');
+CREATE FUNCTION outbox.say_word(p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_words jsonb, p_lease interval, p_ended boolean DEFAULT false) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+-- What a process says of itself, for a person who asks the database: with its heartbeat, and when it ends. Only a process
+-- of the claim's resource is heard. Its word replaces those of processes that ended or are silent. Null: nothing to say.
+BEGIN
+    IF p_words IS NULL OR p_words = '[]' THEN
+        RETURN false;
+    END IF;
+    INSERT INTO processor_words AS w (processor_id, token, pod, words, heard_until, ended)
+    SELECT p_processor_id, p_token, p_pod, p_words, clock_timestamp() + p_lease, p_ended
+    WHERE EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    ON CONFLICT (processor_id, token) DO UPDATE
+    SET pod = p_pod, words = p_words, said_at = clock_timestamp(), heard_until = clock_timestamp() + p_lease,
+        ended = p_ended;
+    IF NOT FOUND OR p_ended THEN
+        RETURN FOUND;
+    END IF;
+    DELETE FROM processor_words w
+    USING (SELECT g.token FROM processor_words g
+           WHERE g.processor_id = p_processor_id AND g.token <> p_token
+             AND (g.ended OR g.heard_until < clock_timestamp())
+           FOR UPDATE SKIP LOCKED) AS gone
+    WHERE w.processor_id = p_processor_id AND w.token = gone.token;
+    RETURN true;
+END
+$$;
 
-COMMENT ON TABLE outbox.held_messages IS 'Messages that the checkpoint has passed and that are not handled yet: one that fails (attempts; next_attempt_at infinity: it waits for a person), those behind it with its key, and delayed ones.';
-
-CREATE FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) RETURNS integer
+CREATE FUNCTION outbox.server_run() RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
     AS $$
--- In the transaction of the checkpoint that passes them: keep messages that are not handled now. Of `p_rows`, in reading
--- order, the one with attempts > 0 failed and becomes what `p_action` says (Hold, DeadLetter, Skip); the others wait,
--- behind a message of their key or until `next_attempt_at`. What became due since it was read waits behind what blocks its
--- key here, not behind what is given up here. -1: not the owner. Else how many are held.
+-- Which run of the server this is: another answer than before means that it recovered from a crash in between, also one
+-- of a single backend. A transaction id that was handed out before may then be handed out again, and a commit that was
+-- not waited for may be undone. A clean stop loses nothing, and changes nothing here. A row that came with a dump or a
+-- copy of the database names another database, or another table, and counts for nothing.
 DECLARE
-    v_now timestamptz := clock_timestamp();
-    v_kept int;
+    v_place text := (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) || '/'
+                    || 'server_runs'::regclass::oid;
+    v_run uuid;
 BEGIN
-    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
-        RETURN -1;
-    END IF;
-    IF p_action = 'DeadLetter' THEN
-        INSERT INTO dead_letters (processor_id, partition, key, transaction_id, position, message_id, message_type,
-                                  publication_id, partition_key, data, metadata, scheduled, attempts, error_class,
-                                  error, blocks, place)
-        SELECT p_processor_id, p_partition, r.key, r.transaction_id, r.position, r.message_id, r.message_type,
-               r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled, p_attempts, p_error_class,
-               p_error, p_blocks, nextval('held_order')
-        FROM unnest(p_rows) AS r WHERE r.attempts > 0;
-    ELSIF p_action = 'Skip' THEN
-        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
-        SELECT 'Skip', p_processor_id, p_partition, r.transaction_id, r.position,
-               format('message %s of type %s, key %s, after %s attempts: %s: %s', r.message_id, r.message_type,
-                      r.key, p_attempts, p_error_class, p_error),
-               'delivery.whenExhausted'
-        FROM unnest(p_rows) AS r WHERE r.attempts > 0;
-    END IF;
-    INSERT INTO held_messages (processor_id, partition, key, place, transaction_id, position, message_id, message_type,
-                               publication_id, partition_key, data, metadata, scheduled, blocks, behind, attempts,
-                               error_class, error, next_attempt_at)
-    SELECT p_processor_id, p_partition, r.key, nextval('held_order'), r.transaction_id, r.position, r.message_id,
-           r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
-           CASE WHEN r.failed THEN p_blocks ELSE NOT r.delayed END,
-           NOT r.failed AND NOT r.delayed
-               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
-           CASE WHEN r.failed THEN p_attempts ELSE 0 END,
-           CASE WHEN r.failed THEN p_error_class END, CASE WHEN r.failed THEN p_error END,
-           CASE WHEN r.failed THEN coalesce(v_now + p_wait, 'infinity')
-                WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
-    FROM (SELECT u.*, u.attempts > 0 AS failed,
-                 u.attempts = 0 AND coalesce(u.next_attempt_at > v_now, false) AS delayed,
-                 coalesce(bool_or(CASE WHEN u.attempts > 0 THEN p_action = 'Hold' AND p_blocks
-                                       ELSE NOT coalesce(u.next_attempt_at > v_now, false) END)
-                          OVER (PARTITION BY u.key ORDER BY u.ordinality
-                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
-          FROM unnest(p_rows) WITH ORDINALITY AS u) AS r
-    WHERE NOT r.failed OR p_action = 'Hold'
-    ORDER BY r.ordinality
-    ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS v_kept = ROW_COUNT;
-    RETURN v_kept;
+    SELECT r.id INTO v_run FROM server_runs r WHERE r.place = v_place;
+    WHILE v_run IS NULL LOOP
+        INSERT INTO server_runs AS r (place) VALUES (v_place)
+        ON CONFLICT (one) DO UPDATE SET id = excluded.id, place = excluded.place WHERE r.place <> excluded.place
+        RETURNING r.id INTO v_run;
+        IF v_run IS NULL THEN
+            SELECT r.id INTO v_run FROM server_runs r WHERE r.place = v_place;
+        END IF;
+    END LOOP;
+    RETURN v_run;
 END
+$$;
+
+CREATE FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) RETURNS integer
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- hold_messages() as workers of a former version call it: of `p_rows` those with attempts > 0 failed, all with one verdict.
+    SELECT hold_messages(p_processor_id, p_partition, p_epoch, p_owner_token, p_rows,
+        (SELECT coalesce(jsonb_agg(jsonb_build_object(
+            't', r.transaction_id::text, 'p', r.position, 'action', p_action, 'attempts', p_attempts,
+            'class', p_error_class, 'error', p_error, 'wait', extract(epoch FROM p_wait), 'blocks', p_blocks)), '[]')
+         FROM unnest(p_rows) AS r WHERE r.attempts > 0))
 $$;
 
 CREATE FUNCTION outbox.settle_held_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_ids xid8[], p_positions bigint[]) RETURNS integer
@@ -2845,6 +3177,109 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION outbox.take_waiting(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer, p_failed boolean) RETURNS SETOF outbox.competing_batches
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'outbox', 'pg_temp'
+    AS $$
+-- Work that is there already. p_failed: messages that failed before and whose next attempt is due, or a batch of such that was
+-- handed back or whose lease is over; else a batch of others of which that is true, or messages whose time has come. Whoever
+-- dies over a batch leaves it to be handled in smaller pieces, so that in the end the message that kills is alone and is counted.
+DECLARE
+    v_batch competing_batches;
+    v_transaction_ids xid8[];
+    v_positions bigint[];
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN;
+    END IF;
+    SELECT b.* INTO v_batch FROM competing_batches b
+    WHERE b.processor_id = p_processor_id AND (b.owner IS NULL OR b.expires_at <= clock_timestamp())
+      AND b.failed = p_failed
+    ORDER BY b.id LIMIT 1
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        RETURN QUERY
+            UPDATE competing_batches b
+            SET owner = p_owner, pod = p_pod, attempt = b.attempt + 1, expires_at = clock_timestamp() + p_lease,
+                deaths = CASE WHEN b.owner IS NOT NULL AND b.piece = 1 THEN b.deaths + 1 ELSE b.deaths END,
+                piece = CASE WHEN b.owner IS NULL THEN b.piece
+                             ELSE greatest(1, coalesce(b.piece, b.messages) / 2) END
+            WHERE b.processor_id = p_processor_id AND b.id = v_batch.id
+            RETURNING b.*;
+        RETURN;
+    END IF;
+    -- Two statements: each has an index of its own.
+    IF p_failed THEN
+        SELECT array_agg(d.transaction_id), array_agg(d.position) INTO v_transaction_ids, v_positions FROM (
+            SELECT w.transaction_id, w.position FROM competing_retries w
+            WHERE w.processor_id = p_processor_id AND w.due_at <= clock_timestamp() AND w.error_class IS NOT NULL
+            ORDER BY w.due_at LIMIT p_limit
+            FOR UPDATE SKIP LOCKED) AS d;
+    ELSE
+        SELECT array_agg(d.transaction_id), array_agg(d.position) INTO v_transaction_ids, v_positions FROM (
+            SELECT w.transaction_id, w.position FROM competing_retries w
+            WHERE w.processor_id = p_processor_id AND w.due_at <= clock_timestamp() AND w.error_class IS NULL
+            ORDER BY w.due_at LIMIT p_limit
+            FOR UPDATE SKIP LOCKED) AS d;
+    END IF;
+    IF v_positions IS NULL THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+        WITH due AS (
+            DELETE FROM competing_retries r USING unnest(v_transaction_ids, v_positions) AS d (t, p)
+            WHERE r.processor_id = p_processor_id AND r.transaction_id = d.t AND r.position = d.p
+            RETURNING r.transaction_id AS t, r.position AS p, r.attempts AS a
+        )
+        INSERT INTO competing_batches
+            (id, processor_id, lane, owner, pod, expires_at, after_transaction_id, after_position,
+             upto_transaction_id, upto_position, messages, transaction_ids, positions, attempts, failed)
+        SELECT nextval('competing_batch_ids'), p_processor_id, 0, p_owner, p_pod, clock_timestamp() + p_lease, '0', 0,
+               (array_agg(t ORDER BY t DESC, p DESC))[1], (array_agg(p ORDER BY t DESC, p DESC))[1], count(*),
+               array_agg(t ORDER BY t, p), array_agg(p ORDER BY t, p), array_agg(a ORDER BY t, p), p_failed
+        FROM due HAVING count(*) > 0
+        RETURNING *;
+END
+$$;
+
+CREATE FUNCTION outbox.try_parts(p_prepare text, p_parts text[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+-- Runs a statement over one part of a batch after the other, with the caller's rights, each in a subtransaction, until one part
+-- is refused; says how many were not. p_prepare: the statement, as PREPARE outbox_part. p_parts: the arguments of each EXECUTE.
+-- What is no message's fault (a lost connection, a deadlock, no disk, a timeout) is raised to the caller.
+DECLARE
+    v_through int := 0;
+    v_part text;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = 'outbox_part' AND s.statement = p_prepare) THEN
+        IF EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = 'outbox_part') THEN
+            EXECUTE 'DEALLOCATE outbox_part';
+        END IF;
+        EXECUTE p_prepare;
+    END IF;
+    FOREACH v_part IN ARRAY p_parts LOOP
+        BEGIN
+            EXECUTE 'EXECUTE outbox_part (' || v_part || ')';
+            BEGIN
+                -- Undone again, so that constraints that wait for the commit go on waiting.
+                SET CONSTRAINTS ALL IMMEDIATE;
+                RAISE EXCEPTION USING ERRCODE = 'OBX00';
+            EXCEPTION WHEN SQLSTATE 'OBX00' THEN
+                NULL;
+            END;
+        EXCEPTION WHEN OTHERS THEN
+            IF left(SQLSTATE, 2) IN ('08', '25', '40', '53', '55', '57', '58', 'XX') THEN
+                RAISE;
+            END IF;
+            RETURN v_through;
+        END;
+        v_through := v_through + 1;
+    END LOOP;
+    RETURN v_through;
+END
+$$;
+
 CREATE FUNCTION outbox.vacate_claim(p_processor_id text, p_uid text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'outbox', 'pg_temp'
@@ -2903,6 +3338,7 @@ CREATE TABLE outbox.competing_batches_0 (
     attempts integer[],
     aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    failed boolean DEFAULT false NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
 WITH (fillfactor='50');
@@ -2929,6 +3365,7 @@ CREATE TABLE outbox.competing_batches_1 (
     attempts integer[],
     aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    failed boolean DEFAULT false NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
 WITH (fillfactor='50');
@@ -2955,6 +3392,7 @@ CREATE TABLE outbox.competing_batches_2 (
     attempts integer[],
     aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    failed boolean DEFAULT false NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
 WITH (fillfactor='50');
@@ -2981,6 +3419,7 @@ CREATE TABLE outbox.competing_batches_3 (
     attempts integer[],
     aside bigint[],
     cut_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    failed boolean DEFAULT false NOT NULL,
     CONSTRAINT competing_batches_is_a_window_or_a_list CHECK ((((lower_snapshot IS NULL) = (upper_snapshot IS NULL)) AND ((lower_snapshot IS NULL) <> (positions IS NULL))))
 )
 WITH (fillfactor='50');
@@ -3127,6 +3566,16 @@ ALTER TABLE outbox.dead_letters ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY
     CACHE 1
 );
 
+CREATE TABLE outbox.emptyings (
+    child text NOT NULL,
+    mark text NOT NULL,
+    looks integer NOT NULL,
+    seen_at timestamp with time zone NOT NULL,
+    seen_id bigint NOT NULL
+);
+
+COMMENT ON TABLE outbox.emptyings IS 'Tables of mode Competing in which nothing is needed any more, and since when: they are emptied when nobody''s snapshot is older.';
+
 CREATE SEQUENCE outbox.held_order
     START WITH 1
     INCREMENT BY 1
@@ -3223,6 +3672,19 @@ WITH (fillfactor='50');
 
 COMMENT ON TABLE outbox.processor_leases IS 'Which process of the claiming resource works on a partition. A released or lapsed lease keeps its row, so that epochs go on rising.';
 
+CREATE TABLE outbox.processor_mappings (
+    processor_id text NOT NULL,
+    table_schema text,
+    table_name text,
+    columns jsonb,
+    publications text[] DEFAULT '{}'::text[] NOT NULL,
+    message_types text[] DEFAULT '{}'::text[] NOT NULL,
+    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT processor_mappings_table_is_whole CHECK ((((table_name IS NULL) = (table_schema IS NULL)) AND ((table_name IS NULL) = (columns IS NULL))))
+);
+
+COMMENT ON TABLE outbox.processor_mappings IS 'Which table a processor reads, with its columns and filters, as the claim''s holder last said. No table: messages of this schema.';
+
 CREATE TABLE outbox.processor_members (
     processor_id text NOT NULL,
     token uuid NOT NULL,
@@ -3313,6 +3775,19 @@ COMMENT ON COLUMN outbox.processor_suspicions.accused IS 'Whose leases lapsed wh
 
 COMMENT ON COLUMN outbox.processor_suspicions.accused_alone IS 'Those of them that tried the one message alone: counted in kills.';
 
+CREATE TABLE outbox.processor_words (
+    processor_id text NOT NULL,
+    token uuid NOT NULL,
+    pod text NOT NULL,
+    words jsonb NOT NULL,
+    said_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    heard_until timestamp with time zone NOT NULL,
+    ended boolean DEFAULT false NOT NULL
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE outbox.processor_words IS 'The last word of each process: an array of partition, state, reason and message. Past heard_until the process was killed or is out of reach.';
+
 CREATE TABLE outbox.pruned_conflicts (
     processor_id text NOT NULL,
     code integer NOT NULL,
@@ -3385,6 +3860,13 @@ ALTER TABLE outbox.repairs ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
+);
+
+CREATE UNLOGGED TABLE outbox.server_runs (
+    one boolean DEFAULT true NOT NULL,
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    place text NOT NULL,
+    CONSTRAINT server_runs_one_check CHECK (one)
 );
 
 CREATE TABLE outbox.spark_files (
@@ -3465,6 +3947,9 @@ ALTER TABLE ONLY outbox.database_identity
 ALTER TABLE ONLY outbox.dead_letters
     ADD CONSTRAINT dead_letters_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY outbox.emptyings
+    ADD CONSTRAINT emptyings_pkey PRIMARY KEY (child);
+
 ALTER TABLE ONLY outbox.held_messages
     ADD CONSTRAINT held_messages_pkey PRIMARY KEY (processor_id, partition, transaction_id, "position");
 
@@ -3486,6 +3971,9 @@ ALTER TABLE ONLY outbox.processor_conflicts
 ALTER TABLE ONLY outbox.processor_leases
     ADD CONSTRAINT processor_leases_pkey PRIMARY KEY (processor_id, partition);
 
+ALTER TABLE ONLY outbox.processor_mappings
+    ADD CONSTRAINT processor_mappings_pkey PRIMARY KEY (processor_id);
+
 ALTER TABLE ONLY outbox.processor_members
     ADD CONSTRAINT processor_members_pkey PRIMARY KEY (processor_id, token);
 
@@ -3501,6 +3989,9 @@ ALTER TABLE ONLY outbox.processor_sources
 ALTER TABLE ONLY outbox.processor_suspicions
     ADD CONSTRAINT processor_suspicions_pkey PRIMARY KEY (processor_id, partition);
 
+ALTER TABLE ONLY outbox.processor_words
+    ADD CONSTRAINT processor_words_pkey PRIMARY KEY (processor_id, token);
+
 ALTER TABLE ONLY outbox.pruned_conflicts
     ADD CONSTRAINT pruned_conflicts_pkey PRIMARY KEY (processor_id, code);
 
@@ -3515,6 +4006,9 @@ ALTER TABLE ONLY outbox.repair_ids
 
 ALTER TABLE ONLY outbox.repairs
     ADD CONSTRAINT repairs_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY outbox.server_runs
+    ADD CONSTRAINT server_runs_pkey PRIMARY KEY (one);
 
 ALTER TABLE ONLY outbox.spark_files
     ADD CONSTRAINT spark_files_are_named_once UNIQUE (final_path);
@@ -3549,6 +4043,8 @@ CREATE INDEX competing_frontiers_2_processor_id_lane_id_idx ON outbox.competing_
 CREATE INDEX competing_frontiers_3_processor_id_lane_id_idx ON outbox.competing_frontiers_3 USING btree (processor_id, lane, id);
 
 CREATE INDEX competing_retries_due ON outbox.competing_retries USING btree (processor_id, due_at);
+
+CREATE INDEX competing_retries_untried ON outbox.competing_retries USING btree (processor_id, due_at) WHERE (error_class IS NULL);
 
 CREATE INDEX dead_letters_blocking ON outbox.dead_letters USING btree (processor_id, partition, key_hash) WHERE blocks;
 
@@ -3593,6 +4089,8 @@ ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_
 ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_2_processor_id_lane_id_idx;
 
 ALTER INDEX outbox.competing_frontiers_latest ATTACH PARTITION outbox.competing_frontiers_3_processor_id_lane_id_idx;
+
+CREATE TRIGGER forget_emptying AFTER DELETE ON outbox.competing_batches FOR EACH ROW EXECUTE FUNCTION outbox.forget_emptying();
 
 CREATE TRIGGER guard_superseded BEFORE UPDATE ON outbox.processor_claims FOR EACH ROW WHEN ((new.uid IS DISTINCT FROM old.uid)) EXECUTE FUNCTION outbox.guard_superseded();
 
@@ -3655,6 +4153,8 @@ REVOKE ALL ON FUNCTION outbox.decide_held_messages(p_processor_id text, p_partit
 
 REVOKE ALL ON FUNCTION outbox.defer_message(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_action text, p_wait interval, p_attempts integer, p_transaction_id xid8, p_position bigint, p_message_id text, p_message_type text, p_publication_id text, p_partition_key text, p_data jsonb, p_metadata jsonb, p_scheduled timestamp with time zone, p_error_class text, p_error text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.defer_messages(p_processor_id text, p_batch bigint, p_owner text, p_attempt integer, p_upto_transaction_id xid8, p_upto_position bigint, p_messages integer, p_failed json) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.draw_snapshot_line(p_processor_id text, p_claim_uid text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.drop_dead_letters(p_processor_id text, p_partition integer, p_ids bigint[], p_reason text, p_decided_by text) FROM PUBLIC;
@@ -3667,7 +4167,11 @@ REVOKE ALL ON FUNCTION outbox.end_suspect(p_processor_id text, p_partition integ
 
 REVOKE ALL ON FUNCTION outbox.fail_held_message(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint, p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.fail_held_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_verdicts jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.find_edit(p_processor_id text, p_partition integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.forget_emptying() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.forget_processor_source(p_processor_id text, p_reason text, p_decided_by text) FROM PUBLIC;
 
@@ -3681,11 +4185,17 @@ REVOKE ALL ON FUNCTION outbox.has_examined(p_one outbox.processor_checkpoints, p
 
 REVOKE ALL ON FUNCTION outbox.has_just_divided(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.hold_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_verdicts jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.holds_lease(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.holds_older_snapshot(p_seen_at timestamp with time zone, p_seen_id bigint, p_settled interval) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_behind_its_rows() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_beyond_line(p_processor_id text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.is_kept_for_snapshot(p_child text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.is_key_blocked(p_processor_id text, p_partition integer, p_key text, p_before bigint) FROM PUBLIC;
 
@@ -3699,11 +4209,17 @@ REVOKE ALL ON FUNCTION outbox.lock_frontier(p_processor_id text, p_claim_uid tex
 
 REVOKE ALL ON FUNCTION outbox.lock_lane(p_processor_id text, p_partition integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.may_empty(p_child text, p_mark text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.note_mapping(p_processor_id text, p_claim_uid text, p_table_schema text, p_table_name text, p_columns jsonb, p_publications text[], p_message_types text[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.note_rebuild(p_processor_id text, p_of text, p_epoch bigint, p_owner_token uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.partitions_are_at_line(p_processor_id text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.promote_delayed(p_queue text, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.promote_waiting(p_queue text, p_limit integer, p_failed boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.prune_acts() FROM PUBLIC;
 
@@ -3741,6 +4257,10 @@ REVOKE ALL ON FUNCTION outbox.rotate_competing() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.rotate_queue(p_processor_id text, p_keep interval, p_segment_bytes bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION outbox.say_word(p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_words jsonb, p_lease interval, p_ended boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.server_run() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION outbox.set_aside(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_rows outbox.held_messages[], p_action text, p_attempts integer, p_error_class text, p_error text, p_wait interval, p_blocks boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.settle_held_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_transaction_ids xid8[], p_positions bigint[]) FROM PUBLIC;
@@ -3766,6 +4286,8 @@ REVOKE ALL ON FUNCTION outbox.supersede_processor(p_processor_id text, p_by text
 REVOKE ALL ON FUNCTION outbox.take_batch(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.take_due_messages(p_processor_id text, p_partition integer, p_epoch bigint, p_owner_token uuid, p_limit integer, p_payload boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION outbox.take_waiting(p_processor_id text, p_claim_uid text, p_owner text, p_pod text, p_lease interval, p_limit integer, p_failed boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION outbox.vacate_claim(p_processor_id text, p_uid text) FROM PUBLIC;
 

@@ -27,7 +27,7 @@ HEAVY = (
     "tests/chaos/",
     "tests/acceptance/",
 )
-"""Files that load both cores or count seconds: model checker, cluster and chaos. They run last, in one process."""
+"""Files that load both cores: model checker, cluster and chaos. They run last, in one process."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

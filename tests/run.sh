@@ -3,6 +3,7 @@
 # OUTBOX_KEEP_CLUSTER=1 uses the cluster that is up, and leaves it up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export OUTBOX_BEGAN=${OUTBOX_BEGAN:-${EPOCHREALTIME/,/.}}
 tests/cluster/setup.sh
 # A demo leaves its operator behind, which would serve the tests' resources too.
 if [ -z "${OUTBOX_KEEP_CLUSTER:-}" ]; then
@@ -15,7 +16,6 @@ status=0
 # Fast to slow, so that a broken decision is told before a cluster is asked; unit tests run shuffled in `make check`.
 layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/chaos tests/acceptance)
 [ $# -gt 0 ] || set -- "${layers[@]}"
-# Three processes: most tests wait. tests/conftest.py says which of them run last, alone.
-.venv/bin/python -m pytest -p no:randomly --numprocesses=3 --dist=loadscope --no-loadscope-reorder --durations=25 "$@" || status=$?
+tests/passes.sh "$@" || status=$?
 [ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
 exit "$status"

@@ -10,6 +10,11 @@
 (* or it asked for the change; a snapshot sees it if it is not below m.    *)
 (* The order within a key is that in which its transactions ended, because *)
 (* producers lock the key before they insert.                              *)
+(*                                                                         *)
+(* With `Crashes`, the server recovers from a crash, and a pooler hides it *)
+(* from the processes: what was not flushed never was, and the next        *)
+(* transactions to end get the numbers of those that are lost.  Nothing    *)
+(* need wait for a flush, so this holds for `synchronous_commit = off`.    *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
 
@@ -25,7 +30,12 @@ CONSTANTS
   Drops,          \* it drops a window that sees the wish's mark
   AllAwaited,     \* the change waits for every partition
   NumberChecked,  \* whoever acquired a lease compares the number of partitions under it
-  LeasesEnded     \* the change ends all leases
+  LeasesEnded,    \* the change ends all leases
+  \* A crash of the server, with nothing asked meanwhile.
+  Crashes,        \* how often
+  Runs,           \* a transaction that stores compares the server's run with the one that was loaded under
+  Kept,           \* checkpoint and effects are in the same database, "here"; or in another server's, "apart"
+  Flushed         \* apart: what a window sees is flushed in the source before the window is used
 
 VARIABLES
   over,    \* how many transactions are: what a snapshot taken now sees
@@ -41,18 +51,22 @@ VARIABLES
   done,    \* ghost: how often each message was handled
   skipped, \* ghost: a message was handled before an earlier one of its key
   alarm,   \* ghost: a live owner found another checkpoint than its own, and a person was called
-  asks, acquires
+  asks, acquires,
+  void,    \* transactions that rolled back
+  disk,    \* what a crash leaves
+  crashes  \* the server's run
 
-vars == <<over, asking, asked, number, next, mark, line, cp, lease, me, done, skipped, alarm, asks, acquires>>
+vars == <<void, disk, crashes, over, asking, asked, number, next, mark, line, cp, lease, me, done, skipped, alarm, asks, acquires>>
 division == <<number, next, mark, line>>
 ghosts == <<done, skipped, alarm>>
+durable == <<void, disk, crashes>>
 
 Numbers == {1, 2}
 Partitions == {0, 1}
 None == -1
 Nobody == "nobody"
 NotAsking == [own |-> None, to |-> 0]
-Has(p, n, m) == (m % 2) % n = p /\ m \notin asked
+Has(p, n, m) == (m % 2) % n = p /\ m \notin asked \cup void
 
 (* Examined up to `seen`; the window it is in ends at `upper`, which stays  *)
 (* until the window is read. Between two windows they are the same.         *)
@@ -61,7 +75,7 @@ Read0(n) == Window(n, n)
 Gone == Read0(None)
 
 NoMemory(n) == [at |-> "out", n |-> n, p |-> 0, epoch |-> 0, stored |-> Read0(0), from |-> Read0(0), to |-> Read0(0),
-                line |-> None]
+                line |-> None, run |-> 0]
 Become(w, m) == me' = [me EXCEPT ![w] = m]
 Out(w) == \E n \in Numbers : Become(w, NoMemory(n))
 
@@ -70,13 +84,17 @@ Out(w) == \E n \in Numbers : Become(w, NoMemory(n))
 
 End ==
   /\ over < Last /\ over' = over + 1
-  /\ UNCHANGED <<asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+
+RollBack ==
+  /\ Crashes > 0 /\ over < Last /\ over' = over + 1 /\ void' = void \cup {over + 1}
+  /\ UNCHANGED <<disk, crashes, asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
 
 (* ask_partitions.sql ... *)
 Ask ==
   /\ asking = NotAsking /\ next = 0 /\ asks < Asks
   /\ asking' = [own |-> over, to |-> 3 - number] /\ asks' = asks + 1
-  /\ UNCHANGED <<over, asked, division, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asked, division, cp, lease, me, ghosts, acquires>>
 
 (* ... and its commit.                                                      *)
 Asked ==
@@ -84,18 +102,18 @@ Asked ==
   /\ over' = over + 1 /\ asked' = asked \cup {over + 1}
   /\ next' = asking.to /\ mark' = over + 1 /\ line' = IF Line = "own" THEN asking.own ELSE None
   /\ asking' = NotAsking
-  /\ UNCHANGED <<asks, number, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, asks, number, cp, lease, me, ghosts, acquires>>
 
 (* draw_snapshot_line.sql, by any process.                                  *)
 Draw ==
   /\ next # 0 /\ line = None /\ line' = over
-  /\ UNCHANGED <<over, asking, asked, asks, number, next, mark, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, number, next, mark, cp, lease, me, ghosts, acquires>>
 
 (* The resource asks for the number there is: the change is taken back.     *)
 TakeBack ==
   /\ next # 0 /\ asks < Asks /\ asks' = asks + 1
   /\ next' = 0 /\ mark' = 0 /\ line' = None
-  /\ UNCHANGED <<over, asking, asked, number, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, number, cp, lease, me, ghosts, acquires>>
 
 ----------------------------------------------------------------------------
 (* A process, made for `n` partitions: perhaps not for as many as there are.*)
@@ -109,15 +127,21 @@ Acquire(w) ==
        /\ lease' = [lease EXCEPT ![p] = [epoch |-> @.epoch + 1, owner |-> w]]
        /\ Become(w, [NoMemory(me[w].n) EXCEPT !.at = "load", !.p = p, !.epoch = lease[p].epoch + 1])
   /\ acquires' = acquires + 1
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, ghosts>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, ghosts>>
 
 Load(w) ==
   /\ me[w].at = "load"
   /\ IF ~Owner(w) THEN Out(w) /\ UNCHANGED lease
      ELSE IF (NumberChecked /\ number # me[w].n) \/ cp[me[w].p] = Gone
      THEN lease' = [lease EXCEPT ![me[w].p].owner = Nobody] /\ Become(w, NoMemory(number))
-     ELSE Become(w, [me[w] EXCEPT !.at = "read", !.stored = cp[me[w].p], !.from = cp[me[w].p]]) /\ UNCHANGED lease
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, ghosts, acquires>>
+     ELSE Become(w, [me[w] EXCEPT !.at = "read", !.stored = cp[me[w].p], !.from = cp[me[w].p],
+                               !.run = crashes]) /\ UNCHANGED lease
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, ghosts, acquires>>
+
+(* What a crash leaves if it comes now: of another server's, what is there. *)
+Source == [over |-> over, void |-> void, asked |-> asked]
+Now == IF Kept = "apart" THEN Source
+       ELSE Source @@ [number |-> number, cp |-> cp, lease |-> lease, done |-> done, skipped |-> skipped]
 
 (* A page of the open window, or of a new one: up to the line it knows, or  *)
 (* to now. Of any size.                                                     *)
@@ -126,9 +150,10 @@ Read(w) ==
       upper == IF m.from.seen < m.from.upper THEN m.from.upper ELSE IF m.line = None THEN over ELSE m.line
   IN
   /\ m.at = (IF LooksAfter THEN "read" ELSE "looked")
+  /\ disk' = IF Crashes > 0 /\ Kept = "apart" /\ Flushed THEN Now ELSE disk  \* apart.py, read_durably
   /\ \E seen \in (m.from.seen + 1)..upper :
        Become(w, [m EXCEPT !.at = IF LooksAfter THEN "look" ELSE "work", !.to = Window(seen, upper)])
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+  /\ UNCHANGED <<void, crashes, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
 
 (* Is it beyond a line that may not be drawn yet? (stop_line.py)            *)
 Beyond(window) == next # 0 /\ window.upper >= mark /\ window.upper # line
@@ -145,7 +170,7 @@ Look(w) ==
      ELSE \/ Become(w, [m EXCEPT !.at = "work", !.line = line])
           \/ /\ Empty(m) /\ m.to # Read0(line)      \* nothing to store: it moves on in memory only
              /\ Become(w, [m EXCEPT !.at = "read", !.line = line, !.from = m.to])
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
 
 (* It has nothing to read; it looks again now and then.                     *)
 Rest(w) ==
@@ -153,7 +178,10 @@ Rest(w) ==
   /\ m.at \in {"read", "looked"} /\ m.from.seen = m.from.upper /\ m.line # None /\ m.from.seen >= m.line
   /\ m.line # line \/ number # m.n
   /\ Become(w, IF number # m.n THEN [m EXCEPT !.at = "load"] ELSE [m EXCEPT !.at = "read", !.line = line])
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+
+(* server_run.sql, in the BEGIN of transaction.py.                          *)
+Lost(m) == Runs /\ Kept = "here" /\ m.run # crashes
 
 (* Effects and checkpoint, under the fence; between batches what was stored *)
 (* is compared, not what moved in memory.                                   *)
@@ -162,15 +190,17 @@ Store(w) ==
       batch == {x \in (m.from.seen + 1)..m.to.seen : Has(m.p, m.n, x)}
   IN
   /\ m.at = "work"
-  /\ IF Owner(w) /\ cp[m.p] = m.stored
+  /\ IF Lost(m)
+     THEN Become(w, [m EXCEPT !.at = "load"]) /\ UNCHANGED <<cp, done, skipped>>
+     ELSE IF Owner(w) /\ cp[m.p] = m.stored
      THEN /\ cp' = [cp EXCEPT ![m.p] = m.to]
           /\ done' = [x \in 1..Last |-> IF x \in batch THEN done[x] + 1 ELSE done[x]]
           /\ skipped' = (skipped \/ \E x \in batch : \E y \in 1..(x - 1) :
-                           y % 2 = x % 2 /\ y \notin asked /\ y \notin batch /\ done[y] = 0)
+                           y % 2 = x % 2 /\ y \notin asked \cup void /\ y \notin batch /\ done[y] = 0)
           /\ Become(w, [m EXCEPT !.at = "read", !.stored = m.to, !.from = m.to])
      ELSE Out(w) /\ UNCHANGED <<cp, done, skipped>>
-  /\ alarm' = (alarm \/ (Owner(w) /\ cp[m.p] # m.stored))
-  /\ UNCHANGED <<over, asking, asked, asks, division, lease, acquires>>
+  /\ alarm' = (alarm \/ (~Lost(m) /\ Owner(w) /\ cp[m.p] # m.stored))
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, lease, acquires>>
 
 (* change_partitions.sql, by any process.                                   *)
 Change ==
@@ -180,17 +210,35 @@ Change ==
   /\ number' = next /\ next' = 0 /\ mark' = 0 /\ line' = None
   /\ cp' = [p \in Partitions |-> IF p < next THEN Read0(line) ELSE Gone]
   /\ lease' = IF LeasesEnded THEN [p \in Partitions |-> [lease[p] EXCEPT !.owner = Nobody]] ELSE lease
-  /\ UNCHANGED <<over, asking, asked, asks, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, me, ghosts, acquires>>
 
 (* A lease lapses; its holder may be dead, or frozen and wake up later.     *)
 Lapse ==
   /\ \E p \in Partitions : lease[p].owner # Nobody /\ lease' = [lease EXCEPT ![p].owner = Nobody]
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, me, ghosts, acquires>>
 
 (* SIGKILL; what starts in its place was perhaps given another number.      *)
 Crash(w) ==
   /\ me[w].at # "out" /\ Out(w)
-  /\ UNCHANGED <<over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+
+----------------------------------------------------------------------------
+(* The server writes its WAL to the disk, in the order in which things      *)
+(* happened; nobody waits for it.                                           *)
+Flush ==
+  /\ crashes < Crashes /\ disk # Now /\ disk' = Now
+  /\ UNCHANGED <<void, crashes, over, asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+
+(* A backend was killed. Processes remember what they did before.           *)
+CrashServer ==
+  /\ crashes < Crashes /\ next = 0 /\ crashes' = crashes + 1
+  /\ over' = disk.over /\ void' = disk.void /\ asked' = disk.asked /\ asking' = NotAsking
+  /\ IF Kept = "apart"
+     THEN /\ done' = [x \in 1..Last |-> IF x > disk.over THEN 0 ELSE done[x]]
+          /\ UNCHANGED <<number, cp, lease, skipped>>
+     ELSE /\ number' = disk.number /\ cp' = disk.cp /\ lease' = disk.lease
+          /\ done' = disk.done /\ skipped' = disk.skipped
+  /\ UNCHANGED <<disk, asks, next, mark, line, me, alarm, acquires>>
 
 ----------------------------------------------------------------------------
 Init ==
@@ -200,8 +248,10 @@ Init ==
   /\ lease = [p \in Partitions |-> [epoch |-> 0, owner |-> Nobody]]
   /\ me \in [Workers -> {NoMemory(n) : n \in Numbers}]
   /\ done = [x \in 1..Last |-> 0] /\ skipped = FALSE /\ alarm = FALSE
+  /\ void = {} /\ crashes = 0 /\ disk = Now
 
 Next ==
+  \/ Flush \/ CrashServer \/ RollBack
   \/ End \/ Ask \/ Asked \/ Draw \/ TakeBack \/ Change \/ Lapse
   \/ \E w \in Workers : Acquire(w) \/ Load(w) \/ Read(w) \/ Look(w) \/ Rest(w) \/ Store(w) \/ Crash(w)
 
@@ -215,7 +265,8 @@ ExactlyOnce == \A x \in 1..Last : done[x] <= 1
 (* key in order, whatever the number was.                                   *)
 NothingSkipped ==
   /\ ~skipped
-  /\ \A p \in 0..(number - 1) : \A x \in 1..cp[p].seen : Has(p, number, x) => done[x] = 1
+  /\ \A p \in 0..(number - 1) : \A x \in 1..cp[p].seen :
+       x <= over /\ Has(p, number, x) => done[x] = 1
 
 (* No change is taken for somebody who edits checkpoints.                   *)
 NoFalseConflict == ~alarm
@@ -229,6 +280,9 @@ NeverChanged == ~(asks > 0 /\ next = 0 /\ asked # {} /\ \E x \in asked : \E w \i
 NeverAtLineInMemory == ~(\E w \in Workers : me[w].at = "work" /\ me[w].to = Read0(line) /\ Empty(me[w])
                            /\ me[w].stored # me[w].from)
 NeverInsideAtWish == ~(next # 0 /\ line = None /\ \E p \in 0..(number - 1) : cp[p].seen < cp[p].upper)
+
+NeverAgain == ~(crashes > 0 /\ \E w \in Workers : me[w].at = "work" /\ me[w].run # crashes /\ me[w].from.seen > disk.over
+                  /\ over >= me[w].from.seen)
 
 Symmetry == Permutations(Workers)
 =============================================================================

@@ -4,7 +4,8 @@ CREATE OR REPLACE FUNCTION :"schema".acquire_lease(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
--- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call.
+-- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call;
+-- no epoch, where the processor has no such partition (any more): the caller's division is old.
 -- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
 -- lives, and was not killed by anything.
 #variable_conflict use_column
@@ -25,6 +26,13 @@ BEGIN
             PERFORM 1 FROM processor_claims c
             WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
             v_refused := NOT FOUND;
+            -- Against a change of their number, which begins by locking this row. Nothing to lock: it is not divided.
+            PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR KEY SHARE;
+            IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+                       AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+                RETURN QUERY SELECT false, NULL::bigint, NULL::text, NULL::timestamptz;
+                RETURN;
+            END IF;
             INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition)
             ON CONFLICT DO NOTHING;
             SELECT l.* INTO v_lease FROM processor_leases l

@@ -38,9 +38,17 @@ BEGIN
     IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
         RETURN false;
     END IF;
-    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising.
-    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising, now too, so that a former owner
+    -- who reports late what it was told opens no conflict (record_refusal).
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch', epoch = l.epoch + 1
     WHERE l.processor_id = p_processor_id;
+    -- What is open all the same is about a partition that is not there, or it would have stopped the change.
+    UPDATE processor_conflicts f
+    SET resolved_at = clock_timestamp(), resolution = 'PartitionGone', decided_by = v_was.asked_by
+    WHERE f.processor_id = p_processor_id AND f.needs_person AND f.resolved_at IS NULL;
+    -- Anybody may have stored a row for one that is not there.
+    DELETE FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition NOT BETWEEN 0 AND v_was.partition_count - 1;
     IF v_was.line_mark IS NULL THEN
         INSERT INTO processor_checkpoints
             (processor_id, partition, last_processed_transaction_id, last_processed_position)
@@ -58,6 +66,8 @@ BEGIN
         FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     END IF;
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    DELETE FROM kept_checkpoints k
+    WHERE k.processor_id = p_processor_id AND k.partition NOT BETWEEN 0 AND v_was.next_count - 1;
     PERFORM keep_checkpoint(p_processor_id, NULL);
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count

@@ -9,10 +9,15 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- A refused worker reports itself, in a transaction of its own because the refused one rolls back. Notes who holds the
 -- processor at this moment. Late, when a successor was owner already, it opens nothing: who loaded the row since saw by its
--- copy (find_edit) whether somebody edited it, and a person may have decided by now.
+-- copy (find_edit) whether somebody edited it, and a person may have decided by now. Nor after a change of the number of
+-- partitions, which ends every epoch and is waited for.
 DECLARE
     v_id bigint;
 BEGIN
+    IF p_needs_person THEN
+        PERFORM 1 FROM processor_leases s
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition FOR KEY SHARE;
+    END IF;
     INSERT INTO processor_conflicts (
         processor_id, partition, code, expected_transaction_id, expected_position, stored_transaction_id,
         stored_position, new_transaction_id, new_position, epoch, pod, claim_uid, needs_person,

@@ -2,14 +2,16 @@ CREATE OR REPLACE FUNCTION :"schema".rotate_queue(p_processor_id text, p_keep in
 RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '100ms'
 AS $function$
--- Empties a segment of the processor's queue in which everything is done and older than p_keep; once the one that is written to is
--- larger than p_segment_bytes, producers go on in the next empty one. Returns the segments emptied.
+-- Empties a segment of the processor's queue in which everything is done and older than p_keep, in the snapshot of every
+-- transaction (may_empty); once the one that is written to is larger than p_segment_bytes, producers go on in the next empty
+-- one. Returns the segments emptied.
 DECLARE
     v_done text[] := '{}';
     v_queue text;
     v_last bigint;
     v_child text;
     v_needed boolean;
+    v_mark text;
     v_busy text := $sql$
         WITH lanes AS MATERIALIZED (
             SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
@@ -35,14 +37,16 @@ BEGIN
     EXECUTE format('SELECT last_value FROM %I', 'queue_' || v_queue || '_position') INTO v_last;
     FOR n IN 0..3 LOOP
         v_child := 'queue_' || v_queue || '_' || n;
-        CONTINUE WHEN n = (v_last >> 40) & 3 OR pg_relation_size(v_child::regclass) = 0;
+        CONTINUE WHEN n = (v_last >> 40) & 3 OR pg_relation_size(v_child::regclass) = 0
+            OR is_kept_for_snapshot(v_child);
         BEGIN
             EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
             CONTINUE WHEN v_needed;
             -- Now nobody is storing into it any more; what was stored since the first look is seen by the second.
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
             EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
-            IF NOT v_needed THEN
+            EXECUTE format('SELECT count(*) || '' rows'' FROM %I', v_child) INTO v_mark;
+            IF NOT v_needed AND may_empty(v_child, v_mark) THEN
                 EXECUTE format('TRUNCATE %I', v_child);
                 v_done := v_done || v_child;
             END IF;

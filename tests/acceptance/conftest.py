@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chart.chart import CHART, tool
-from tests.support.cluster import REGISTRY, ROOT, Cluster, ensure_cluster, kubeconfig, namespaces, wait
-from tests.support.operator import OperatorProcess
+from tests.chart.chart import tool
+from tests.support.cluster import ROOT, Cluster, ensure_cluster, kubeconfig, namespaces, wait
+from tests.support.operator import OperatorProcess, installed
 from tests.support.room import Room
 from tests.support.shop import DatabaseServer
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.operator import Installed
+
 ROOMS = 6
-RELEASE = "op"
-CLUSTER_ID = "acceptance"
 
 
 @pytest.fixture(scope="session")
@@ -101,45 +101,33 @@ def rooms(cluster: Cluster, server: DatabaseServer, tmp_path_factory: pytest.Tem
         found = Rooms(cluster, server)
         for namespace in served:
             found.free.put(namespace)
-        with operator_of(system, served, tmp_path_factory.mktemp("operator") / "log"):
+        with operator_of(cluster, system, served, tmp_path_factory.mktemp("operator")):
             yield found
 
 
+@pytest.fixture
+def room(cluster: Cluster, server: DatabaseServer) -> Iterator[Room]:
+    """A namespace that the installed operator does not serve, and a database."""
+    with namespaces(cluster, "own") as (namespace,):
+        made = Room(cluster, server, namespace, server.make())
+        made.secret()
+        made.prepare()
+        yield made
+
+
+@pytest.fixture
+def release(cluster: Cluster, room: Room) -> Iterator[Installed]:
+    """The chart without its pod, serving that room, for processes with the rights that it gives."""
+    with installed(cluster, room.namespace, [room.namespace], pods=0) as found:
+        yield found
+
+
 @contextmanager
-def operator_of(system: str, served: list[str], log: Path) -> Iterator[None]:
+def operator_of(cluster: Cluster, system: str, served: list[str], folder: Path) -> Iterator[None]:
     """Run the operator as the chart installs it; with OUTBOX_TEST_OPERATOR=process from the checkout, to develop it."""
-    if os.environ.get("OUTBOX_TEST_OPERATOR") == "process":
-        process = OperatorProcess(served, system, log)
-        process.start()
-        try:
+    if os.environ.get("OUTBOX_TEST_OPERATOR") != "process":
+        with installed(cluster, system, served):
             yield
-        finally:
-            process.stop()
         return
-    install_operator(system, served)
-    try:
+    with installed(cluster, system, served, pods=0) as release, OperatorProcess(release, folder):
         yield
-    finally:
-        run_helm("uninstall", RELEASE, "--namespace", system, "--wait", "--timeout", "60s")
-
-
-def install_operator(namespace: str, served: list[str]) -> None:
-    """Install the chart, serving the rooms only: others use the cluster too."""
-    listed = ",".join(served)
-    values = ",".join(
-        (
-            f"image.registry={REGISTRY}",
-            "image.tag=dev",
-            f"clusterId={CLUSTER_ID}",
-            "crds.install=false",
-            f"watchNamespaces={{{listed}}}",
-        )
-    )
-    run_helm("install", RELEASE, str(CHART), "--namespace", namespace, "--set", values, "--wait", "--timeout", "90s")
-
-
-def run_helm(*arguments: str) -> None:
-    """Run Helm; it has to succeed."""
-    command = [str(tool("helm")), "--kubeconfig", str(kubeconfig()), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

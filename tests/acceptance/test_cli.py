@@ -17,13 +17,12 @@ import yaml
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
 from tests.chart.chart import tool
-from tests.support.cluster import kubeconfig
+from tests.support.cluster import kubeconfig, namespaces
 from tests.support.proxy import Relay
-from tests.support.room import BY_PAIRS
+from tests.support.room import BY_PAIRS, Room
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
@@ -37,12 +36,12 @@ def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
     return scenarios
 
 
-def outbox(room: Room, *arguments: str, status: int = 0) -> str:
-    """Run `kubectl-outbox` in the room's namespace; return stdout, with what it said on stderr when it should fail."""
+def outbox(room: Room, *arguments: str, status: int = 0, both: bool = False) -> str:
+    """Run `kubectl-outbox` in the room's namespace; return stdout, with stderr when it should fail, or with `both`."""
     command = [str(PROGRAM), *arguments, "--kubeconfig", str(kubeconfig()), "-n", room.namespace]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, stdin=subprocess.DEVNULL)
     assert done.returncode == status, f"{done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout if status == 0 else done.stdout + done.stderr
+    return done.stdout if status == 0 and not both else done.stdout + done.stderr
 
 
 @scenarios.add
@@ -60,6 +59,28 @@ def status_shows_what_the_resource_says(rooms: Rooms) -> None:
         assert stored
         assert "Ready=True Running" in outbox(room, "status", "orders")
         assert "not found" in outbox(room, "status", "nothing", status=3)
+
+
+@scenarios.add
+def a_namespace_that_no_operator_serves_is_told(rooms: Rooms) -> None:
+    """The operator has no right there and cannot say it: the command looks at what the operators' Deployments say."""
+    source = {"connection": {"secretRef": {"name": "db"}}}
+    with rooms.room() as room, namespaces(rooms.cluster, "unserved") as (unserved,):
+        served = room.processor("orders")
+        served.until_ready()
+        body = served.read()
+        body["metadata"] = {"name": "orders", "namespace": unserved}
+        rooms.cluster.create({"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": body["metadata"],
+                              "spec": {"source": source, "target": {"log": {}}}})  # fmt: skip
+        elsewhere = Room(rooms.cluster, room.server, unserved, room.shop)
+        listed = outbox(elsewhere, "status", both=True)
+        assert f"no operator serves namespace {unserved}: its resources get no status" in listed
+        assert "NotServed" in listed
+        assert f"--set 'watchNamespaces={{{room.namespace}" in listed or "watchNamespaces={" in listed
+        assert json.loads(outbox(elsewhere, "status", "orders", "-o", "json"))["servedBy"] == []
+        waited = outbox(elsewhere, "resume", "orders", "--wait", "--timeout", "3", status=1)
+        assert "no operator serves namespace" in waited
+        assert "no operator serves" not in outbox(room, "status", both=True)
 
 
 @scenarios.add

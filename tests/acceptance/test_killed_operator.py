@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import time
-import urllib.request
-from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.cluster import namespaces, wait
+from tests.support.cluster import wait
 from tests.support.operator import OperatorProcess
-from tests.support.room import Room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.cluster import Cluster
-    from tests.support.room import Resource
-    from tests.support.shop import DatabaseServer
+    from tests.support.operator import Installed
+    from tests.support.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 
 FAIL_OVER_WITHIN = 20.0
-
-
-@pytest.fixture
-def room(cluster: Cluster, server: DatabaseServer) -> Iterator[Room]:
-    with namespaces(cluster, "killed") as (namespace,):
-        made = Room(cluster, server, namespace, server.make())
-        made.secret()
-        made.prepare()
-        yield made
-
-
-@contextmanager
-def running(room: Room, tmp_path: Path, **fields: Any) -> Iterator[OperatorProcess]:
-    operator = OperatorProcess([room.namespace], room.namespace, tmp_path / "operator.log", **fields)
-    operator.start()
-    try:
-        yield operator
-    finally:
-        operator.stop()
+RECONCILES = "outbox_operator_reconcile_seconds"
 
 
 def step_of(resource: Resource) -> str:
@@ -68,8 +45,8 @@ def _jobs(resource: Resource) -> list[str]:
     return [job["metadata"]["name"] for job in jobs if f"{resource.name}-give-" in job["metadata"]["name"]]
 
 
-def test_a_hand_over_completes_when_the_operator_is_killed_at_each_step(room: Room, tmp_path: Path):
-    with running(room, tmp_path) as operator:
+def test_a_hand_over_completes_when_the_operator_is_killed_at_each_step(room: Room, release: Installed, tmp_path: Path):
+    with OperatorProcess(release, tmp_path) as operator:
         giver, taker = room.processor("one", processorId="shared"), None
         giver.until_ready()
         produced = 0
@@ -100,8 +77,8 @@ def _await_quickly(giver: Resource, step: str, reached: Callable[[Resource], Any
         time.sleep(0.02)
 
 
-def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, tmp_path: Path):
-    with running(room, tmp_path) as operator:
+def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, release: Installed, tmp_path: Path):
+    with OperatorProcess(release, tmp_path) as operator:
         orders = room.processor("orders")
         orders.until_ready()
         operator.kill()
@@ -109,7 +86,7 @@ def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, tmp_path:
         wait("messages are handled", lambda: len(room.handled()) == 5, within=20)
         since = orders.condition("Ready")["lastTransitionTime"]
         operator.start()
-        wait("it decides again", lambda: _decisions(operator) > 0, within=60)
+        wait("it decides again", lambda: operator.metrics().get(f"{RECONCILES}_count", 0) > 0, within=60)
         orders.until_ready()
         assert orders.condition("Ready")["lastTransitionTime"] == since, "nothing turned because its process is another"
         operator.kill()
@@ -119,8 +96,10 @@ def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, tmp_path:
         assert orders.pods() == []
 
 
-def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(room: Room, tmp_path: Path):
-    with running(room, tmp_path) as operator:
+def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(
+    room: Room, release: Installed, tmp_path: Path
+):
+    with OperatorProcess(release, tmp_path) as operator:
         orders = room.processor("orders")
         orders.until_ready()
         operator.kill()
@@ -135,11 +114,11 @@ def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(room: R
         heir.until_ready(within=45)
 
 
-def test_another_replica_takes_over_in_time(room: Room, tmp_path: Path):
-    with running(room, tmp_path) as first:
+def test_another_replica_takes_over_in_time(room: Room, release: Installed, tmp_path: Path):
+    with OperatorProcess(release, tmp_path) as first:
         orders = room.processor("orders")
         orders.until_ready()
-        with running(replace(room), tmp_path, identity="operator-1"):
+        with OperatorProcess(release, tmp_path, identity="operator-1"):
             first.kill()
             started = time.monotonic()
             orders.spec(suspend=True)
@@ -153,31 +132,14 @@ def _is_observed(resource: Resource) -> bool:
     return bool(body["status"]["observedGeneration"] == body["metadata"]["generation"])
 
 
-def test_it_is_small_and_serves_its_own_health(room: Room, tmp_path: Path):
-    with running(room, tmp_path) as operator:
+def test_it_is_small_and_serves_its_own_health(room: Room, release: Installed, tmp_path: Path):
+    with OperatorProcess(release, tmp_path) as operator:
         for number in range(3):
             room.processor(f"orders{number}").until_ready()
-        assert _get(operator, "livez")
-        assert _get(operator, "readyz")
-        metrics = dict(
-            line.rsplit(" ", 1) for line in _get(operator, "metrics").splitlines() if not line.startswith("#")
-        )
-        resident = float(metrics["process_resident_memory_bytes"]) / 1e6
+        assert operator.get("livez")[0] == operator.get("readyz")[0] == 200
+        metrics = operator.metrics()
+        resident = metrics["process_resident_memory_bytes"] / 1e6
         print(f"operator resident: {resident:.0f} MB")
         assert resident < 150
-        assert any(name.startswith("outbox_operator_reconcile_seconds_count") for name in metrics)
-        assert any(name.startswith("outbox_processor_ready{") and value == "1.0" for name, value in metrics.items())
-
-
-def _decisions(operator: OperatorProcess) -> float:
-    with suppress(OSError):
-        for line in _get(operator, "metrics").splitlines():
-            if line.startswith("outbox_operator_reconcile_seconds_count"):
-                return float(line.rsplit(" ", 1)[1])
-    return 0
-
-
-def _get(operator: OperatorProcess, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/{path}", timeout=5) as answer:
-        text: str = answer.read().decode()
-    return text
+        assert metrics[f"{RECONCILES}_count"] > 0
+        assert any(name.startswith("outbox_processor_ready{") and value == 1 for name, value in metrics.items())

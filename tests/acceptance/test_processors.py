@@ -12,6 +12,7 @@ import pytest
 from tests.acceptance.scenarios import (
     Scenarios,
     bad_input,
+    belief,
     conflict,
     deletion,
     failing,
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 scenarios = Scenarios.of(
     *(
         module.scenarios
-        for module in (lifecycle, ownership, conflict, deletion, source, bad_input, moving, modes, failing)
+        for module in (lifecycle, ownership, conflict, deletion, source, bad_input, moving, modes, failing, belief)
     )
 )
 

@@ -19,7 +19,10 @@ APPLICATION = "def transform(messages):\n    return messages.select('position', 
 STATEMENT = "INSERT INTO public.handled SELECT position, message_id FROM batch"
 
 
-def spark_processor(room: Room) -> Resource:
+VOLUMES = [{"name": "query", "claimName": "query", "mountPath": "/var/lib/outbox"}]
+
+
+def spark_processor(room: Room, **fields: Any) -> Resource:
     claim: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -30,13 +33,14 @@ def spark_processor(room: Room) -> Resource:
     return room.processor(
         "orders",
         engine="Spark",
-        target={"sql": {"statement": STATEMENT}},
+        target=fields.pop("target", {"sql": {"statement": STATEMENT}}),
         spark={
             "application": {"module": "orders", "configMapRef": {"name": "code"}},
             "trigger": {"processingTime": "1s"},
             "config": {"spark.kubernetes.executor.request.cores": "250m"},
-            "volumes": [{"name": "query", "claimName": "query", "mountPath": "/var/lib/outbox"}],
-        },
+            "volumes": VOLUMES,
+        }
+        | fields,
     )
 
 
@@ -80,3 +84,44 @@ def test_the_driver_goes_on_after_its_pod_is_lost_and_says_what_is_missing(rooms
         orders.until_condition("Ready", "True", "Suspended", within=120)
         assert orders.pods("driver") == []
         orders.until("no executor is left", lambda: not executors(room), 60)
+
+
+COUNTING = """
+from pyspark.sql import functions as f
+
+def transform(messages):
+    return messages.groupBy(f.lit("all").alias("what")).agg(f.count("*").alias("messages"))
+"""
+"""Keeps state: every micro-batch gives out the number of all messages so far."""
+KEEP_COUNT = """
+    INSERT INTO public.counted (what, messages) SELECT what, messages FROM batch
+    ON CONFLICT (what) DO UPDATE SET messages = excluded.messages
+"""
+
+
+def test_state_is_refused_without_a_volume_and_kept_by_two_executors_with_one(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        room.config_map("code", orders=COUNTING)
+        room.shop.query("CREATE TABLE counted (what text PRIMARY KEY, messages bigint)")
+        orders = spark_processor(room, target={"sql": {"statement": KEEP_COUNT}}, volumes=[])
+        said = orders.until_condition("Ready", "False", "InvalidConfiguration", within=180)
+        assert "spark.volumes" in said["message"]
+        assert "Aggregate" in said["message"]
+
+        orders.spec(spark={"volumes": VOLUMES, "executor": {"instances": 2}})
+        orders.until_ready(within=180)
+        room.shop.produce(50)
+        orders.until("50 messages are counted", lambda: counted(room) == 50, 180)
+        orders.until("both executors run", lambda: len(executors(room)) == 2, 120)
+        room.shop.produce(50)
+        orders.until("100 messages are counted", lambda: counted(room) == 100, 60)
+
+        room.cluster.delete("Pod", room.namespace, "orders-driver-0")
+        room.shop.produce(50)
+        orders.until("the count goes on from the state on the volume", lambda: counted(room) == 150, 240)
+        assert orders.status["conflicts"].get("open") is None
+
+
+def counted(room: Room) -> int:
+    rows = room.shop.query("SELECT messages FROM counted")
+    return int(rows[0][0]) if rows else 0

@@ -6,7 +6,7 @@ add one, add an entry to CASES; what a worker is told of it is in `config`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
@@ -59,8 +59,10 @@ class Case:
         source: the same.
         fenced: leases have epochs, and effects name the epoch: no effect of an older one may come after a newer one's.
         apart: effects, checkpoints and leases are on another server than the messages.
+        pooled: PgBouncer, in transaction mode, is between it and the messages: it hides a crash from who is idle.
         queue: the queue from which it takes the messages, instead of the outbox.
         changes: the number of partitions is changed while it runs.
+        failing: some messages fail for a while by what they say; those of other keys go on.
 
     """
 
@@ -74,9 +76,11 @@ class Case:
     source: dict[str, Any] = field(default_factory=dict)
     fenced: bool = True
     apart: bool = False
+    pooled: bool = False
     queue: str = ""
     ending: Ending = Ending.AT_LAST
     changes: bool = False
+    failing: bool = False
 
     @property
     def transactional(self) -> bool:
@@ -110,10 +114,11 @@ def _partitioned(target: Target) -> Case:
     )  # fmt: skip
 
 
-def _snapshot_ordered(target: Target) -> Case:
+def _snapshot_ordered(target: Target, *, pooled: bool = False) -> Case:
     return Case(
-        f"snapshot-ordered-{target}", "Ordered, Snapshot", target, Order.COMMIT, source=_SNAPSHOT, ending=Ending.WINDOW
-    )
+        f"snapshot-ordered-{target}{'-pooled' if pooled else ''}", "Ordered, Snapshot", target, Order.COMMIT,
+        source=_SNAPSHOT, ending=Ending.WINDOW, pooled=pooled,
+    )  # fmt: skip
 
 
 def _snapshot_partitioned(target: Target) -> Case:
@@ -153,10 +158,24 @@ def _apart_partitioned(target: Target) -> Case:
     )  # fmt: skip
 
 
+_AGAIN: Final = {"retry": {"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "500ms"}}
+"""A message that fails is tried again until it does not."""
+
+
+def _failing(case: Case) -> Case:
+    """The same case, where some messages fail for a while, each alone: none is lost, none overtakes one of its key."""
+    order = case.order if case.order is Order.NONE else Order.KEY
+    blocks = {} if case.mode == "Competing" else {"blocks": "Key"}
+    return replace(
+        case, name=f"failing-{case.name}", failing=True, order=order, delivery=case.delivery | blocks | _AGAIN
+    )  # fmt: skip
+
+
 CASES: Final = (
     *(_ordered(target) for target in Target),
     *(_partitioned(target) for target in Target),
     *(_snapshot_ordered(target) for target in Target),
+    _snapshot_ordered(Target.SQL, pooled=True),
     *(_snapshot_partitioned(target) for target in Target),
     *(_competing(target) for target in Target),
     _competing(Target.SQL, queue=True),
@@ -166,6 +185,9 @@ CASES: Final = (
     _apart_snapshot(Target.SQL),
     _apart_partitioned(Target.SQL),
     _apart_partitioned(Target.PYTHON),
+    _failing(_ordered(Target.PYTHON)),
+    _failing(_partitioned(Target.PYTHON)),
+    _failing(_competing(Target.PYTHON)),
 )
 
 

@@ -80,9 +80,27 @@ def build_handler(case: Case) -> str:
     )
     return f'''
 STATEMENT = """{statement}"""
-
+{_FAILS if case.failing else ""}
 
 def handle(batch, connection):
     rows = [(m.message_id, d["orderKey"], d["sequence"], d["cents"]) for m in batch for d in [m.json()]]
+    {"fail_some(rows)" if case.failing else ""}
     connection.execute(STATEMENT, [list(column) for column in zip(*rows)])
 '''
+
+
+_FAILS: Final = """
+import time
+import zlib
+
+FIRST_SEEN = {}
+
+
+def fail_some(rows):
+    for message_id, *_ in rows:
+        if zlib.crc32(message_id.encode()) % 16 == 0:
+            if time.monotonic() < FIRST_SEEN.setdefault(message_id, time.monotonic()) + 0.7:
+                raise ValueError("this one fails for a while")
+
+"""
+"""One message of sixteen fails, until each process that tries it has known it for so long."""

@@ -98,7 +98,7 @@ class Director:
             wait_until(lambda case=case: self._is_owned(case), f"{case.name} has an owner", START_SECONDS)  # type: ignore[misc]
 
     def _make_pods(self, case: Case) -> Pods:
-        port = self._proxies.add(f"{case.name}-source", self._databases.source.port)
+        port = self._proxies.add(f"{case.name}-source", self._databases.way_to_source(case))
         source, target = self._databases.source.uri(port=port), None
         if case.apart:
             home = self._databases.home(case)
@@ -266,6 +266,8 @@ class Director:
         """Leave no server's files behind; processes would end with this one's namespaces anyhow."""
         self._resting.set()
         self._closing.set()
+        if self._databases.pool is not None:
+            self._databases.pool.stop()
         for server in self._databases.all():
             server.close()
         if self._broker is not None:

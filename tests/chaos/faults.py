@@ -108,7 +108,9 @@ class Faults:
             Kind.CLOCK: self._clock,
             Kind.SCALE: self._scale,
             Kind.DIVIDE: self._divide,
+            Kind.DIVIDE_FROZEN: self._divide_over_frozen,
             Kind.POSTGRES: lambda fault: _crash(self._databases.source, fault),
+            Kind.BACKEND: self._kill_backend,
             Kind.REPORTING: self._crash_reporting,
             Kind.DISK: self._fill_disk,
             Kind.BROKER: self._crash_broker,
@@ -264,6 +266,27 @@ class Faults:
         others = [count for count in COUNTS if count != before]
         pods.change_partitions(others[int(fault.amount * len(others)) % len(others)])
         return Blow(f"from {before} to {pods.partitions}")
+
+    def _divide_over_frozen(self, fault: Fault) -> Blow:
+        """Let one process sleep from before the change: what it believes when it wakes is of the former number."""
+        pod = self._victims.choose(fault)
+        if pod is None:
+            return _nobody()
+        pods = self._pods[fault.case]
+        pods.freeze(pod)
+        blow = self._divide(fault)
+        time.sleep(fault.seconds)
+        pods.thaw(pod)
+        blow.note += f", {pod.name} frozen over it"
+        return blow
+
+    def _kill_backend(self, fault: Fault) -> Blow:
+        """Kill one of the server's own processes, as the kernel does for memory: it recovers without a restart."""
+        try:
+            recovered = self._databases.source.kill_backend(fault.choice)
+        except psycopg.Error:
+            return Blow("the database was not there", harmless=True)
+        return Blow(f"recovered after {recovered:.1f} s, not restarted")
 
     def _crash_reporting(self, fault: Fault) -> Blow:
         server = self._databases.reporting

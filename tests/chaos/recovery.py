@@ -96,7 +96,9 @@ def find_late(recoveries: Sequence[Recovery], case: Case) -> list[str]:
 
 
 def _meets(other: Struck, case: Case, began: float, until: float) -> bool:
-    return not other.harmless and strikes(other.fault, case) and other.began < until and other.ended > began
+    # A frozen process that owned nothing lost nothing, but it may be the one that was to go on.
+    delays = not other.harmless or other.fault.kind is Kind.FREEZE
+    return delays and strikes(other.fault, case) and other.began < until and other.ended > began
 
 
 def _until_it_goes_on(one: Struck, seen: Seen) -> float | None:
@@ -104,7 +106,7 @@ def _until_it_goes_on(one: Struck, seen: Seen) -> float | None:
         if not all(message in seen.messages for message in one.messages):
             return None
         return max(0.0, *(seen.messages[message] - one.counts_from for message in one.messages))
-    if one.fault.kind is Kind.DIVIDE:
+    if one.fault.kind in (Kind.DIVIDE, Kind.DIVIDE_FROZEN):
         return next((at - one.counts_from for at in seen.changes if at > one.counts_from), None)
     return _until_effect(one, seen.effects)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 MOST_AT_ONCE: Final = 6
 """Cases: with three processes each, what two cores can bear."""
 _FAMILIES: Final = (
-    ("ordered-",), ("partitioned-",), ("snapshot-ordered-", "snapshot-partitioned-"), ("competing-", "queue-"),
-    ("apart-",),
+    ("ordered-", "failing-ordered-"), ("partitioned-", "failing-partitioned-"),
+    ("snapshot-ordered-", "snapshot-partitioned-"), ("competing-", "queue-", "failing-competing-"), ("apart-",),
 )  # fmt: skip
 
 

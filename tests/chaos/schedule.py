@@ -43,7 +43,9 @@ class Kind(StrEnum):
     CLOCK = "step a clock"
     SCALE = "scale"
     DIVIDE = "change partitions"
+    DIVIDE_FROZEN = "change partitions, one frozen"
     POSTGRES = "crash PostgreSQL"
+    BACKEND = "kill a backend"
     REPORTING = "crash the target's"
     DISK = "fill the disk"
     BROKER = "crash the broker"
@@ -51,7 +53,7 @@ class Kind(StrEnum):
 
 AT_ONCE: Final = frozenset({
     Kind.KILL, Kind.KILL_IN_BATCH, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.TERMINATE, Kind.CLOCK, Kind.SCALE,
-    Kind.DIVIDE,
+    Kind.DIVIDE, Kind.DIVIDE_FROZEN,
 })  # fmt: skip
 """Recovery counts from the blow itself, because others can go on at once; for all others from the fault's end."""
 
@@ -94,9 +96,10 @@ _OF_A_CASE: Final = (
     Kind.KILL, Kind.KILL_IN_BATCH, Kind.FREEZE, Kind.FREEZE_IN_BATCH, Kind.FREEZE_IN_BATCH, Kind.SLOW, Kind.TERMINATE,
     Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR, Kind.CLOCK, Kind.SCALE, Kind.SCALE,
 )  # fmt: skip
-_CHANGES: Final = (Kind.DIVIDE, Kind.DIVIDE)
+_CHANGES: Final = (Kind.DIVIDE, Kind.DIVIDE_FROZEN)
 _SERVERS: Final = {
-    Kind.POSTGRES: "source", Kind.DISK: "source", Kind.BROKER: "broker", Kind.REPORTING: "reporting",
+    Kind.POSTGRES: "source", Kind.BACKEND: "source", Kind.DISK: "source", Kind.BROKER: "broker",
+    Kind.REPORTING: "reporting",
 }  # fmt: skip
 """Each server has a lane of its own."""
 
@@ -159,7 +162,9 @@ def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
         Kind.CLOCK: (0.0, (1 if size < 0.5 else -1) * 10 ** (1 + 5 * share)),
         Kind.SCALE: (0.0, 1 + int(4 * size)),
         Kind.DIVIDE: (0.0, size),
+        Kind.DIVIDE_FROZEN: (frozen, size),
         Kind.POSTGRES: (0.5 + 3.5 * share, 0.0),
+        Kind.BACKEND: (0.0, 0.0),
         Kind.REPORTING: (0.5 + 3.5 * share, 0.0),
         Kind.DISK: (2.0 + 4.0 * share, 200_000 * size),
         Kind.BROKER: (0.5 + 2.5 * share, 0.0),

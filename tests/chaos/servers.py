@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -20,7 +21,7 @@ from psycopg import sql
 
 from outbox_sql import runner
 from tests.chaos.cases import Target
-from tests.support.postgres import DEFAULT_VERSION, SCHEMA, binaries, wait_until
+from tests.support.postgres import DEFAULT_VERSION, SCHEMA, PgBouncer, binaries, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +51,7 @@ CREATE TABLE chaos.{table} (handled_id bigserial PRIMARY KEY, message_id text, o
     handler text DEFAULT split_part(current_setting('application_name'), ' ', 3));
 CREATE TRIGGER pass_gate BEFORE INSERT ON chaos.{table} FOR EACH STATEMENT EXECUTE FUNCTION chaos.pass_gate({name})
 """
+_BACKENDS: Final = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' ORDER BY pid"
 _BURN: Final = """
 CREATE TABLE chaos.burned (n integer);
 DO $$ BEGIN
@@ -120,6 +122,23 @@ class Postgres:
         with self._lock, contextlib.suppress(subprocess.CalledProcessError):
             self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
 
+    def kill_backend(self, choice: float) -> float:
+        """SIGKILL one of its backends, `choice` of all; return after how many seconds it answers again.
+
+        Raises:
+            psycopg.Error: it does not answer now.
+
+        """
+        with self._lock:
+            with self.connect("postgres") as look:
+                pids = [int(pid) for (pid,) in look.execute(_BACKENDS).fetchall()]
+                os.kill(pids[int(choice * len(pids))], signal.SIGKILL)
+                began = time.monotonic()
+                with contextlib.suppress(psycopg.Error):
+                    look.execute("SELECT pg_sleep(60)")  # until it is ended like all others
+            wait_until(self._answers, "PostgreSQL answers", 120)
+            return time.monotonic() - began
+
     def is_running(self) -> bool:
         """Whether its main process is there."""
         try:
@@ -189,11 +208,18 @@ class Databases:
         queues = [case.queue for case in cases if case.queue]
         self.source = Postgres(directory / "source", port=SOURCE_PORT, megabytes=megabytes)
         self.source.prepare([case for case in cases if not case.apart], queues, sabotage)
+        self.pool: PgBouncer | None = None
+        if any(case.pooled for case in cases):
+            self.pool = PgBouncer(self.source)
         self.reporting: Postgres | None = None
         if apart:
             self.reporting = Postgres(directory / "reporting", port=REPORTING_PORT, megabytes=megabytes)
             self.reporting.prepare(apart, (), sabotage)
             self.reporting.burn(burned)
+
+    def way_to_source(self, case: Case) -> int:
+        """Return the port by which the case's workers get to the messages: the server's, or the pool's before it."""
+        return self.pool.port if case.pooled and self.pool is not None else self.source.port
 
     def home(self, case: Case) -> Postgres:
         """Return the server that has the case's effects, checkpoints and leases."""

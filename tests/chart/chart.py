@@ -29,6 +29,9 @@ DIGEST = "sha256:" + "ab" * 32
 Manifest = dict[str, Any]
 Values = dict[str, Any]
 
+IMAGES: Values = {"image": {"registry": "registry.internal:5000/outbox", "tag": "dev"}}
+"""What a release cannot do without; under the values of every test that says nothing of images."""
+
 NAMESPACED: Values = {"watchNamespaces": list(SERVED), "clusterId": "east"}
 MATRIX: dict[str, Values] = {
     "defaults": {},
@@ -39,9 +42,9 @@ MATRIX: dict[str, Values] = {
     "two replicas without budget": {"replicas": 2, "podDisruptionBudget": {"enabled": False}},
     "no replica": {"replicas": 0},
     "images by digest": {
-        "image": {"registry": "registry.example.com:5000/outbox", "digest": DIGEST},
+        "image": {"registry": "registry.internal:5000/outbox", "digest": DIGEST},
         "worker": {"image": {"digest": DIGEST}},
-        "spark": {"image": {"registry": "elsewhere.example.com", "repository": "team/spark", "tag": "4.3"}},
+        "spark": {"image": {"registry": "elsewhere.internal", "repository": "team/spark", "tag": "4.3"}},
     },
     "images without registry": {
         "image": {"registry": "", "tag": "dev", "pullPolicy": "Never", "pullSecrets": ["pull"]}
@@ -62,9 +65,11 @@ MATRIX: dict[str, Values] = {
         "rbac": {"create": False, "aggregate": False},
         "serviceAccount": {"create": False, "name": "mine"},
         "spark": {"driverRole": {"create": False, "name": "our-spark-drivers"}},
+        "podTemplates": {"admissionPolicies": False},
         "metrics": {"service": {"enabled": False}},
     },
     "CRD not kept": {"crds": {"keep": False}},
+    "any podTemplate": {"podTemplates": {"unrestricted": True}},
     "scheduling": {
         "fullnameOverride": "obp",
         "serviceAccount": {"annotations": {"example.com/role": "outbox"}},
@@ -103,9 +108,19 @@ def helm(
 
 
 def template(values: Values, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
-    """`helm template` as for the real cluster's version."""
+    """`helm template` as for the real cluster's version, with images."""
+    return template_bare(with_images(values), namespace)
+
+
+def template_bare(values: Values, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
+    """`helm template` of these values and no others."""
     arguments = ("template", RELEASE, str(CHART), "--namespace", namespace, "--kube-version", "1.34.4")
     return helm(*arguments, values=values)
+
+
+def with_images(values: Values) -> Values:
+    """The values, with images where they name none."""
+    return {**values, "image": {**IMAGES["image"], **values.get("image", {})}}
 
 
 @lru_cache

@@ -51,9 +51,11 @@ def served_calls(driver_role: str) -> set[Call]:
         | _calls(OWN, "outboxprocessors/status", "patch", remark="the one status write")
         | _calls("", "pods", WATCHED, remark="addresses, exit codes, termination messages")
         | _calls("", "services configmaps serviceaccounts", APPLIED, remark="configuration; Spark's driver")
+        | _calls("", "secrets", "create", remark="the key of a resource's pods, never looked at")
         | _calls("", "events", "create patch", remark="what happened, for people")
         | _calls("", "events", "list", remark="why a pod does not start")
         | _calls(APPS, "deployments statefulsets", APPLIED, remark="workers and Spark drivers")
+        | _calls(APPS, "replicasets", WATCHED, remark="the link between a pod and its Deployment")
         | _calls(BATCH, "jobs", "list watch create delete", remark="tries a claim, releases one")
         | _calls(RBAC, "rolebindings", APPLIED, remark="a driver's service account to the driver role")
         | _calls(RBAC, "clusterroles", "bind", name=driver_role, remark="and to no other role")
@@ -67,10 +69,19 @@ def leader_calls(lease: str) -> set[Call]:
     )
 
 
+def key_calls(name: str) -> set[Call]:
+    """Calls in the release's own namespace: its key, and the token that reads workers' metrics."""
+    return {
+        call
+        for secret in (f"{name}-key", f"{name}-metrics-token")
+        for call in _calls("", "secrets", "get update", name=secret, remark="made empty by the chart, filled once")
+    }
+
+
 CLUSTER_ID = Call("", "namespaces", "get", "kube-system", "its uid is the default cluster id")
 
 FORBIDDEN = frozenset(
-    _calls("", "secrets", "get list watch create update patch delete deletecollection", remark="mounted, never read")
+    _calls("", "secrets", "get list watch update patch delete deletecollection", remark="mounted, never read")
     | _calls("", "events", "delete deletecollection", remark="others' words")
     | _calls("", "pods", "get create update patch delete deletecollection", remark="only controllers make pods")
     | _calls("", "pods/exec pods/attach pods/portforward pods/ephemeralcontainers", "create", remark="a way into pods")

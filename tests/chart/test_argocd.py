@@ -74,7 +74,11 @@ def test_applications_chart_takes_its_values():
     source = application["spec"]["source"]
     assert (ROOT / source["path"]).resolve() == CHART
     arguments = ("template", source["helm"]["releaseName"], str(CHART), "--kube-version", "1.34.4")
-    done = helm(*arguments, values=source["helm"]["valuesObject"])
+    values = source["helm"]["valuesObject"]
+    as_it_stands = helm(*arguments, values=values)
+    assert "registry.example.com/outbox, a name for examples" in as_it_stands.stderr, "Argo CD shows what to set"
+    values["image"]["registry"] = "registry.internal/outbox"
+    done = helm(*arguments, values=values)
     assert done.returncode == 0, done.stderr
 
 

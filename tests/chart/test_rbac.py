@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from outbox_operator import handlers, kube, resources, store
+from outbox_operator import admission, handlers, kube, resources, store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
-from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, leader_calls, served_calls
+from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, key_calls, leader_calls, served_calls
 
 CLUSTER_NAME = f"{NAMESPACE}:{FULL_NAME}"
 DRIVER_ROLE = f"{CLUSTER_NAME}:spark-driver"
@@ -40,6 +40,7 @@ def test_cluster_wide_rules_are_the_table():
     account = f"{NAMESPACE}/{FULL_NAME}"
     assert sorted(_bound(manifests), key=str) == [
         (CLUSTER_NAME, None, account),
+        (f"{FULL_NAME}-keys", NAMESPACE, account),
         (f"{FULL_NAME}-leader", NAMESPACE, account),
     ]
 
@@ -51,7 +52,7 @@ def test_a_given_cluster_id_needs_no_look_at_kube_system():
 
 def test_namespaced_rules_are_the_table_in_each_namespace_and_nowhere_else():
     manifests = render(MATRIX["namespaced"])
-    roles = {role["metadata"]["namespace"]: role for role in of_kind(manifests, "Role")}
+    roles = {r["metadata"]["namespace"]: r for r in of_kind(manifests, "Role")}
     assert roles.keys() == {*SERVED, NAMESPACE}
     for namespace in SERVED:
         assert _allowed(roles[namespace]) == served_calls(DRIVER_ROLE)
@@ -59,6 +60,7 @@ def test_namespaced_rules_are_the_table_in_each_namespace_and_nowhere_else():
     account = f"{NAMESPACE}/{FULL_NAME}"
     assert sorted(_bound(manifests)) == [
         *((NAMESPACED_ROLE, namespace, account) for namespace in SERVED),
+        (f"{FULL_NAME}-keys", NAMESPACE, account),
         (f"{FULL_NAME}-leader", NAMESPACE, account),
     ]
 
@@ -72,20 +74,35 @@ def test_lease_is_one_of_the_releases_namespace(case: str):
     assert _allowed(role) == leader_calls(lease)
 
 
+@pytest.mark.parametrize("case", ["defaults", "namespaced", "scheduling"])
+def test_of_secrets_the_releases_own_two_can_be_read_by_name(case: str):
+    manifests = render(MATRIX[case])
+    told = environment(manifests)
+    name = told["OUTBOX_KEY_SECRET"].removesuffix("-key")
+    role = the(manifests, "Role", f"{name}-keys")
+    assert role["metadata"]["namespace"] == NAMESPACE
+    assert _allowed(role) == key_calls(name)
+    made = {secret["metadata"]["name"]: secret for secret in of_kind(manifests, "Secret")}
+    assert made.keys() == {told["OUTBOX_KEY_SECRET"], told["OUTBOX_METRICS_SECRET"]}
+    assert not any("data" in secret or "stringData" in secret for secret in made.values()), "never the same twice"
+
+
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
-def test_no_rule_has_a_wildcard_a_secret_or_a_non_resource_url(values: Values):
+def test_no_rule_has_a_wildcard_a_secret_to_read_or_a_non_resource_url(values: Values):
     roles: list[dict[str, Any]] = [*of_kind(render(values), "Role"), *of_kind(render(values), "ClusterRole")]
     for role in roles:
         for rule in role["rules"]:
             assert "nonResourceURLs" not in rule
             words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
             assert "*" not in words
-            assert not any(word.startswith("secrets") for word in words)
+            if any(word.startswith("secrets") for word in words):
+                assert rule["verbs"] == ["create"] or rule["resourceNames"], "all Secrets could be read"
 
 
 def test_the_table_and_the_forbidden_calls_do_not_meet():
-    named = {call for call in served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME) | {CLUSTER_ID} if call.name}
-    unnamed = (served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME)) - named
+    release = leader_calls(FULL_NAME) | key_calls(FULL_NAME)
+    named = {call for call in served_calls(DRIVER_ROLE) | release | {CLUSTER_ID} if call.name}
+    unnamed = (served_calls(DRIVER_ROLE) | release) - named
     assert unnamed & FORBIDDEN == set()
     assert named & FORBIDDEN == set()
 
@@ -120,7 +137,8 @@ def test_what_is_watched_and_what_is_applied_is_the_operators_own_list():
 def test_a_driver_may_do_what_executors_need():
     role = the(render({}), "ClusterRole", DRIVER_ROLE)
     resources = {(call.group, call.resource) for call in _allowed(role)}
-    assert resources == {("", "pods"), ("", "configmaps")}
+    # The last one does not exist: the right to it marks a driver for the admission policy.
+    assert resources == {("", "pods"), ("", "configmaps"), ("outbox-operator.dev", admission.MARKER)}
 
 
 def test_people_see_and_edit_processors_with_the_rights_they_have():

@@ -149,6 +149,7 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
 
     said = release("install", str(CHART), *kept_crd, "--wait", "--timeout", "120s", values=_values(place))
     assert f"kubectl -n {place.release} rollout status deploy/{FULL_NAME}" in said
+    assert "A processor in any other namespace gets no status" in said
     assert _deployment(kubectl, place)["status"]["availableReplicas"] == 1
     _answer(kubectl, place, "/readyz")
     assert "# TYPE" in _answer(kubectl, place, "/metrics")

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+from outbox_cli.serving import SELECTOR, parse_operators
+from outbox_operator.admission import build_policies
 from tests.chart.chart import (
     CHART,
     DIGEST,
     FULL_NAME,
     MATRIX,
     NAMESPACE,
+    NAMESPACED,
     ROOT,
     Values,
     environment,
@@ -23,7 +26,8 @@ from tests.chart.chart import (
     the,
 )
 
-CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", *POLICIES}
 CRD = "outboxprocessors.outbox-operator.dev"
 
 every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -103,13 +107,13 @@ def test_selectors_find_the_operators_pods_and_nothing_of_the_test(values: Value
 @pytest.mark.parametrize(
     ("case", "images"),
     [
-        ("defaults", [f"localhost/outbox-{name}:0.1.0" for name in ("operator", "worker", "spark")]),
+        ("defaults", [f"registry.internal:5000/outbox/outbox-{name}:dev" for name in ("operator", "worker", "spark")]),
         (
             "images by digest",
             [
-                f"registry.example.com:5000/outbox/outbox-operator@{DIGEST}",
-                f"registry.example.com:5000/outbox/outbox-worker@{DIGEST}",
-                "elsewhere.example.com/team/spark:4.3",
+                f"registry.internal:5000/outbox/outbox-operator@{DIGEST}",
+                f"registry.internal:5000/outbox/outbox-worker@{DIGEST}",
+                "elsewhere.internal/team/spark:4.3",
             ],
         ),
         ("images without registry", ["outbox-operator:dev", "outbox-worker:dev", "outbox-spark:dev"]),
@@ -177,14 +181,37 @@ def test_monitor_and_policy_say_what_was_asked():
     assert sorted(port["port"] for rule in policy["egress"] for port in rule["ports"]) == [53, 53, 6443, 8080]
 
 
-def test_nothing_optional_leaves_a_deployment():
-    assert [m["kind"] for m in render(MATRIX["nothing optional"])] == ["Deployment"]
+def test_nothing_optional_leaves_a_deployment_and_room_for_its_keys():
+    assert sorted(m["kind"] for m in render(MATRIX["nothing optional"])) == ["Deployment", "Secret", "Secret"]
 
 
 def test_names_of_cluster_scoped_objects_carry_the_namespace():
-    names = [m["metadata"]["name"] for m in render({}) if m["kind"] in CLUSTER_SCOPED and m["metadata"]["name"] != CRD]
-    assert names
-    assert all(name.startswith(f"{NAMESPACE}:{FULL_NAME}") for name in names)
+    scoped = [m for m in render({}) if m["kind"] in CLUSTER_SCOPED and m["metadata"]["name"] != CRD]
+    assert {m["kind"] for m in scoped} == CLUSTER_SCOPED - {"CustomResourceDefinition"}
+    for manifest in scoped:
+        name = manifest["metadata"]["name"]
+        if manifest["kind"] in POLICIES:  # whose names may hold no colon
+            assert name.endswith(f".{FULL_NAME}.{NAMESPACE}")
+        else:
+            assert name.startswith(f"{NAMESPACE}:{FULL_NAME}")
+
+
+def test_policies_are_bound_to_what_is_served_unless_anything_is_allowed():
+    everywhere, some = (of_kind(render(values), "ValidatingAdmissionPolicyBinding") for values in ({}, NAMESPACED))
+    policies = {
+        policy["metadata"]["name"]: policy["spec"] for policy in of_kind(render({}), "ValidatingAdmissionPolicy")
+    }
+    assert {name.partition(".")[0]: spec for name, spec in policies.items()} == build_policies()
+    names = list(policies)
+    assert [binding["spec"] for binding in everywhere] == [
+        {"policyName": name, "validationActions": ["Deny"]} for name in names
+    ]
+    (expression,) = some[0]["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == NAMESPACED["watchNamespaces"]
+    lax = render(MATRIX["any podTemplate"])
+    assert not any(of_kind(lax, kind) for kind in POLICIES)
+    told = [environment(manifests)["OUTBOX_UNRESTRICTED_POD_TEMPLATES"] for manifests in (render({}), lax)]
+    assert told == ["false", "true"]
 
 
 def test_crd_is_the_canonical_one_and_kept():
@@ -204,3 +231,13 @@ def test_charts_files_are_the_canonical_crds_byte_for_byte():
     assert copies == canonical, "run make crds"
     # Helm installs what is in a folder `crds` once and never upgrades it; and it would collide with the template.
     assert not (CHART / "crds").exists()
+
+
+@pytest.mark.parametrize(("values", "watched"), [(NAMESPACED, tuple(NAMESPACED["watchNamespaces"])), ({}, ())])
+def test_the_charts_deployment_says_what_its_operator_serves(values: Values, watched: tuple[str, ...]):
+    deployment = the(render(values), "Deployment")
+    label, _, value = SELECTOR.partition("=")
+    assert deployment["metadata"]["labels"][label] == value
+    (found,) = parse_operators([deployment | {"status": {"readyReplicas": 2}}])
+    assert (found.namespace, found.name) == (deployment["metadata"]["namespace"], deployment["metadata"]["name"])
+    assert (found.watched, found.ready) == (watched, 2)

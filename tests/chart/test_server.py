@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACED, Manifest, Values, of_kind, render, the
-from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, leader_calls, served_calls
+from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, key_calls, leader_calls, served_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -123,8 +123,8 @@ def test_operator_may_do_what_it_does(rights: str, kubectl: Kubectl, place: Plac
     needed = served_calls(_driver_role(place))
     for namespace in place.served:
         assert needed - _allowed(kubectl, needed, namespace, _account(place)) == set()
-    leader = leader_calls(FULL_NAME)
-    assert leader - _allowed(kubectl, leader, place.release, _account(place)) == set()
+    own = leader_calls(FULL_NAME) | key_calls(FULL_NAME)
+    assert own - _allowed(kubectl, own, place.release, _account(place)) == set()
     may_look = _allowed(kubectl, [CLUSTER_ID], "", _account(place)) == {CLUSTER_ID}
     assert may_look == (rights == "cluster-wide")
 
@@ -134,9 +134,10 @@ def test_operator_may_not_do_what_it_must_never(rights: str, kubectl: Kubectl, p
         assert _allowed(kubectl, FORBIDDEN, namespace, _account(place)) == set(), f"in {namespace}, {rights}"
 
 
-def test_operator_leads_in_its_own_namespace_only(rights: str, kubectl: Kubectl, place: Place):
+def test_operator_leads_and_reads_its_keys_in_its_own_namespace_only(rights: str, kubectl: Kubectl, place: Place):
+    own = leader_calls(FULL_NAME) | key_calls(FULL_NAME)
     for namespace in (*place.served, place.other, "kube-node-lease"):
-        assert _allowed(kubectl, leader_calls(FULL_NAME), namespace, _account(place)) == set(), rights
+        assert _allowed(kubectl, own, namespace, _account(place)) == set(), rights
 
 
 def test_namespaced_operator_can_do_nothing_elsewhere(rights: str, kubectl: Kubectl, place: Place):

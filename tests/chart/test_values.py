@@ -17,7 +17,7 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
 def test_lint_finds_nothing(values: Values):
-    done = chart.helm("lint", "--strict", str(CHART), "--kube-version", "1.34.4", values=values)
+    done = chart.helm("lint", "--strict", str(CHART), "--kube-version", "1.34.4", values=chart.with_images(values))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout
 
@@ -58,6 +58,60 @@ def test_schema_refuses(values: Values, named: str):
     assert done.returncode != 0
     assert "don't meet the specifications of the schema" in done.stderr
     assert named in done.stderr
+
+
+WITHOUT_IMAGES = [
+    pytest.param({}, "image.registry is not set", id="nothing said of images"),
+    pytest.param({"image": {"tag": "dev"}}, "image.registry is not set", id="a tag alone"),
+    pytest.param({"image": {"registry": "localhost"}}, "image.tag is not set", id="a registry alone"),
+    pytest.param(
+        {"image": {"registry": "localhost", "digest": chart.DIGEST}},
+        "image.tag is not set (nor the digest of outbox-worker)",
+        id="the digest of one image of three",
+    ),
+    pytest.param(
+        {"image": {"registry": "registry.example.com/outbox", "tag": "dev"}},
+        "registry.example.com/outbox, a name for examples",
+        id="a registry out of the documents",
+    ),
+    pytest.param(
+        {**chart.IMAGES, "spark": {"image": {"registry": "example.org:5000"}}}, "a name for examples", id="one of three"
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), WITHOUT_IMAGES)
+def test_a_release_that_could_not_pull_its_images_is_refused_with_what_to_set(values: Values, said: str):
+    done = chart.template_bare(values)
+    assert done.returncode != 0
+    for words in (said, "make push TO=", "make up images", "--set image.registry=localhost --set image.tag=dev"):
+        assert words in done.stderr
+
+
+WITH_IMAGES = [
+    pytest.param({"image": {"registry": "localhost", "tag": "dev"}}, id="the local cluster's"),
+    pytest.param({"image": {"pullPolicy": "Never", "tag": "dev"}}, id="loaded into the nodes"),
+    pytest.param({"image": {"registry": "registry.mycompany.net/outbox", "tag": "dev"}}, id="pushed to a registry"),
+    pytest.param(
+        {
+            "image": {"repository": "team/operator", "tag": "1"},
+            "worker": {"image": {"repository": "team/worker"}},
+            "spark": {"image": {"repository": "team/spark"}},
+        },
+        id="whole paths as repositories",
+    ),
+]
+
+
+@pytest.mark.parametrize("values", WITH_IMAGES)
+def test_a_release_that_names_its_images_is_taken(values: Values):
+    done = chart.template_bare(values)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_makefile_knows_the_verbs_that_the_chart_names():
+    makefile = (chart.ROOT / "Makefile").read_text()
+    assert all(f"\n{verb}: ##" in makefile for verb in ("up", "images", "push"))
 
 
 def test_namespaced_release_needs_the_clusters_name():

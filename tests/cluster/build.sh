@@ -30,8 +30,8 @@ build() {
   # With its modes: there may be passwords in it.
   cp -rL --preserve=mode /etc/apt "$STAGE/apt"
   local rc=0
-  buildah bud --isolation chroot --network host --layers --volume "$STAGE/apt:/etc/apt" "$@" \
-    --file "$dockerfile" --tag "localhost/$(tagged "$name")" "$context" >"$log" 2>&1 || rc=$?
+  telling "${name%%:*}" build_image "$log" "$@" --file "$dockerfile" --tag "localhost/$(tagged "$name")" "$context" ||
+    rc=$?
   rm -rf "$STAGE/apt"
   if [ "$rc" != 0 ]; then
     tail -20 "$log" >&2
@@ -41,6 +41,12 @@ build() {
   # The image that had the name before; layers that others stand on stay.
   buildah rmi --prune >/dev/null 2>&1 || true
   say "$name built"
+}
+
+build_image() {
+  local log=$1
+  shift
+  buildah bud --isolation chroot --network host --layers --volume "$STAGE/apt:/etc/apt" "$@" >"$log" 2>&1
 }
 
 key_of() { cat "$BUILT/$1"; }

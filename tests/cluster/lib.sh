@@ -21,20 +21,61 @@ umask 022
 # shellcheck source=tests/cluster/versions.sh
 source "$CLUSTER_DIR/versions.sh"
 
-STARTED_AT=${EPOCHREALTIME}
+# Seconds since 1970, with six decimals. A run of several scripts has one clock: the first one's, in OUTBOX_BEGAN.
+STARTED_AT=${OUTBOX_BEGAN:-$EPOCHREALTIME}
 
-# Seconds since the script started, with one decimal.
+# Seconds since the run started, with one decimal.
 elapsed() {
   local now=${EPOCHREALTIME}
-  local ms=$(((${now/./} - ${STARTED_AT/./}) / 1000))
+  local ms=$(((${now/[.,]/} - ${STARTED_AT/[.,]/}) / 1000))
   printf '%d.%d' $((ms / 1000)) $((ms % 1000 / 100))
 }
 
-say() { printf '[%6ss] %s\n' "$(elapsed)" "$*"; }
+say() { printf '[%6s s] %s\n' "$(elapsed)" "$*"; }
 
 fail() {
   printf 'error: %s\n' "$*" >&2
   exit 1
+}
+
+# Seconds that the longest pieces of set-up took, on two processors and from registries nearby.
+declare -A TAKES=([kubernetes]=380 [etcd]=40 [coredns]=80 [helm]=105 [base]=40 [postgres]=65 [outbox-operator]=40
+  [outbox-worker]=40 [outbox-spark]=90 [spark]=40)
+
+# Whether the longest of them is still to be built.
+cold() { [ ! -d "$OUTBOX_CACHE/kubernetes/$KUBERNETES_VERSION" ]; }
+
+minutes() { awk -v s="$1" 'BEGIN {if (s < 90) printf "%d s", s; else printf "%.0f min", s / 60}'; }
+
+# telling NAME FUNCTION ARGS...: says what is made and about how long that takes, and each minute that it still is.
+# Its status is FUNCTION's; called where that may be other than 0 without ending the script.
+telling() {
+  local name=$1 takes=${TAKES[${1%%[/:]*}]:-} ticker rc=0 shell=$BASHPID
+  shift
+  [ -z "$takes" ] || say "building $name: about $(minutes "$takes")"
+  tick "$shell" "$name" "$takes" &
+  ticker=$!
+  # Without "||", which would switch errexit off inside FUNCTION.
+  "$@"
+  rc=$?
+  kill "$ticker" 2>/dev/null || true
+  wait "$ticker" 2>/dev/null || true
+  return "$rc"
+}
+
+parent_of() { sed -n 's/^PPid:\t//p' "/proc/$1/status"; }
+
+# tick PARENT NAME SECONDS: ends with the shell PARENT, however that ends, and does not hold its locks meanwhile.
+tick() {
+  local parent=$1 name=$2 takes=$3 began=$SECONDS every=${OUTBOX_TELL_EVERY:-60} own=$BASHPID fd next
+  for fd in "${HELD_LOCKS[@]}"; do exec {fd}>&-; done
+  next=$((began + every))
+  while [ "$(parent_of "$own")" = "$parent" ]; do
+    sleep 1 >/dev/null 2>&1
+    [ "$SECONDS" -ge "$next" ] || continue
+    say "still building $name: $(minutes $((SECONDS - began)))${takes:+ of about $(minutes "$takes")}"
+    next=$((next + every))
+  done
 }
 
 need_root() { [ "$(id -u)" = 0 ] || fail "the local cluster needs root: $1"; }
@@ -89,7 +130,7 @@ cached() {
   # In a subshell of its own so that errexit holds inside FUNCTION whatever the caller tests.
   local rc=0
   set +e
-  (set -e; "$make" "$tmp" "$@")
+  telling "$(basename "$(dirname "$dir")")/$(basename "$dir")" in_subshell "$make" "$tmp" "$@"
   rc=$?
   set -e
   if [ "$rc" != 0 ]; then
@@ -98,6 +139,8 @@ cached() {
   fi
   mv -T "$tmp" "$dir"
 }
+
+in_subshell() { (set -e; "$@"); }
 
 # The hash of files and strings: hash_of FILE... ; folders count with every file in them, names included.
 hash_of() {

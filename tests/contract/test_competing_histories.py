@@ -12,13 +12,14 @@ from datetime import timedelta
 
 import pytest
 
-from outbox_core.competing import Action, Verdict, Work
 from outbox_core.errors import HandlerError
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
+from outbox_core.work import Action, Verdict, Work
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
+from tests.support.consuming import defer, look
 from tests.support.postgres import build_source
 
 KEY = ProcessorKey("outbox", "orders")
@@ -103,7 +104,7 @@ class History:
         number = self.chance.randrange(3)
         if self.hands[number] is None:
             by = self.takers[number]
-            found = by.take_left(self.look) or by.cut(self.look)
+            found = look(self.look, by) or by.cut(self.look)
             self.hands[number] = found if isinstance(found, Work) else None
 
     def apply(self, number, work):
@@ -136,7 +137,7 @@ class History:
             return
         messages = by.reader.fetch(self.look, Stretch.of(work, limit=1))
         action = self.chance.choice([Action.RETRY, Action.RETRY, Action.DEAD_LETTER])
-        if by.defer(self.look, work, messages[0], Verdict(action, 1), HandlerError("no"), NOW):
+        if defer(self.look, by, work, messages[0], Verdict(action, 1), HandlerError("no"), NOW):
             if action is Action.DEAD_LETTER:
                 self.dead.add(messages[0].message_id)
             by.hand_back(self.look)
@@ -193,7 +194,7 @@ class History:
         by = self.takers[0]
         empty = 0
         while empty < 3:
-            found = by.take_left(self.look) or by.cut(self.look)
+            found = look(self.look, by) or by.cut(self.look)
             if isinstance(found, Work):
                 empty = 0
                 while found is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_core.competing import Action, NothingTaken, Verdict, Work
+from outbox_core.competing import NothingTaken
 from outbox_core.errors import HandlerError
+from outbox_core.work import Action, Verdict, Work
 from outbox_worker.postgres import checkpoints, competing, letters
 from outbox_worker.postgres.window import Stretch
 from tests.support.consuming import (
@@ -16,6 +17,7 @@ from tests.support.consuming import (
     claim,
     count,
     cut,
+    defer,
     drain,
     find,
     join,
@@ -44,7 +46,7 @@ def make_due(connection):
 def fail_first(connection, by, work, verdict):
     """The first message of the batch fails alone; return it."""
     message = by.reader.fetch(connection, Stretch.of(work, limit=1))[0]
-    assert by.defer(connection, work, message, verdict, REFUSED, OVER)
+    assert defer(connection, by, work, message, verdict, REFUSED, OVER)
     return message
 
 

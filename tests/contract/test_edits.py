@@ -238,7 +238,6 @@ EXEMPT = {
     "settle_processor_checkpoint": "inserts and deletes in one breath",
     "begin_competing": "mode Competing goes on from its frontiers, the row is for people to read",
     "advance_competing_checkpoint": "the same",
-    "rewrite_checkpoints": "writes the same rows again, copies included",
 }
 
 

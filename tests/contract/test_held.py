@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.checkpoint import BEGINNING
-from outbox_core.failing import Action, Verdict
+from outbox_core.failing import Action, Failure, Verdict
 from outbox_core.happening import HeldLease
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres import checkpoints, holding, letters, ownership
@@ -122,7 +122,7 @@ def test_a_redriven_message_is_not_followed_past_one_that_somebody_died_of(conne
     taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
     assert [(each.checkpoint.position, each.deaths) for each in taken.held] == [(1, 1)]
     verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
-    assert holding.fail(connection, KEY, lease, taken.held[0], verdict) == 1
+    assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, verdict)]) == 1
     assert take(connection, lease) == []
     (dead,) = letters.list_dead(connection, "outbox", letters.Filter(), limit=10)
     assert letters.redrive(connection, KEY, [dead.id], reason="mended", decided_by="me") == 1
@@ -144,13 +144,13 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
         hold(connection, position)
         held = holding.take_due(connection, KEY, lease, limit=1, payload=False).held[0]
         verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
-        assert holding.fail(connection, KEY, lease, held, verdict) == 1
+        assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
     ids = [dead.id for dead in letters.list_dead(connection, "outbox", letters.Filter(keys=["k"]), limit=10)]
     assert letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
     taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
     assert [each.checkpoint.position for each in taken.held] == [1]
     again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
-    assert holding.fail(connection, KEY, lease, taken.held[0], again) == 1
+    assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, again)]) == 1
     assert take(connection, lease) == []
     connection.execute("SELECT pg_sleep(0.4)")
     assert drain(connection, lease) == [1, 2]

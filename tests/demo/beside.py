@@ -36,7 +36,7 @@ SELECT count(*) FROM outbox.messages m JOIN search.handled_orders h USING (messa
 
 def lose_consumer(demo: Demo) -> None:
     """Kill a consumer in the middle of its batch; see that nobody waits longer than its lease."""
-    scene = Scene(demo, "Competing: kill consumer", PARCELS)
+    scene = Scene(demo, "killed consumer", PARCELS)
     scene.expect("both consumers work", lambda: owner(scene) == "2 pods", within=CAUGHT_UP_WITHIN)
     with demo.database.hold_next_batch("parcels.handled_orders") as backend:
         pod = demo.database.application_of(backend).split(" ")[-1]
@@ -57,7 +57,7 @@ def lose_consumer(demo: Demo) -> None:
 
 def open_elsewhere(demo: Demo) -> None:
     """Open a transaction in another database; see messages handled that were stored after it began to write."""
-    scene = Scene(demo, "Snapshot: stranger", SEARCH)
+    scene = Scene(demo, "open transaction elsewhere", SEARCH)
     with demo.database.elsewhere("postgres").connect("nightly-report") as stranger, stranger.transaction():
         row = stranger.execute("SELECT pg_current_xact_id()::text").fetchone()
         xid = row[0] if row else "0"

@@ -47,7 +47,7 @@ class KilledBatch:
 
 def kill_projection(demo: Demo) -> None:
     """Kill the owner of a Transactional processor in the middle of its statement."""
-    scene = Scene(demo, "(7) kill worker", PROJECTION)
+    scene = Scene(demo, "killed worker", PROJECTION)
     with demo.database.hold_next_batch("projection.handled_orders"):
         pod = kill_owner(scene)
         before = demo.database.checkpoint(PROJECTION)
@@ -56,7 +56,7 @@ def kill_projection(demo: Demo) -> None:
 
 def kill_publisher(demo: Demo) -> KilledBatch:
     """Kill the publisher when the broker has confirmed its batch and the checkpoint is not stored yet."""
-    scene = Scene(demo, "(7) kill publisher", RABBITMQ)
+    scene = Scene(demo, "killed publisher", RABBITMQ)
     with hold_checkpoint_row(demo.database, RABBITMQ) as pair:
         epoch = live_lease(scene).epoch
         pod = kill_owner(scene)
@@ -66,7 +66,7 @@ def kill_publisher(demo: Demo) -> KilledBatch:
 
 def kill_driver(demo: Demo) -> None:
     """Kill the Spark driver in the middle of its transaction."""
-    scene = Scene(demo, "(7) kill driver", ANALYTICS)
+    scene = Scene(demo, "killed Spark driver", ANALYTICS)
     with demo.database.hold_next_batch(TABLE):
         before = demo.database.checkpoint(ANALYTICS)
         pod = find_driver(demo)

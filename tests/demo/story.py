@@ -28,7 +28,7 @@ from tests.demo.scene import Demo
 from tests.demo.shop import Shop
 from tests.demo.tracks import Tracks
 from tests.demo.verdict import print_measures, take_stock, wait_until_drained
-from tests.demo.waiting import wait_for
+from tests.demo.waiting import PATIENCE, wait_for
 from tests.ledger.table import format_table
 
 if TYPE_CHECKING:
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from tests.demo.progress import Progress
     from tests.ledger.amqp import Broker
 
-WORKER_TARGET: Final = 10.0
-SPARK_TARGET: Final = 40.0
-GIVEN_UP: Final = 2.0
-"""Times the target: a start that is late by less is told, as a busy machine's; one that is later fails the demo."""
-PATIENCE: Final = 120.0
+FIRST_MESSAGE_WITHIN: Final = {PROJECTION: 10.0, ANALYTICS: 60.0}
+"""Seconds from kubectl apply to the first message handled, of a worker and of Spark: the one limit of each. Later fails
+the demo; README.md names the limit of Spark."""
+MEASURED_WITHIN: Final = 120.0
+"""Seconds in which a start that is too late is still measured, to say by how much."""
+READY_WITHIN: Final = 120.0
 FIRST_ROW: Final = {
     PROJECTION: "SELECT EXISTS (SELECT FROM projection.handled_orders)",
     ANALYTICS: "SELECT EXISTS (SELECT FROM analytics.orders_per_minute)",
@@ -68,7 +69,7 @@ class Story:
         self._installation = Installation(place, self._cluster, progress)
         self._shop: Shop | None = None
         self._killed: list[KilledBatch] = []
-        self.missed: list[str] = []
+        self._missed: list[str] = []
         self._broker: Broker | None = None
 
     def run(self) -> list[str]:
@@ -98,9 +99,8 @@ class Story:
         Beside the producers and the processors that run, but before anything is killed or started against them: each of
         those costs a second or two of processor time, and these figures are to tell what a start takes.
         """
-        for name, target in ((PROJECTION, WORKER_TARGET), (ANALYTICS, SPARK_TARGET)):
-            applied = self._apply_example(name)
-            self._measure_first(demo, name, applied, target)
+        for name in FIRST_MESSAGE_WITHIN:
+            self._measure_first(demo, name, self._apply_example(name))
         self._apply_example(LOYALTY)
 
     def _apply_example(self, name: str) -> float:
@@ -115,23 +115,20 @@ class Story:
             self._broker = self._installation.open_broker()
         self._apply_example(RABBITMQ)
 
-    def _measure_first(self, demo: Demo, name: str, applied: float, target: float) -> None:
-        """See the first message handled; note how long that took."""
+    def _measure_first(self, demo: Demo, name: str, applied: float) -> None:
+        """See the first message handled; note how long that took, and whether it was within the limit."""
         query = FIRST_ROW[name]
         what = f"{name} handles its first message"
-        # A cluster of the user's own fetches images first.
-        patience = applied + GIVEN_UP * target - time.monotonic() if self._place.local else PATIENCE
-        wait_for(what, lambda: demo.database.one(query) == (True,), within=max(patience, 0.0), poll=0.1)
-        seconds = time.monotonic() - applied
-        judged = f"{seconds:.1f} s (at most {target:.0f} s{': MISSED' if seconds > target else ''})"
-        if seconds > target:
-            self.missed.append(f"{name} handled its first message after {judged}")
+        wait_for(what, lambda: demo.database.one(query) == (True,), within=MEASURED_WITHIN, poll=0.1)
+        judged, late = judge_first(FIRST_MESSAGE_WITHIN[name], time.monotonic() - applied, local=self._place.local)
+        if late:
+            self._missed.append(f"{name} handled its first message after {judged}")
         self._progress.say(f"{name}: first message after kubectl apply: {judged}")
         demo.measured.append((f"kubectl apply to first message, {name}", judged))
 
     def _ready(self, demo: Demo, name: str) -> None:
         wait_for(
-            f"{name} is Ready", lambda: demo.cluster.processor(name).is_condition("Ready", "True"), within=PATIENCE
+            f"{name} is Ready", lambda: demo.cluster.processor(name).is_condition("Ready", "True"), within=READY_WITHIN
         )
 
     def _play(self, demo: Demo, shop: Shop) -> None:
@@ -178,7 +175,11 @@ class Story:
         with self._progress.step("the ledger counts"):
             failures = take_stock(demo, log_dir, broker, self._killed, self._seed)
         print_measures(demo)
-        return failures
+        return self.judge(failures)
+
+    def judge(self, failures: list[str]) -> list[str]:
+        """Put what the ledger found and starts that were late together: either fails the demo."""
+        return failures + self._missed
 
     def _table(self) -> list[str]:
         rows: list[tuple[str, ...]] = [("processor", "phase", "owner", "checkpoint", "lag", "conflicts")]
@@ -225,6 +226,18 @@ class Story:
         if self._shop:
             self._shop.stop()
         self._installation.close()
+
+
+def judge_first(limit: float, seconds: float, *, local: bool) -> tuple[str, bool]:
+    """Say how long a start took beside its limit, and whether it was late; a cluster of the user's own is not judged.
+
+    Such a cluster fetches images first, which is no time of ours.
+    """
+    allowed = limit * PATIENCE
+    if not local:
+        return f"{seconds:.1f} s (not judged: images may be fetched first)", False
+    late = seconds > allowed
+    return f"{seconds:.1f} s (at most {allowed:.0f} s{': MISSED' if late else ''})", late
 
 
 def format_kinds(kinds: dict[str, int]) -> str:

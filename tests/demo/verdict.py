@@ -101,21 +101,19 @@ def take_stock(demo: Demo, log_dir: Path, broker: Broker, killed: list[KilledBat
     """Print the ledger; return what is wrong (empty: the verdict is good)."""
     books = Books(read_commit_logs(log_dir), seed)
     with demo.database.connect("demo-ledger") as connection:
-        books.add_list(f"(a) {PROJECTION}: messages", read_rows(connection, "projection", "handled_orders"))
-        books.add_sums(
-            f"(a) {PROJECTION}: totals", read_sums(connection, "projection", "order_totals", "order_key"), "key"
-        )
-        books.add_list(f"(b) {LOYALTY}: messages", read_rows(connection, "loyalty", "handled_orders"))
+        books.add_list(f"{PROJECTION}: messages", read_rows(connection, "projection", "handled_orders"))
+        books.add_sums(f"{PROJECTION}: totals", read_sums(connection, "projection", "order_totals", "order_key"), "key")
+        books.add_list(f"{LOYALTY}: messages", read_rows(connection, "loyalty", "handled_orders"))
         queue = [delivery.as_handled() for delivery in broker.drain(QUEUE)]
-        books.add_list(f"(c) {RABBITMQ}: queue", queue, exact=False)
+        books.add_list(f"{RABBITMQ}: queue", queue, exact=False)
         minutes = read_sums(connection, "analytics", "orders_per_minute", "minute")
-        books.add_sums(f"(d) {ANALYTICS}: per minute", minutes, "minute")
+        books.add_sums(f"{ANALYTICS}: per minute", minutes, "minute")
         parcels, search = (read_rows(connection, schema, "handled_orders") for schema in BESIDE.values())
     with parquet_files(demo) as directory:
         rows = read_parquet(directory)
-        books.add_list(f"(d) {ANALYTICS}: Parquet", rows, order=Order.NONE)
-    books.add_list(f"(e) {PARCELS}, Competing: messages", parcels, order=Order.NONE)
-    books.add_list(f"(f) {SEARCH}, Partitioned: messages", search, order=Order.KEY)
+        books.add_list(f"{ANALYTICS}: Parquet", rows, order=Order.NONE)
+    books.add_list(f"{PARCELS}, Competing: messages", parcels, order=Order.NONE)
+    books.add_list(f"{SEARCH}, Partitioned: messages", search, order=Order.KEY)
     print_ledger(demo, books)
     return books.failures() + explain_duplicates(demo, books, queue, killed)
 
@@ -149,7 +147,9 @@ def explain_duplicates(demo: Demo, books: Books, queue: list[Handled], killed: l
             unexplained.append(f"{RABBITMQ}: a duplicate that no kill explains: {before} and {trace}")
             continue
         whose[before.handler, trace.handler] += 1
-    lines = [f"(c) guarantees AtLeastOnce: {whose.total()} duplicates, each with the message id of its first copy."]
+    lines = [
+        f"{RABBITMQ} guarantees AtLeastOnce: {whose.total()} duplicates, each with the message id of its first copy."
+    ]
     for (one, other), count in whose.items():
         lines.append(f"    {count}: published by {one}, killed before its checkpoint; again by {other}")
     demo.progress.print_lines(lines)

@@ -210,6 +210,13 @@ def test_writers_are_not_queued_behind_a_long_transaction(database):
             id="an order without an index",
         ),
         pytest.param(
+            'CREATE TABLE public."T" ("At" int); CREATE INDEX ON public."T" USING brin ("At"); '
+            'CREATE INDEX ON public."T" USING hash ("At")',
+            Adoption("public", "T", ordered_by="At"),
+            'CREATE INDEX CONCURRENTLY ON public."T" ("At")',
+            id="an order whose indexes are not sorted",
+        ),
+        pytest.param(
             "CREATE TABLE public.t (x int)",
             Adoption("public", "t", only_where_null="processed"),
             "no column processed",
@@ -223,6 +230,28 @@ def test_what_cannot_be_adopted_is_refused_with_the_remedy(database, table, adop
 
     with pytest.raises(AdoptionError, match=said.replace("(", r"\(").replace(")", r"\)")):
         adopt.adopt(database.direct(), adoption)
+
+
+@pytest.mark.parametrize(
+    ("index", "built"),
+    [
+        pytest.param("USING brin (position)", 2, id="not sorted"),
+        pytest.param("(position)", 1, id="one of the two"),
+        pytest.param("(transaction_id) INCLUDE (position)", 2, id="half of it not sorted"),
+        pytest.param("(transaction_id, lower(x), position)", 2, id="an expression between"),
+        pytest.param("(transaction_id, position, lower(x))", 1, id="an expression behind"),
+        pytest.param("(transaction_id, position) INCLUDE (x)", 1, id="one that carries more"),
+    ],
+)
+def test_only_an_index_that_reading_can_use_is_left_as_it_is(database, index, built):
+    database.direct().execute(
+        f"CREATE TABLE public.t (x text, transaction_id xid8, position bigint); CREATE INDEX ON public.t {index}"
+    )
+    said: list[str] = []
+
+    adopt.adopt(database.direct(), Adoption("public", "t"), announce=said.append)
+
+    assert sum(line.startswith("built an index") for line in said) == built, said
 
 
 def test_only_its_owner_can(database):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
     Shell = Callable[..., subprocess.CompletedProcess[str]]
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "cluster"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests" / "cluster"
 SOURCED = 'set -euo pipefail; for part in lib process owner load build; do source "$SCRIPTS/$part.sh"; done\n'
 
 
@@ -119,3 +122,65 @@ def test_a_folder_of_the_machine_is_no_place_for_the_cluster(shell, folder):
     refused = shell("true", OUTBOX_STATE=folder)
     assert refused.returncode == 1
     assert f"{folder} cannot be a folder of the local cluster" in refused.stderr
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What a script said, without its clock."""
+    assert done.returncode == 0, done.stderr
+    return [line.partition("] ")[2] for line in done.stdout.splitlines()]
+
+
+def test_what_takes_long_says_what_it_is_and_each_minute_that_it_goes_on(shell):
+    told = lines(shell("telling kubernetes/1.2.3 sleep 2.5; say after", OUTBOX_TELL_EVERY="1"))
+    assert told[0] == "building kubernetes/1.2.3: about 6 min"
+    assert re.fullmatch(r"still building kubernetes/1\.2\.3: [1-9] s of about 6 min", told[1])
+    assert told[-1] == "after"
+    assert 3 <= len(told) <= 5
+
+
+def test_what_is_quick_is_not_announced(shell):
+    assert lines(shell("telling chart true; say after")) == ["after"]
+
+
+def test_a_failure_inside_what_is_told_is_still_one(shell):
+    done = shell('makes() { false; touch "$1/made"; }; cached helm/1 makes; say not reached', OUTBOX_TELL_EVERY="1")
+    assert done.returncode != 0
+    assert "could not make helm/1" in done.stderr
+    assert "not reached" not in done.stdout
+
+
+def test_a_script_that_is_killed_leaves_nobody_who_goes_on_telling(shell, tmp_path):
+    done = shell("telling kubernetes/1 eval \"echo $$ >'$NOTE'; kill -9 $$\"", NOTE=str(tmp_path / "pid"))
+    assert done.returncode != 0
+    # The pipe to the test is closed only when the last process that holds it has gone: run() returned, so it has.
+    assert (tmp_path / "pid").exists()
+
+
+def test_several_scripts_of_one_run_have_one_clock(shell):
+    began = f"{time.time() - 100:.6f}"
+    done = shell("say here", OUTBOX_BEGAN=began)
+    seconds = float(done.stdout.partition("[")[2].partition(" s]")[0])
+    assert 100 <= seconds < 130
+
+
+def test_the_demo_says_first_what_is_built_and_about_how_long_that_takes(shell):
+    assert shell("cold").returncode == 0, "nothing is cached in a folder of the test's own"
+    assert shell('mkdir -p "$OUTBOX_CACHE/kubernetes/$KUBERNETES_VERSION"; ! cold').returncode == 0
+
+
+def test_pushing_to_nowhere_is_refused_before_anything_is_prepared(place):
+    done = subprocess.run(
+        ["make", "push"], cwd=ROOT, env=os.environ | place, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode != 0
+    assert "push where? make push TO=registry.mycompany.net/outbox" in done.stderr
+    assert list(Path(place["OUTBOX_CACHE"]).iterdir()) == []
+
+
+def test_a_choice_of_no_test_in_either_pass_is_no_success():
+    done = subprocess.run(
+        [ROOT / "tests" / "passes.sh", "tests/unit/cli/test_speaking.py", "-k", "nothing_is_called_so"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "tests: no test is chosen by: tests/unit/cli/test_speaking.py -k nothing_is_called_so" in done.stderr

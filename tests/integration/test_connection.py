@@ -109,7 +109,7 @@ def test_what_makes_no_sense_names_the_secret_and_says_none(tmp_path, files):
 
 
 def test_a_secret_that_is_not_mounted(tmp_path):
-    with pytest.raises(ConfigurationError, match="neither the key"):
+    with pytest.raises(ConfigurationError, match="there is no such folder"):
         ConnectionFiles(tmp_path / "absent").connect("x", autocommit=True)
 
 

@@ -12,36 +12,17 @@ from outbox_worker.observer import Observer
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.status import Identity, StatusBoard
-from tests.support.contract import put, store
+from tests.support.contract import put
 from tests.support.postgres import build_source
 
 SOURCE = build_source()
 
 
-def build_observer(lease, **options):
+def build_observer(lease):
     fields = {"resource": {"cluster": "c", "namespace": "n", "name": "a", "uid": "u"}, "generation": 1}
     config = ProcessorConfig.model_validate(fields | {"processorId": "orders", "source": SOURCE})
     board = StatusBoard(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
-    return Observer(ProcessorKey("outbox", "orders"), board, lease=lease, **options), board
-
-
-def test_it_keeps_the_table_of_checkpoints_small(database):
-    connection = database.direct()
-    stranger = database.connect(autocommit=False)
-    stranger.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    stranger.execute("SELECT 1")
-    put(connection, (10, 0))
-    for n in range(500):
-        assert store(connection, (10, n + 1), (10, n)) == 1
-    size = "SELECT pg_total_relation_size('outbox.processor_checkpoints')"
-    (before,) = connection.execute(size).fetchone()
-    observer, board = build_observer(15.0, large=before - 1)
-    observer.start(MessageReader(SOURCE))
-
-    observer.observe(database.connect())
-
-    assert connection.execute(size).fetchone()[0] < before
-    assert [view.pair for view in board.report().checkpoints] == ["10:500"]
+    return Observer(ProcessorKey("outbox", "orders"), board, lease=lease), board
 
 
 @pytest.mark.parametrize(("lease", "complete"), [(15.0, True), (0.001, False)])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.partition import partition_of, slot_of
 from outbox_core.spec import PartitionKey, Partitions
+from outbox_core.window import LOWEST_POSITION, Plan
 from outbox_worker.postgres.messages import MessageReader, Slice
 from outbox_worker.postgres.slots import can_read_by_slot, ensure_slot_index
+from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.window_scan import Limits, Span, WindowScan
 from tests.integration.test_query_plans import Explaining
-from tests.support.postgres import VERSIONS, build_source
+from tests.support.postgres import VERSIONS, build_source, wait_until
 
 LIMIT = 100
 KEYS = [
@@ -123,6 +129,32 @@ def test_it_is_built_once_and_again_after_a_builder_was_cut(database):
     assert can_read_by_slot(connection, source, key)
 
 
+def is_there(connection):
+    return ensure_slot_index(connection, build_source(), PartitionKey()) is None
+
+
+def test_of_two_that_build_it_at_once_neither_fails_and_the_next_look_finds_it(servers):
+    """Each waits for what the other holds: PostgreSQL ends one, by its name or in a deadlock."""
+    told = set()
+    for _ in range(6):
+        with servers.database("18") as database:
+            database.direct().execute(
+                "INSERT INTO outbox.messages (partition_key, message_type, data) SELECT i, 't', '{}' "
+                "FROM generate_series(1, 5000) AS i"
+            )
+            connections = [database.direct() for _ in range(3)]
+            for connection in connections:
+                connection.execute("SET deadlock_timeout = '50ms'")
+            with ThreadPoolExecutor(3) as pool:
+                answers = list(pool.map(lambda c: ensure_slot_index(c, build_source(), PartitionKey()), connections))
+            told |= set(answers)
+            for connection in connections:
+                wait_until(partial(is_there, connection), "it is there")
+            assert can_read_by_slot(connections[0], build_source(), PartitionKey())
+    assert all(answer is None or "is being built" in answer for answer in told), told
+    assert len(told) == 2, "some were told that another one builds it"
+
+
 MAPPED = {"schemaName": "outbox", "name": "messages", "columns": {"partitionKey": "partition_key"}}
 
 
@@ -163,3 +195,109 @@ def test_a_key_that_the_table_does_not_have(key, field):
     table = {"schemaName": "outbox", "name": "messages"}
     with pytest.raises(ConfigurationError, match=field):
         reader_of(0, 2, key, table=table)
+
+
+UNNAMED: dict[str, Any] = {
+    "schemaName": "public", "name": "unnamed", "columns": {"messageId": "id", "partitionKey": "customer"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def unnamed(servers, request):
+    """A mapped table, where 20,000 of 40,000 rows have neither key nor id, with the index that a person is told of."""
+    with servers.database(request.param) as database:
+        connection = database.direct()
+        connection.execute(
+            """CREATE TABLE public.unnamed (
+                   position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text, message_type text DEFAULT 't',
+                   transaction_id xid8 DEFAULT pg_current_xact_id(), customer text, data jsonb DEFAULT '{}');
+               CREATE INDEX unnamed_pair ON public.unnamed (transaction_id, position);
+               INSERT INTO public.unnamed (transaction_id, id, customer)
+               SELECT (3 + i / 100)::text::xid8, CASE WHEN i % 4 = 0 THEN 'id-' || i END,
+                      CASE WHEN i % 4 = 1 THEN 'key-' || i END
+               FROM generate_series(1, 40000) AS i"""
+        )
+        advice = ensure_slot_index(connection, build_source(table=UNNAMED), PartitionKey())
+        assert advice is not None
+        connection.execute(advice[advice.index("CREATE INDEX") :])
+        yield database
+
+
+@pytest.fixture(params=[True, False], ids=["analyzed", "never analyzed"])
+def analyzed(unnamed, request):
+    """Without statistics nulls are taken for few, and may be read by a bitmap: slower, but no scan."""
+    connection = unnamed.direct()
+    if request.param:
+        connection.execute("VACUUM ANALYZE public.unnamed")
+    else:
+        connection.execute("DELETE FROM pg_statistic WHERE starelid = 'public.unnamed'::regclass")
+    return unnamed, request.param
+
+
+@pytest.mark.parametrize("line", [None, Checkpoint(200, 10**6)], ids=["all", "to a stop line"])
+def test_rows_with_neither_key_nor_id_are_of_one_partition(unnamed, line):
+    connection = unnamed.direct()
+    rows = connection.execute(
+        "SELECT coalesce(customer, id), position, transaction_id::text::int FROM public.unnamed "
+        "ORDER BY transaction_id, position"
+    ).fetchall()
+    for partition in range(3):
+        part = Slice(partition, Partitions.model_validate({"count": 3}), line)
+        batch = MessageReader(build_source(table=UNNAMED), part).fetch(connection, BEGINNING, 100_000)
+        expected = [
+            position
+            for text, position, transaction_id in rows
+            if (partition == 0 if text is None else partition_of(text, 3) == partition)
+            and (line is None or transaction_id <= line.transaction_id)
+        ]
+        assert [message.checkpoint.position for message in batch.messages] == expected
+
+
+@pytest.mark.parametrize("count", [2, 8, 64])
+def test_rows_with_neither_key_nor_id_are_read_by_the_index_of_slots(analyzed, count):
+    database, has_statistics = analyzed
+    reader = reader_of(0, count, table=UNNAMED)
+    explaining: Any = Explaining(database.connect())
+    middle = Checkpoint(200, 0)
+
+    batch = reader.fetch(explaining, middle, LIMIT)
+    reader.bound_of(explaining, middle, LIMIT)
+    assert reader.lag(explaining, middle, cap=LIMIT).messages == LIMIT
+    explaining.execute(reader.batch_relation(middle, batch.examined))
+
+    assert len(batch.messages) == LIMIT
+    nodes = list(explaining.nodes())
+    assert not [n for n in nodes if n["Node Type"] == "Seq Scan"]
+    assert {n["Index Name"].split("_")[1] for n in nodes if "Index Name" in n} == {"slots"}
+    unnamed_rows = [n for n in nodes if "IS NULL" in n.get("Index Cond", "")]
+    assert len(unnamed_rows) == len(explaining.plans)
+    assert all("transaction_id" in n["Index Cond"] for n in unnamed_rows)
+    if has_statistics:
+        assert max(n["Actual Rows"] + n.get("Rows Removed by Filter", 0) for n in unnamed_rows) <= LIMIT + 1
+
+
+@pytest.mark.parametrize("plan", list(Plan))
+def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
+    """Some were in progress for the lower snapshot, some are later; by a plan that sorts, along the index of slots."""
+    database, _ = analyzed
+    table = OutboxTable.of(build_source(table=UNNAMED))
+    slot, span = table.slot(PartitionKey(), "outbox"), Span("103:150:103,120", "300:300:", LOWEST_POSITION)
+    columns = sql.SQL("o.position AS position, o.transaction_id AS transaction_id")
+    expected = {
+        position
+        for position, transaction_id, text in database.direct().execute(
+            "SELECT position, transaction_id::text::int, coalesce(customer, id) FROM public.unnamed"
+        )
+        if (transaction_id in {103, 120} or 150 <= transaction_id < 300) and (text is None or slot_of(text) % 8 == 0)
+    }
+    scan = WindowScan(table, slot=slot, slots=(*range(0, 64, 8), None))
+    explaining: Any = Explaining(database.connect())
+    found, rows = scan.page(columns, span, plan, size=50_000, limits=Limits())
+    listed = explaining.execute(sql.SQL("WITH {} {}").format(found, rows)).fetchall()
+    assert [row[0] for row in listed] == sorted(expected)
+    assert {row[0] for row in explaining.execute(scan.matching(columns, span, plan)).fetchall()} == expected
+    if plan is not Plan.BY_POSITION:
+        assert any(
+            "IS NULL" in n.get("Index Cond", "") and "_slots_" in n.get("Index Name", "") for n in explaining.nodes()
+        )
+        assert not [n for n in explaining.nodes() if n["Node Type"] == "Seq Scan"]

@@ -117,3 +117,19 @@ def test_a_range_read_again_gives_the_same_rows(notebook, database):
 def test_a_password_is_no_option(notebook, database):
     with pytest.raises(AnalysisException, match="option password is not taken"):
         notebook.read.format("outbox").options(**options(database, password="secret")).load().count()
+
+
+def test_nulls_stay_null_and_times_are_brought_into_what_python_holds(notebook, database):
+    with database.direct() as connection:
+        for column in ("message_type", "publication_id", "data", "scheduled"):
+            connection.execute(f"ALTER TABLE outbox.messages ALTER {column} DROP NOT NULL")
+        connection.execute(
+            "INSERT INTO outbox.messages (message_type, publication_id, data, scheduled) VALUES "
+            "(NULL, NULL, NULL, NULL), ('t', 'p', '{}', 'infinity'), ('t', 'p', '{}', '-infinity'), "
+            "('t', 'p', '{}', '0044-03-15 BC')"
+        )
+    rows = notebook.read.format("outbox").options(**options(database)).load()
+    found = rows.selectExpr("message_type", "publication_id", "data", "year(scheduled)", "position").sort("position")
+    assert [tuple(row)[:4] for row in found.collect()] == [
+        (None, None, None, None), ("t", "p", "{}", 9999), ("t", "p", "{}", 1), ("t", "p", "{}", 1)
+    ]  # fmt: skip

@@ -49,6 +49,17 @@ def _windows(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
     return Case(f"partitions, cursor Snapshot: {sentence}", question, verdict)
 
 
+def _crash(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+    """Ask what a crash of the server does to windows that a process remembers over it."""
+    invariants = () if verdict == HOLDS else (verdict,)
+    constants = {"Asks": "0", "Crashes": "1", "Begun": "{1}", "Acquires": "1"} | constants
+    question = Question("Windows", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    return Case(f"a crash, cursor Snapshot: {sentence}", question, verdict)
+
+
+_APART: Final = {"Kept": '"apart"'}
+
+
 GOOD: Final = (
     Case("what runs, two faults", Question(symmetric=True)),
     Case(
@@ -59,6 +70,8 @@ GOOD: Final = (
     Case("what runs: it goes on in time", Question("Takeover")),
     _division("what runs"),
     _windows("what runs"),
+    _crash("what runs"),
+    _crash("what runs, where the checkpoint is in another server", **_APART),
 )
 
 BAD: Final = (
@@ -102,12 +115,16 @@ BAD: Final = (
     _windows("a reader looks for the wish before it takes its snapshot", "NobodyBeyond", LooksAfter="FALSE"),
     _windows("a window that sees the mark is kept", "NobodyBeyond", Drops="FALSE"),
     _windows("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
+    _crash("the server's run is not compared", "NothingSkipped", Runs="FALSE"),
+    _crash("the server's run is not compared: a false alarm", "NoFalseConflict", Runs="FALSE"),
+    _crash("a window is kept apart whose WAL is not flushed", "NothingSkipped", Flushed="FALSE", **_APART),
 )
 
 POSSIBLE: Final = (
     _division("the model comes to a change", "NeverChanged"),
     _division("the model comes to a process of another number at work", "NeverStale"),
     _windows("the model comes to a change", "NeverChanged"),
+    _crash("the model comes to a process that remembers an id that was handed out again", "NeverAgain"),
     _windows("the model comes to a line that an idle partition has to store", "NeverAtLineInMemory"),
     _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
     Case(
@@ -123,6 +140,10 @@ POSSIBLE: Final = (
 
 LARGE: Final = (
     _windows("what runs, three transactions", Last="3"),
+    _crash("what runs, a lease acquired again", Acquires="2"),
+    _crash("what runs, two crashes, three transactions", Crashes="2", Last="3"),
+    _crash("what runs, two partitions", Begun="{1, 2}"),
+    _crash("what runs apart, two crashes, three transactions", Crashes="2", Last="3", **_APART),
     _windows("what runs, two changes or one taken back", Asks="2", Acquires="3"),
     _windows("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),
     _windows("the model comes to a wish inside an open window", "NeverInsideAtWish", Last="3"),

@@ -29,10 +29,17 @@ RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 PLURALS: Final = {
     "OutboxProcessor": ("/apis/outbox-operator.dev/v1alpha1", "outboxprocessors"),
     "Deployment": ("/apis/apps/v1", "deployments"),
+    "ReplicaSet": ("/apis/apps/v1", "replicasets"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "Job": ("/apis/batch/v1", "jobs"),
+    "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles"),
+    "ValidatingAdmissionPolicy": ("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicies"),
+    "ValidatingAdmissionPolicyBinding": (
+        "/apis/admissionregistration.k8s.io/v1",
+        "validatingadmissionpolicybindings",
+    ),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     **{
@@ -46,6 +53,7 @@ PLURALS: Final = {
             "PersistentVolumeClaim": "persistentvolumeclaims",
             "Event": "events",
             "Namespace": "namespaces",
+            "ResourceQuota": "resourcequotas",
         }.items()
     },
 }
@@ -75,10 +83,15 @@ class ApiError(Exception):
 
 
 class Cluster:
-    """One API connection; threads may share it."""
+    """One API connection; threads may share it. With `account` (`namespace:name`) it acts as that service account."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: str = "") -> None:
         self._api: client.ApiClient = config.new_client_from_config(str(kubeconfig()))
+        self.server: str = self._api.configuration.host
+        """The API server's URL."""
+        self.authority: str | None = self._api.configuration.ssl_ca_cert
+        """The file of the authority that it is known by; None: the machine's own authorities."""
+        self._acting = {"Impersonate-User": f"system:serviceaccount:{account}"} if account else {}
 
     def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Body:
         """Make a call.
@@ -87,16 +100,24 @@ class Cluster:
             ApiError: it was refused.
 
         """
-        headers = {"Accept": "application/json", "Content-Type": content}
+        text = self._fetch(method, path, body, content)
+        parsed: Body = json.loads(text) if text else {}
+        return parsed
+
+    def _fetch(self, method: str, path: str, body: Any = None, content: str = "application/json") -> bytes:
+        headers = {"Accept": "application/json", "Content-Type": content, **self._acting}
         request = self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         answer = self._api.call_api(*request, _request_timeout=30)
-        text = answer.read()
-        parsed: Body = json.loads(text) if text else {}
+        text: bytes = answer.read()
         if answer.status >= 400:
-            raise ApiError(answer.status, parsed.get("message", str(text[:500])))
-        return parsed
+            raise ApiError(answer.status, json.loads(text or b"{}").get("message", str(text[:500])))
+        return text
+
+    def log(self, namespace: str, pod: str) -> str:
+        """What a pod's only container has printed."""
+        return self._fetch("GET", f"{self.path('Pod', namespace, pod)}/log").decode()
 
     def path(self, kind: str, namespace: str = "", name: str = "") -> str:
         prefix, plural = PLURALS[kind]

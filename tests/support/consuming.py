@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.competing import NothingTaken
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
+from outbox_core.turns import Turn
+from outbox_core.work import Refusal
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
@@ -16,8 +19,10 @@ from tests.support.postgres import build_source
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.competing import Work
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Message
     from outbox_core.spec import Source
+    from outbox_core.work import Verdict, Work
     from outbox_worker.postgres.competing import BatchTaker
 
 KEY = ProcessorKey("outbox", "orders")
@@ -98,9 +103,25 @@ def cut(connection: psycopg.Connection[Any], by: BatchTaker) -> Work:
 
 def left(connection: psycopg.Connection[Any], by: BatchTaker) -> Work:
     """Take what is there already, which must be there."""
-    work = by.take_left(connection)
+    work = look(connection, by)
     assert work is not None
     return work
+
+
+def look(connection: psycopg.Connection[Any], by: BatchTaker) -> Work | None:
+    """Take what is there already, of either kind."""
+    if by.reader.is_queue:
+        by.promote_failed(connection, 1000)
+    return by.take_left(connection, Turn.FRESH) or by.take_left(connection, Turn.AGAIN)
+
+
+def defer(
+    connection: psycopg.Connection[Any], by: BatchTaker, work: Work, message: Message, verdict: Verdict,
+    error: OutboxError, wait: timedelta = OVER,
+) -> bool:  # fmt: skip
+    """Let the first message of the batch leave it."""
+    failed = Refusal(message, error, replace(verdict, wait=wait.total_seconds()))
+    return by.defer(connection, work, message.checkpoint, 1, [failed])
 
 
 def positions(connection: psycopg.Connection[Any], by: BatchTaker, work: Work) -> list[int]:
@@ -110,7 +131,7 @@ def positions(connection: psycopg.Connection[Any], by: BatchTaker, work: Work) -
 def drain(connection: psycopg.Connection[Any], by: BatchTaker) -> list[int]:
     """Take and complete until nothing is left; return the positions in the order they were taken."""
     found: list[int] = []
-    while (work := by.take_left(connection) or find(connection, by)) is not None:
+    while (work := look(connection, by) or find(connection, by)) is not None:
         found += positions(connection, by, work)
         assert by.complete(connection, work, work.upto, work.count)
     return found

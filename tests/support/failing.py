@@ -60,7 +60,12 @@ class Failing:
         self.connection.execute("DELETE FROM bad")
 
     def config(
-        self, target: dict[str, Any], *, partitioned: bool = True, cursor: str = "TransactionOrder", **delivery: Any
+        self,
+        target: dict[str, Any],
+        *,
+        partitioned: bool = True,
+        cursor: str | None = "TransactionOrder",
+        **delivery: Any,
     ) -> dict[str, Any]:
         mode = {"mode": "Partitioned", "partitions": {"count": 2}} if partitioned else {}
         delivery = {"batchSize": 20} | mode | delivery

@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import psycopg
@@ -193,23 +193,40 @@ class PostgresServer:
         self._daemon.stop()
 
 
+class Pooled(Protocol):
+    """A server that a pool can be put before."""
+
+    @property
+    def port(self) -> int: ...
+
+    def uri(self, database: str, *, port: int | None = None) -> str: ...
+
+
 class PgBouncer:
     """Debian's PgBouncer in transaction mode before one server."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: Pooled) -> None:
         port = free_port()
         directory = _own_directory("outbox-pgbouncer-")
         users = directory / "users.txt"
         users.write_text("".join(f'"{role}" ""\n' for role in ("postgres", *ROLES)))
-        configuration = directory / "pgbouncer.ini"
-        configuration.write_text(
-            f"[databases]\n* = host=127.0.0.1 port={server.port}\n"
+        self._configuration = directory / "pgbouncer.ini"
+        self._settings = (
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
-            "default_pool_size = 10\nmax_client_conn = 200\n"
+            "default_pool_size = 10\nmax_client_conn = 200\nserver_login_retry = 1\n"
         )
-        self._daemon = Daemon("PgBouncer", port, directory, ["/usr/sbin/pgbouncer", str(configuration)])
+        self._configure(server.port)
+        self._daemon = Daemon("PgBouncer", port, directory, ["/usr/sbin/pgbouncer", str(self._configuration)])
         self._daemon.wait_ready(lambda: psycopg.connect(server.uri("postgres", port=port)).close())
+
+    def lead_to(self, port: int) -> None:
+        """Lead to another server from now on; clients keep their connections."""
+        self._configure(port)
+        self._daemon._process.send_signal(signal.SIGHUP)
+
+    def _configure(self, port: int) -> None:
+        self._configuration.write_text(f"[databases]\n* = host=127.0.0.1 port={port}\n{self._settings}")
 
     @property
     def port(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.request import urlopen
 
+from tests.support.asking import ask_pod
 from tests.support.cluster import Body, Cluster, wait
 from tests.support.shop import DatabaseServer, Shop, build_secret
 
@@ -66,9 +66,10 @@ class Resource:
 
     def metrics(self, pod: str = "") -> dict[str, float]:
         """What one of its pods serves at /metrics, by name and labels; without a name, its first one."""
-        address = next(p["status"]["podIP"] for p in self.pods() if pod in ("", p["metadata"]["name"]))
-        with urlopen(f"http://{address}:8080/metrics", timeout=10) as answer:
-            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        asked = next(p for p in self.pods() if pod in ("", p["metadata"]["name"]))
+        status, text = ask_pod(self.cluster, asked, "/metrics")
+        assert status == 200, text
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
     def events(self) -> list[str]:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ FAST: dict[str, Any] = {
 """Delivery for tests: the same behaviour in less time."""
 
 
-def build_config(database: Database, target: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def build_config(database: Database | None, target: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The operator's file for one processor; `delivery` is laid over FAST.
 
     Most tests compare the stored pair, so the cursor is named; `source={"cursor": None}` is a resource that names none.
@@ -107,6 +108,14 @@ class Worker:
             lambda report: report.state == state and (reason is None or report.reason == reason),
             seconds,
         )
+
+    def watch(self, seconds: float) -> list[Report]:
+        """What a reader sees who looks again and again."""
+        seen, until = [], time.monotonic() + seconds
+        while time.monotonic() < until:
+            seen.append(self.report())
+            time.sleep(0.02)
+        return seen
 
     def log(self) -> str:
         return (self.directory / "log").read_text()

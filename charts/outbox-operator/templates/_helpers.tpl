@@ -46,16 +46,36 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- default (printf "%s:spark-driver" (include "outbox-operator.clusterName" .)) .Values.spark.driverRole.name }}
 {{- end }}
 
+{{/* No image is published yet: a release without a registry and a tag of the user's could only end in ImagePullBackOff. */}}
+{{- define "outbox-operator.imageRemedy" -}}
+No image of outbox-operator is published yet. Build them from a clone and say where they are:
+  on the local cluster:  make up images
+      --set image.registry=localhost --set image.tag=dev
+  on a cluster of yours: make push TO=registry.mycompany.net/outbox
+      --set image.registry=registry.mycompany.net/outbox --set image.tag=dev
+  loaded into the nodes: --set image.pullPolicy=Never --set image.tag=dev
+{{- end }}
+
 {{/* One image reference. Takes a list: the root context, the image's own values. */}}
 {{- define "outbox-operator.image" -}}
 {{- $root := index . 0 }}
 {{- $image := index . 1 }}
 {{- $registry := default $root.Values.image.registry $image.registry }}
+{{- $remedy := include "outbox-operator.imageRemedy" $root }}
+{{- if regexMatch "(^|\\.)example\\.(com|net|org)(:[0-9]+)?(/|$)" $registry }}
+{{- fail (printf "\n\nimage.registry is %s, a name for examples: no node can pull from it.\n%s\n" $registry $remedy) }}
+{{- end }}
+{{- if not (or $registry (contains "/" $image.repository) (eq $root.Values.image.pullPolicy "Never")) }}
+{{- fail (printf "\n\nimage.registry is not set.\n%s\n" $remedy) }}
+{{- end }}
+{{- if not (or $image.digest $image.tag $root.Values.image.tag) }}
+{{- fail (printf "\n\nimage.tag is not set (nor the digest of %s).\n%s\n" $image.repository $remedy) }}
+{{- end }}
 {{- $path := ternary (printf "%s/%s" $registry $image.repository) $image.repository (ne $registry "") }}
 {{- if $image.digest }}
 {{- printf "%s@%s" $path $image.digest }}
 {{- else }}
-{{- printf "%s:%s" $path (coalesce $image.tag $root.Values.image.tag $root.Chart.AppVersion) }}
+{{- printf "%s:%s" $path (coalesce $image.tag $root.Values.image.tag) }}
 {{- end }}
 {{- end }}
 

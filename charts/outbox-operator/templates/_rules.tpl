@@ -1,6 +1,6 @@
 {{/*
 What the operator may do where it serves resources. tests/chart/permissions.py says the same, call by call; a test
-compares the two. There is no verb on Secrets: they are mounted into pods and never read.
+compares the two. No Secret can be read: users' are mounted into pods, and a resource's key is made, never looked at.
 */}}
 {{- define "outbox-operator.rules" -}}
 - apiGroups: [outbox-operator.dev]
@@ -16,11 +16,18 @@ compares the two. There is no verb on Secrets: they are mounted into pods and ne
   resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
   resources: [events]
   verbs: [list, create, patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]
+# The link between a pod and its Deployment: whose a pod is.
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [list, watch]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create, delete]

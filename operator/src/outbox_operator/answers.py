@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Reason as WorkerReason
@@ -13,6 +14,10 @@ from outbox_operator.status import Phase
 if TYPE_CHECKING:
     from outbox_operator.status import RebuildStatus
     from outbox_operator.verdict import Knowledge, Verdict
+
+
+FOREIGN_SHOWN: Final = 3
+"""How many pods that are not the resource's own are named."""
 
 
 def build_answers(known: Knowledge, verdict: Verdict, replicas: int) -> tuple[Answer, ...]:
@@ -153,7 +158,7 @@ def _flow(known: Knowledge) -> Answer:
     working = (report for report in known.observed.reports if report.state is not WorkerState.STANDBY)
     circuits = {report.circuit for report in working if report.circuit is not None}
     if "Open" in circuits:
-        message = "the target fails message after message: it is spared for a while, then one message is tried"
+        message = "the target fails message after message: it is spared for a while, then it is tried again"
         return Answer(kind, False, Reason.CIRCUIT_OPEN, message)
     if failures.blocked_keys:
         keys = ", ".join(
@@ -176,7 +181,27 @@ def _flow(known: Knowledge) -> Answer:
     return Answer(kind, True, Reason.AS_EXPECTED, f"{failures.held} messages held")
 
 
+NOT_ITS_OWN: Final = "carry this resource's labels and were not made for it: they are neither asked nor believed"
+
+
+def describe_foreign(names: tuple[str, ...]) -> str:
+    """Name pods that only claim to be the resource's, and say what to do; empty without any."""
+    if not names:
+        return ""
+    more = f" and {len(names) - FOREIGN_SHOWN} more" if len(names) > FOREIGN_SHOWN else ""
+    return (
+        f"pods {', '.join(names[:FOREIGN_SHOWN])}{more} {NOT_ITS_OWN}; "
+        "delete them, or take the label outbox-operator.dev/processor off"
+    )
+
+
 def _workers(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
+    answer = _available(known, verdict, replicas)
+    foreign = describe_foreign(known.observed.foreign)
+    return replace(answer, message=f"{answer.message}; {foreign}") if foreign else answer
+
+
+def _available(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
     kind = ConditionType.WORKERS_AVAILABLE
     observed = known.observed
     if replicas == 0 and known.ownership.state == OwnershipState.TRYING and verdict.phase is Phase.UNAVAILABLE:

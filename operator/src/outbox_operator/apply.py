@@ -12,8 +12,8 @@ from outbox_core.report import Intent
 from outbox_operator.conditions import Reason
 from outbox_operator.drift import build_removal
 from outbox_operator.kube import KubeError, Where, where
-from outbox_operator.manifests import build_job, build_owned
-from outbox_operator.naming import INTENT_ANNOTATION
+from outbox_operator.manifests import build_job, build_key, build_owned
+from outbox_operator.naming import INTENT_ANNOTATION, labels_of
 from outbox_operator.observed import Problem
 from outbox_operator.reports import tell_intent
 from outbox_operator.resources import API_VERSION, KIND
@@ -72,8 +72,8 @@ class Applier:
         self._events = events
         self._applied: dict[Where, tuple[str, str, str]] = {}
 
-    async def apply(self, body: Body, observed: Observed, decision: Decision) -> None:
-        """Carry a decision out.
+    async def apply(self, body: Body, observed: Observed, decision: Decision) -> bool:
+        """Carry a decision out; False when the resource is gone.
 
         Raises:
             ObstacleError: an owned object cannot be made as things are.
@@ -82,21 +82,24 @@ class Applier:
         """
         processor = observed.processor
         if not await self.write_status(body, dump_status(decision.status)):
-            return
+            return False
         for happening in decision.happenings:
             await self._events.write(processor, happening)
         if decision.keep_claim:
             await self._tell(processor, decision.keep_claim)
-        await self._apply_owned(observed, decision)
-        for job in decision.start_jobs:
-            if self._store.get("Job", processor.namespace, job.name) is None:
-                await self._refusable(self._kube.create(build_job(processor, self._images, job.name, job.role)))
-        for name in decision.finished_jobs:
-            await self._kube.delete(Where("Job", processor.namespace, name))
+        try:
+            await self._apply_owned(observed, decision)
+            await self._apply_jobs(processor, decision)
+        except KubeError as err:
+            if not err.refused:
+                raise
+            message = f"{err.message}. Correct what it names (podTemplate, rights, quota); it is tried again by itself"
+            raise ObstacleError(Problem(Reason.APPLY_FAILED, message)) from err
         if decision.remove_annotations:
             nothing = dict.fromkeys(decision.remove_annotations)
             place = Where(KIND, processor.namespace, processor.name)
             await self._kube.patch(place, {"metadata": {"uid": processor.uid, "annotations": nothing}})
+        return True
 
     async def write_status(self, body: Body, status: dict[str, Any]) -> bool:
         """Write the status if it is news; False when the resource is gone."""
@@ -116,10 +119,20 @@ class Applier:
 
     async def _tell(self, processor: Processor, names: tuple[str, ...]) -> None:
         pods = [self._store.get("Pod", processor.namespace, name) for name in names]
-        await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM)
+        key = self._images.keys.of(processor.uid)
+        await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM, key)
+
+    async def _make_key(self, observed: Observed) -> None:
+        """Make the Secret with the key where new pods will want it, or some miss it; one that is there stays."""
+        processor = observed.processor
+        known = observed.workload is not None and observed.workload.intent_hash == observed.intent_hash
+        # A pod that cannot mount it is pending for ever.
+        if not known or any(pod.phase == "Pending" for pod in observed.runners):
+            await self._kube.create(build_key(processor, self._images.keys))
 
     async def _apply_owned(self, observed: Observed, decision: Decision) -> None:
         processor = observed.processor
+        await self._make_key(observed)
         manifests = build_owned(
             processor,
             self._images,
@@ -134,6 +147,17 @@ class Applier:
         for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
             if where(child) not in wanted and _owned_by(child, processor.uid):
                 await self._kube.delete(where(child))
+
+    async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
+        for job in decision.start_jobs:
+            place = Where("Job", processor.namespace, job.name)
+            live = self._store.get(place.kind, place.namespace, place.name)
+            if live is None:
+                await self._kube.create(build_job(processor, self._images, job.name, job.role))
+            else:
+                await self._check_name(processor, place, live)
+        for name in decision.finished_jobs:
+            await self._kube.delete(Where("Job", processor.namespace, name))
 
     async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> None:
         place = where(manifest)
@@ -157,7 +181,7 @@ class Applier:
     async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Apply, and take foreign fields out; None when the object was changed in between each time."""
         for _ in range(_REMOVAL_TRIES):
-            applied = await self._refusable(self._kube.apply(manifest))
+            applied = await self._kube.apply(manifest)
             removal = build_removal({"kind": place.kind, **applied})
             if not removal:
                 return applied
@@ -178,23 +202,25 @@ class Applier:
     async def _check_name(self, processor: Processor, place: Where, live: Body | None) -> None:
         """Never take over an object that is another's."""
         found = live or await self._kube.get(place)
-        if found is None or _owned_by(found, processor.uid):
+        if found is None or _owned_by(found, processor.uid) or _is_orphan(found, processor):
             return
         message = f"{place.kind} {place.name!r} exists and is not this resource's: delete it, or rename this resource"
         raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
 
-    async def _refusable(self, request: Any) -> dict[str, Any]:
-        try:
-            answer: dict[str, Any] | None = await request
-        except KubeError as err:
-            if err.refused:
-                raise ObstacleError(Problem(Reason.APPLY_FAILED, err.message)) from err
-            raise
-        return answer or {}
-
 
 def _owned_by(body: Body, uid: str) -> bool:
     return any(ref["uid"] == uid for ref in body["metadata"].get("ownerReferences") or ())
+
+
+def _is_orphan(body: Body, processor: Processor) -> bool:
+    """Tell whether an object is one that we made for a resource of this name, and that nothing controls any more.
+
+    Kubernetes' controllers adopt such objects too (Garbage Collection: owners and dependents).
+    """
+    meta = body["metadata"]
+    controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
+    ours = labels_of(processor.name).items() <= (meta.get("labels") or {}).items()
+    return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
 
 
 def _mark(intent: str, body: Body) -> tuple[str, str, str]:

@@ -88,7 +88,7 @@ class Reason(StrEnum):
     CIRCUIT_OPEN = "CircuitOpen"
     """The target failed again and again: it is spared for a while."""
     INVALID_SPEC = "InvalidSpec"
-    """The spec cannot be read by this version of the operator."""
+    """The spec cannot be read by this version of the operator, or asks for pods that are not allowed."""
     WORKER_UNREACHABLE = "WorkerUnreachable"
     """A pod runs and does not answer at /status."""
     NO_WORKERS = "NoWorkers"

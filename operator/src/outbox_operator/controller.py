@@ -1,7 +1,8 @@
 """The loop: observe, decide, apply, for one resource at a time; level-triggered, so a missed event costs a delay.
 
 Kopf's watches and the pods' reports only say *that* something changed. Every `RESYNC` seconds everything is listed
-again, which heals what a silent watch missed and counts it; a process whose watches stay silent fails its liveness.
+again, which heals what a silent watch missed and counts it; a process whose watches stay silent fails its liveness, and
+one that cannot list is not ready.
 """
 
 from __future__ import annotations
@@ -11,24 +12,28 @@ import logging
 import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
+from outbox_core.plain import plain_fault
 from outbox_operator import metrics
 from outbox_operator.apply import Applier, ObstacleError, dump_status
 from outbox_operator.conditions import Answer, ConditionType, Reason, answered
 from outbox_operator.decide import decide
 from outbox_operator.events import EventWriter
-from outbox_operator.kube import KubeError, where
+from outbox_operator.kube import KubeError
 from outbox_operator.naming import SELECTOR
 from outbox_operator.observe import Observer, read_status
 from outbox_operator.release import Releaser
 from outbox_operator.reports import Reporters
-from outbox_operator.resources import KIND
+from outbox_operator.resources import KIND, NotAllowedError, parse_processor
 from outbox_operator.status import Phase
-from outbox_operator.store import WATCHED_KINDS, Store, key_of, place_of, processor_id_of, slim, version_of
+from outbox_operator.store import LINKS, WATCHED_KINDS, Listing, Store, key_of, processor_id_of, slim
 from outbox_operator.workqueue import KeyedQueue
 
 if TYPE_CHECKING:
@@ -44,9 +49,23 @@ GRACE: Final = 5.0
 FIRST_WORDS: Final = 5.0
 """How long a process that was just started waits for what the pods say; one that is slower is heard later."""
 SILENT_ROUNDS: Final = 3
+FAILED_ROUNDS: Final = 2
+"""One round may meet an API server that is being restarted."""
+FIRST_WAIT: Final = 5.0
+LONGEST_WAIT: Final = 60.0
+"""Bounds of the wait after the API server refused an owned object, doubled from one to the other."""
 WORKERS: Final = 8
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why an owned object could not be made, for which spec, and how often that was met again."""
+
+    problem: Problem
+    generation: int
+    tries: int
 
 
 class Controller:
@@ -58,14 +77,17 @@ class Controller:
         self.queue = KeyedQueue(self.reconcile, workers=WORKERS)
         self._kube = kube
         self._namespaces = settings.namespaces or ("",)
-        reporters = Reporters(self.store, self.queue.add)
-        self._observer = Observer(kube, self.store, reporters, settings.images, cluster)
+        reporters = Reporters(self.store, settings.images.keys, self.queue.add)
+        parse = partial(parse_processor, cluster=cluster, unrestricted=settings.unrestricted)
+        self._observer = Observer(kube, self.store, reporters, settings.images, cluster, parse)
         self._applier = Applier(kube, self.store, settings.images, EventWriter(kube, settings.identity))
-        self._releaser = Releaser(kube, self.store, settings.images, cluster)
+        self._releaser = Releaser(kube, self.store, settings.images, parse)
         self._reporters = reporters
-        self._obstacles: dict[Key, Problem] = {}
+        self._obstacles: dict[Key, Obstacle] = {}
         self._beat = time.monotonic()
         self._silent_rounds = 0
+        self._failed_rounds = 0
+        self._failure = "nothing was listed yet"
         self.has_listed = False
         """Every kind was listed once: the CRD is there, and the rights are."""
 
@@ -90,6 +112,11 @@ class Controller:
         """Seconds since the loop last came round; grows without bound when watches stay silent."""
         age = time.monotonic() - self._beat
         return age if self._silent_rounds < SILENT_ROUNDS else float("inf")
+
+    @property
+    def fault(self) -> str:
+        """Why what watches miss is not found, in words; empty while it is."""
+        return self._failure if not self.has_listed or self._failed_rounds >= FAILED_ROUNDS else ""
 
     def seen(self, body: Body, *, deleted: bool) -> None:
         """Take what a watch delivered."""
@@ -135,27 +162,41 @@ class Controller:
 
     async def _reconcile(self, key: Key, body: Body) -> float:
         try:
-            observed = await self._observer.observe(body, self._obstacles.get(key))
+            observed = await self._observer.observe(body, self._obstacle_of(key, body))
         except ValidationError as err:
-            await self._say_invalid(body, err)
+            await self._say_invalid(body, f"{plain_fault(err.errors()[0], 'spec')}; or upgrade the operator")
+            return RESYNC
+        except NotAllowedError as err:
+            await self._say_invalid(body, str(err))
             return RESYNC
         decision = decide(observed, datetime.now(UTC))
         owner_changed = decision.status.ownership.state != observed.previous.ownership.state
         try:
-            await self._applier.apply(body, observed, decision)
-        except ObstacleError as obstacle:
-            known = self._obstacles.get(key) == obstacle.problem
-            self._obstacles[key] = obstacle.problem
-            return RESYNC / 3 if known else 0.0
+            if not await self._applier.apply(body, observed, decision):
+                return RESYNC
+        except ObstacleError as err:
+            return self._meet(key, body, err.problem)
         if owner_changed:
             self._wake_siblings(body)
         # What was in the way is gone: the status just written still names it.
         return 0.0 if self._obstacles.pop(key, None) is not None else decision.look_again.total_seconds()
 
-    async def _say_invalid(self, body: Body, err: ValidationError) -> None:
-        """Say that the spec cannot be read, and leave the pods as they are."""
-        first = err.errors()[0]
-        message = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}; or upgrade the operator"
+    def _obstacle_of(self, key: Key, body: Body) -> Problem | None:
+        """What is in the way of this very spec: what was in the way of the one before says nothing of it."""
+        known = self._obstacles.get(key)
+        return known.problem if known is not None and known.generation == body["metadata"]["generation"] else None
+
+    def _meet(self, key: Key, body: Body, problem: Problem) -> float:
+        """Keep what is in the way; answer when to try again: at once to say it, then less and less often."""
+        generation, known = body["metadata"]["generation"], self._obstacles.get(key)
+        # The words may differ at each try (a quota's figures, an id): that is nothing new to hurry for.
+        told = known is not None and (known.generation, known.problem.reason) == (generation, problem.reason)
+        tries = known.tries + 1 if known is not None and told else 0
+        self._obstacles[key] = Obstacle(problem, generation, tries)
+        return min(FIRST_WAIT * (1 << min(tries - 1, 10)), LONGEST_WAIT) if tries else 0.0
+
+    async def _say_invalid(self, body: Body, message: str) -> None:
+        """Say that the spec cannot be read, or asks for what is not allowed, and leave the pods as they are."""
         previous, generation = read_status(body), body["metadata"].get("generation", 0)
         answers = [
             Answer(ConditionType.READY, False, Reason.INVALID_SPEC, message),
@@ -173,51 +214,49 @@ class Controller:
             await self._list_all()
 
     async def _list_all(self) -> bool:
-        """List everything and heal the store; False when the API server cannot be asked."""
-        first = next(iter(self.store.resources()), None) is None
-        missed = 0
-        try:
-            for kind in WATCHED_KINDS:
-                for namespace in self._namespaces:
-                    labels = "" if kind == KIND else SELECTOR
-                    listed, version = await self._kube.list(kind, namespace, labels=labels)
-                    missed += await self._heal(
-                        kind, namespace, [slim(body) for body in listed], version, wait=not first
-                    )
-        except KubeError as err:
-            log.warning("cannot list", extra={"error": str(err)})
-            self._beat = time.monotonic()  # the API server's silence is not this process's fault
+        """List everything and heal the store; False when a part could not be listed: that part stays as it was."""
+        first, missed, failure = not self.has_listed, 0, ""
+        for kind, namespace in product(WATCHED_KINDS, self._namespaces):
+            # What the API server does not answer is not this process's fault, and a restart would not help.
+            self._beat = time.monotonic()
+            try:
+                labels = "" if kind == KIND else SELECTOR
+                bodies, version = await self._kube.list(kind, namespace, labels=labels, metadata_only=kind in LINKS)
+            except KubeError as err:
+                failure = f"cannot list {kind}{f' in namespace {namespace}' if namespace else ''}: {err}"
+                log.warning(failure)
+                continue
+            listing = Listing(kind, namespace, [slim(body) for body in bodies], version)
+            missed += await self._heal(listing, wait=not first)
+        self._count(missed, failure)
+        if failure:
             return False
         self.has_listed = True
-        metrics.MISSED_CHANGES.inc(missed)
-        self._silent_rounds = self._silent_rounds + 1 if missed else 0
-        self._beat = time.monotonic()
         for body in self.store.resources():
             self.queue.add(key_of(body), 0.0 if first else random.uniform(0, GRACE))  # noqa: S311 - spreads load
         return True
 
-    async def _heal(self, kind: str, namespace: str, listed: list[Body], version: int, *, wait: bool) -> int:
-        """Take over what a listing has and the watch has not delivered in time; answer how much that was."""
-        behind = [body for body in listed if self.store.is_behind(body)]
-        present = {body["metadata"]["uid"] for body in listed}
-        lost = [
-            body
-            for body in self.store.all_of(kind)
-            if namespace in ("", body["metadata"]["namespace"])
-            and body["metadata"]["uid"] not in present
-            and version_of(body) <= version
-        ]
-        if not behind and not lost:
+    def _count(self, missed: int, failure: str) -> None:
+        """Keep how a round ended."""
+        self._failure = failure
+        self._failed_rounds = self._failed_rounds + 1 if failure else 0
+        metrics.FAILED_ROUNDS.inc(bool(failure))
+        metrics.MISSED_CHANGES.inc(missed)
+        if missed or not failure:
+            self._silent_rounds = self._silent_rounds + 1 if missed else 0
+
+    async def _heal(self, listing: Listing, *, wait: bool) -> int:
+        """Take over what a listing shows and the watch has not delivered in time; answer how much that was."""
+        if not self.store.find_newer(listing) and not self.store.find_gone(listing):
             return 0
         if wait:
             await asyncio.sleep(GRACE)
-        behind = [body for body in behind if self.store.is_behind(body)]
-        lost = [body for body in lost if self.store.get(*place_of(body)) is body]
-        for body in behind:
+        newer, gone = self.store.find_newer(listing), self.store.find_gone(listing)
+        for body in newer:
             self.seen(body, deleted=False)
-        for body in lost:
-            if await self._kube.get(where(body)) is None:
-                self.seen(body, deleted=True)
-        if wait and (behind or lost):
-            log.warning("a watch missed changes", extra={"kind": kind, "changed": len(behind), "gone": len(lost)})
-        return len(behind) + len(lost) if wait else 0
+        for body in gone:
+            self.seen(body, deleted=True)
+        if not wait or not (newer or gone):
+            return 0
+        log.warning("a watch missed changes", extra={"kind": listing.kind, "changed": len(newer), "gone": len(gone)})
+        return len(newer) + len(gone)

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN: Final = timedelta(seconds=2)
 """While something is in flight."""
+SOONEST: Final = timedelta(seconds=0.2)
+"""Before a try of the claim that is about to be due."""
 REST: Final = timedelta(seconds=10)
 """While nothing is."""
 
@@ -252,5 +254,6 @@ def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> time
         waits.append(LOOK_AGAIN)
     next_try = known.ownership.next_try
     if next_try is not None and known.ownership.state in _ASKING:
-        waits.append(max(next_try - now, timedelta(seconds=0.2)))
+        # One that is due runs now: its job and pod are watched.
+        waits.append(max(next_try - now, SOONEST) if next_try > now else LOOK_AGAIN)
     return min(waits)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SOURCES: Final = {
     "Deployment": ("apps", "v1", "deployments"),
+    "ReplicaSet": ("apps", "v1", "replicasets"),
     "StatefulSet": ("apps", "v1", "statefulsets"),
     "ConfigMap": ("", "v1", "configmaps"),
     "Service": ("", "v1", "services"),

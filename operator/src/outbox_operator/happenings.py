@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outbox_operator.answers import NOT_ITS_OWN, describe_foreign
 from outbox_operator.conditions import ConditionType, shorten
 from outbox_operator.hand_over import HandOverStep
 from outbox_operator.learn import OwnershipState
@@ -39,6 +40,9 @@ def tell(known: Knowledge, status: ProcessorStatus) -> tuple[Happening, ...]:
         found.append(Happening("StartFromNotUsed", "a checkpoint was stored already: spec.startFrom was not used"))
     if known.decision_error is not None and not _told(previous, known.decision_error):
         found.append(Happening("AnnotationInvalid", known.decision_error, warning=True))
+    foreign = describe_foreign(known.observed.foreign)
+    if foreign and not _told(previous, NOT_ITS_OWN):
+        found.append(Happening("ForeignPod", foreign, warning=True))
     return tuple(Happening(one.reason, shorten(one.message, MAX_NOTE), warning=one.warning) for one in found)
 
 

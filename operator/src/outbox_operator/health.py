@@ -2,7 +2,9 @@
 
 /livez fails when the loop has not come round for too long, or when watches stay silent although things change; the
 event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in the
-active process once it has listed what it serves: without the CRD, or the rights to read it, nothing becomes ready.
+active process while it can list what it serves: without the CRD, or the rights to read it, nothing becomes or stays
+ready. That is no matter of liveness, because a new process would be refused the same; what watches deliver is decided
+meanwhile, and an unready Deployment is what rollouts, Argo CD and alerts look at.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ if TYPE_CHECKING:
 STALE_SECONDS: Final = 120.0
 
 
-async def serve(port: int, stale_seconds: Callable[[], float], ready: Callable[[], bool]) -> web.AppRunner:
-    """Start serving; the caller cleans the runner up."""
+async def serve(port: int, stale_seconds: Callable[[], float], find_fault: Callable[[], str]) -> web.AppRunner:
+    """Start serving; the caller cleans the runner up. What `find_fault` says keeps the process unready."""
 
     async def livez(_: web.Request) -> web.Response:
         age = stale_seconds()
         return web.Response(text=f"last round {age:.0f} s ago\n", status=200 if age < STALE_SECONDS else 503)
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n", status=200) if ready() else web.Response(text="starting\n", status=503)
+        fault = find_fault()
+        return web.Response(text=f"{fault or 'ready'}\n", status=503 if fault else 200)
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -28,17 +30,38 @@ TIMEOUT: Final = aiohttp.ClientTimeout(total=20, connect=5)
 
 _PATHS: Final = {
     "Pod": ("api/v1", "pods"),
+    "Secret": ("api/v1", "secrets"),
     "Service": ("api/v1", "services"),
     "ConfigMap": ("api/v1", "configmaps"),
     "ServiceAccount": ("api/v1", "serviceaccounts"),
     "Event": ("api/v1", "events"),
     "Deployment": ("apis/apps/v1", "deployments"),
+    "ReplicaSet": ("apis/apps/v1", "replicasets"),
     "StatefulSet": ("apis/apps/v1", "statefulsets"),
     "Job": ("apis/batch/v1", "jobs"),
     "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     KIND: (f"apis/{GROUP}/{VERSION}", PLURAL),
 }
+
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
+"""A DNS subdomain, with the colons of RBAC objects: never a path."""
+
+_PASSING: Final = frozenset({401, 408, 409, 429})
+"""Of the statuses that blame the caller those that say nothing against the object."""
+
+_REFUSAL: Final = re.compile(
+    r"^failed to (create typed|convert) "  # a field that the schema has not, a value of another type
+    r"|denied (the )?request"  # an admission webhook or policy, which chooses its own status
+    r"|failed calling webhook"
+)
+"""What refusals say that have another status.
+
+Server-side apply answers a manifest that does not fit its schema with 500, with `fieldValidation=Strict` too, which
+only looks for keys that are there twice (kubernetes/kubernetes#122480, #139253).
+"""
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +78,14 @@ class KubeError(Exception):
 
     @property
     def refused(self) -> bool:
-        """The object is wrong or forbidden: the same call will be refused again."""
-        return self.status in (400, 403, 413, 422)
+        """The object did not pass: it is wrong, or forbidden, or admission is in the way; the message is for people.
+
+        Everything else passes by itself: an API server that is away or busy, credentials that are being renewed, an
+        object that changed meanwhile.
+        """
+        if 400 <= self.status < 500 and self.status not in _PASSING:
+            return True
+        return self.status > 0 and _REFUSAL.search(self.message) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +97,15 @@ class Where:
     name: str = ""
 
     def path(self, subresource: str = "") -> str:
-        """Write the URL path."""
+        """Write the URL path.
+
+        Raises:
+            KubeError: namespace or name is none: what a pod says must not lead to another object.
+
+        """
+        for part in (self.namespace, self.name):
+            if part and not _NAME.fullmatch(part):
+                raise KubeError(0, "InvalidName", f"{part[:60]!r} is no name of a Kubernetes object")
         prefix, plural = _PATHS[self.kind]
         place = f"{prefix}/namespaces/{self.namespace}" if self.namespace else prefix
         return "/".join(part for part in (place, plural, self.name, subresource) if part)
@@ -93,7 +130,7 @@ class Kube:
         try:
             config.load_incluster_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException:
-            config.load_kube_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
+            config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=self._configuration)  # type: ignore[no-untyped-call]
         self._slots = asyncio.Semaphore(PARALLEL_CALLS)
         self._session: aiohttp.ClientSession | None = None
 
@@ -122,6 +159,7 @@ class Kube:
         body: Any = None,
         content: str = "application/json",
         params: Mapping[str, str] | None = None,
+        accept: str = "application/json",
     ) -> dict[str, Any]:
         """Make one call.
 
@@ -131,7 +169,7 @@ class Kube:
         """
         if self._session is None:
             raise KubeError(0, "Closed", "the session is not open")
-        headers = {"Content-Type": content, "Accept": "application/json"}
+        headers = {"Content-Type": content, "Accept": accept}
         # Asked for each call: the hook behind it reads a rotated token again.
         token = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
@@ -161,9 +199,10 @@ class Kube:
         return await self.call("GET", f"api/v1/namespaces/{name}")
 
     async def list(
-        self, kind: str, namespace: str, *, labels: str = "", fields: str = ""
+        self, kind: str, namespace: str, *, labels: str = "", fields: str = "", metadata_only: bool = False
     ) -> tuple[list[dict[str, Any]], int]:
         """List objects page by page, and say as of which resourceVersion; an empty namespace means all."""
+        accept = _METADATA if metadata_only else "application/json"
         items: list[dict[str, Any]] = []
         params = {"limit": str(PAGE)}
         if labels:
@@ -171,8 +210,9 @@ class Kube:
         if fields:
             params["fieldSelector"] = fields
         while True:
-            page = await self.call("GET", Where(kind, namespace).path(), params=params)
-            items += [{"kind": kind, **item} for item in page.get("items", ())]
+            page = await self.call("GET", Where(kind, namespace).path(), params=params, accept=accept)
+            # Of metadata alone, items call themselves PartialObjectMetadata, and an empty list is null.
+            items += [{**item, "kind": kind} for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
             if not token:
                 version = page["metadata"].get("resourceVersion", "")

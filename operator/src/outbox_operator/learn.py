@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.checkpoint import parse_checkpoint
 from outbox_core.config import Resolution, ResolutionAction
+from outbox_core.plain import plain_checkpoints
 from outbox_core.report import ExitCode, RebuildState, WorkerState
 from outbox_operator.naming import child_name, label_decision
 from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
@@ -147,7 +148,9 @@ def learn_checkpoint(observed: Observed) -> CheckpointStatus | None:
     if report is None or not report.checkpoints:
         return observed.previous.checkpoint
     view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
-    return CheckpointStatus(partition=view.partition, pair=view.pair, stored_at=view.stored_at)
+    return CheckpointStatus(
+        partition=view.partition, pair=view.pair, text=plain_checkpoints(view.pair), stored_at=view.stored_at
+    )
 
 
 def learn_failures(observed: Observed) -> FailuresStatus | None:
@@ -324,9 +327,10 @@ def learn_ownership(observed: Observed, now: datetime) -> OwnershipStatus:
     if heard is None:
         return _hurry(observed, _heed_siblings(observed, previous, now), now)
     granted, holder = heard
-    if granted:
+    if granted and previous.state != OwnershipState.REFUSED:
         return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries)
     if previous.state == OwnershipState.REFUSED:
+        # Workers are being stopped. One that says it owns has not noticed yet: only a try finds that the claim is ours.
         return _hurry(observed, previous.model_copy(update={"holder": holder or previous.holder}), now)
     return OwnershipStatus(
         state=OwnershipState.REFUSED, holder=holder, tries=previous.tries, last_try=now, next_try=now + FIRST_TRY

@@ -7,23 +7,24 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import kopf
 
 from outbox_operator import health, logs, metrics
 from outbox_operator.controller import Controller
+from outbox_operator.election import Election
 from outbox_operator.handlers import build_registry, build_settings
+from outbox_operator.key_secrets import obtain_keys
 from outbox_operator.kube import Kube
-from outbox_operator.leader import Leader
 from outbox_operator.settings import read_settings
 
 if TYPE_CHECKING:
+    from outbox_operator.leader import Leader
     from outbox_operator.settings import Settings
 
 log = logging.getLogger(__name__)
-
-LOST_LEADERSHIP = 3
 
 
 async def find_cluster_id(kube: Kube, settings: Settings) -> str:
@@ -46,30 +47,34 @@ async def run(settings: Settings) -> None:
     end_on_sigterm()
     async with Kube() as kube:
         controller: list[Controller] = []
-        leader = Leader(kube, settings.lease_namespace, settings.lease_name, settings.identity)
+        election = Election(settings.lease_namespace, settings.lease_name, settings.identity)
         runner = await health.serve(
             settings.port,
             lambda: controller[0].stale_seconds if controller else 0.0,
-            lambda: is_ready(leader, controller[0] if controller else None),
+            lambda: find_fault(election, controller[0] if controller else None),
         )
         try:
-            await leader.acquire()
+            await election.acquire()
             metrics.LEADER.set(1)
-            controller.append(Controller(kube, settings, await find_cluster_id(kube, settings)))
+            keyed = replace(settings, images=replace(settings.images, keys=await obtain_keys(kube, settings)))
+            controller.append(Controller(kube, keyed, await find_cluster_id(kube, settings)))
             metrics.register(controller[0].store)
-            await lead(controller[0], leader, settings)
+            await lead(controller[0], settings)
         finally:
-            if leader.active:
-                await leader.release()
+            await election.end()
             await runner.cleanup()
 
 
-def is_ready(leader: Leader, controller: Controller | None) -> bool:
-    """Say whether this process can do its part: stand by, or, when it is the active one, list what it serves."""
-    return leader.informed and (not leader.active or (controller is not None and controller.has_listed))
+def find_fault(leader: Leader | Election, controller: Controller | None) -> str:
+    """Say why this process cannot do its part, which is to stand by, or to list what it serves; empty when it can."""
+    if not leader.informed:
+        return "the Lease cannot be read yet: who is active is not known"
+    if not leader.active:
+        return ""
+    return controller.fault if controller is not None else "starting"
 
 
-async def lead(controller: Controller, leader: Leader, settings: Settings) -> None:
+async def lead(controller: Controller, settings: Settings) -> None:
     """Be the active process: the first part that ends, ends all."""
     informer = kopf.operator(
         registry=build_registry(controller),
@@ -78,14 +83,9 @@ async def lead(controller: Controller, leader: Leader, settings: Settings) -> No
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
     )
-    election = asyncio.create_task(leader.keep(), name="election")
     work = asyncio.create_task(controller.run(), name="controller")
     watch = asyncio.create_task(informer, name="informer")
-    done, pending = await asyncio.wait({election, work, watch}, return_when=asyncio.FIRST_COMPLETED)
-    if election in done:
-        # Another process may act from now on: not one more write, not even a graceful one.
-        log.error("the Lease is lost; ending")
-        os._exit(LOST_LEADERSHIP)
+    done, pending = await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)

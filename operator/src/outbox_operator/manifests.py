@@ -7,11 +7,12 @@ out what a running pod need not be restarted for: the generation, a person's dec
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.config import ProcessorConfig, Resolution
+from outbox_core.config import KEY_PATH, ProcessorConfig, Resolution
 from outbox_core.spec import Engine
 from outbox_operator.hand_over import hand_over_target
 from outbox_operator.naming import (
@@ -34,6 +35,7 @@ from outbox_operator.spark import build_executor_template, build_plan, build_rig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from outbox_operator.keys import Keys
     from outbox_operator.resources import Processor
     from outbox_operator.settings import Images
 
@@ -63,8 +65,8 @@ def build_config(
 
 
 def format_config(config: ProcessorConfig) -> str:
-    """Write processor.json."""
-    return config.model_dump_json(by_alias=True, exclude_none=True, indent=1)
+    """Write processor.json, without what is as it is by default: an older worker need not know such a field."""
+    return config.model_dump_json(by_alias=True, exclude_defaults=True, indent=1)
 
 
 def hash_of(value: Any) -> str:
@@ -76,7 +78,8 @@ def build_template(processor: Processor, images: Images) -> dict[str, Any]:
     """Build the pod template, labelled with its hash."""
     build = build_worker_pod if processor.spec.engine is Engine.WORKER else build_driver_pod
     template = build(processor, images)
-    config = build_config(processor, images).model_dump(mode="json", exclude={"generation"})
+    # Without defaults: a field that a later version adds replaces no pod.
+    config = build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
     extra = build_executor_template(processor, processor.spec.spark) if processor.spec.spark is not None else ""
     template["metadata"]["labels"][TEMPLATE_LABEL] = hash_of([template, config, extra])
     return template
@@ -172,6 +175,18 @@ def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
     """Write the manifest's own hash into it."""
     meta = {**manifest["metadata"], "annotations": {INTENT_ANNOTATION: hash_of(manifest)}}
     return {**manifest, "metadata": meta}
+
+
+def build_key(processor: Processor, keys: Keys) -> dict[str, Any]:
+    """Build the Secret with the resource's key; it is created and never changed, so that it need not be read."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _meta(processor, keys.secret_name(processor.name, processor.uid)),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {KEY_PATH.name: base64.b64encode(keys.of(processor.uid)).decode()},
+    }
 
 
 def build_job(processor: Processor, images: Images, name: str, role: Role) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from pydantic import ValidationError
 
 from outbox_operator.kube import KubeError, Where
 from outbox_operator.learn import OwnershipState
+from outbox_operator.lineage import is_own
 from outbox_operator.manifests import template_hash
 from outbox_operator.naming import workload_name
-from outbox_operator.observed import RUNNERS, Observed, PodView, Sibling
+from outbox_operator.observed import RUNNERS, Observed, PodView, Role, Sibling
 from outbox_operator.podstate import is_waiting, role_of, view_job, view_pod, view_workload
-from outbox_operator.resources import KIND, parse_processor
+from outbox_operator.resources import KIND
 from outbox_operator.status import ProcessorStatus
 from outbox_operator.store import key_of
 
@@ -21,18 +22,25 @@ if TYPE_CHECKING:
     from outbox_operator.kube import Kube
     from outbox_operator.observed import Problem
     from outbox_operator.reports import Reporters
-    from outbox_operator.resources import Processor
+    from outbox_operator.resources import Parse, Processor
     from outbox_operator.settings import Images
     from outbox_operator.status import OwnerRef
     from outbox_operator.store import Body, Store
 
 PATIENCE: Final = 1.5
 """Seconds that a pod may wait for its containers before its Events are read."""
+FOREIGN_AFTER: Final = 10.0
+"""Seconds after which a pod is told as foreign: a watch may bring it before the ReplicaSet that made it."""
 
 
 def read_time(text: str) -> datetime:
     """Read an API server's time."""
     return datetime.fromisoformat(text)
+
+
+def seconds_since(text: str) -> float:
+    """Read how long ago an API server's time was, by this machine's clock."""
+    return (datetime.now(UTC) - read_time(text)).total_seconds()
 
 
 def read_status(body: Body) -> ProcessorStatus:
@@ -46,28 +54,34 @@ def read_status(body: Body) -> ProcessorStatus:
 class Observer:
     """Observes one resource at a time."""
 
-    def __init__(self, kube: Kube, store: Store, reporters: Reporters, images: Images, cluster: str) -> None:
+    def __init__(
+        self, kube: Kube, store: Store, reporters: Reporters, images: Images, cluster: str, parse: Parse
+    ) -> None:
         """Read from these."""
         self._kube = kube
         self._store = store
         self._reporters = reporters
         self._images = images
         self._cluster = cluster
+        self._parse = parse
 
     async def observe(self, body: Body, obstacle: Problem | None) -> Observed:
         """Observe a resource.
 
         Raises:
             pydantic.ValidationError: its spec cannot be read.
+            NotAllowedError: its spec asks for pods that are not allowed.
 
         """
-        processor = parse_processor(body, self._cluster)
+        processor = self._parse(body)
         previous = read_status(body)
         key = key_of(body)
         kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
         workload = self._store.get(kind, processor.namespace, workload_name(processor))
-        pods = [await self._pod(pod) for pod in self._store.children(key, "Pod") if role_of(pod) is not None]
-        jobs = [view_job(job, role) for job in self._store.children(key, "Job") if (role := role_of(job)) is not None]
+        labelled = [pod for pod in self._store.children(key, "Pod") if role_of(pod) is not None]
+        pods = [await self._pod(pod) for pod in labelled if is_own(pod, self._store)]
+        own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
+        jobs = [view_job(job, role) for job in own_jobs if (role := role_of(job)) is not None]
         return Observed(
             processor=processor,
             created=read_time(body["metadata"]["creationTimestamp"]),
@@ -77,6 +91,7 @@ class Observer:
             pods=tuple(pods),
             jobs=tuple(jobs),
             siblings=self._siblings(processor),
+            foreign=tuple(pod["metadata"]["name"] for pod in labelled if self._is_foreign(pod)),
             holder_gone=await self._holder_gone(previous),
             obstacle=obstacle,
         )
@@ -86,10 +101,17 @@ class Observer:
         if role is None:
             raise ValueError("a pod without a role is none of ours")
         meta = pod["metadata"]
-        heard = self._reporters.heard(meta["uid"])
-        age = (datetime.now(UTC) - read_time(meta["creationTimestamp"])).total_seconds()
-        notes = await self._notes(meta["namespace"], meta["uid"]) if age > PATIENCE and is_waiting(pod) else []
+        heard = self._reporters.heard(pod)
+        waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
+        notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
         return view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
+
+    def _is_foreign(self, pod: Body) -> bool:
+        """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""
+        meta = pod["metadata"]
+        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in meta
+        young = seconds_since(meta["creationTimestamp"]) < FOREIGN_AFTER
+        return not (ended or young or role_of(pod) is Role.RELEASE or is_own(pod, self._store))
 
     async def _notes(self, namespace: str, uid: str) -> list[str]:
         """Fetch the warnings about a pod, newest first; none when they may not be read."""
@@ -125,7 +147,7 @@ class Observer:
         holder = previous.ownership.holder
         if previous.ownership.state != OwnershipState.REFUSED or holder is None or holder.cluster != self._cluster:
             return False
-        return bool(holder.uid) and await self._is_gone(holder)
+        return bool(holder.uid and holder.namespace and holder.name) and await self._is_gone(holder)
 
     async def _is_gone(self, holder: OwnerRef) -> bool:
         known = self._store.get(KIND, holder.namespace, holder.name)

@@ -133,6 +133,8 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     jobs: tuple[JobView, ...] = ()
     siblings: tuple[Sibling, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Pods that carry the resource's labels and were not made for it: neither asked, nor counted, nor believed."""
     holder_gone: bool = False
     """The resource that holds the claim, as last heard, is known not to exist any more."""
     obstacle: Problem | None = None

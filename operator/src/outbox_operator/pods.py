@@ -1,20 +1,22 @@
 """PURE: the pod templates of worker, Spark driver, executors and short-lived jobs.
 
 Every pod meets the Pod Security Standard `restricted`. Connections are Secrets mounted as files; the operator never
-reads one. Only a Spark driver gets an API token, for its executors.
+reads one. Pods that answer at /status get their resource's key the same way. Only a Spark driver gets an API token,
+for its executors.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH
+from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH
 from outbox_core.report import STATUS_PORT, TERMINATION_LOG
 from outbox_operator.naming import config_name, driver_name, labels_of
 from outbox_operator.observed import Role
 from outbox_operator.overlay import merge, placement_of
 
 if TYPE_CHECKING:
+    from outbox_operator.keys import Keys
     from outbox_operator.resources import Processor, ResourceRequirements
     from outbox_operator.settings import Images
 
@@ -24,6 +26,7 @@ EXECUTOR_KEY: Final = "executor.yaml"
 EXECUTOR_PATH: Final = f"/etc/outbox/spark/{EXECUTOR_KEY}"
 WORKER_CONTAINER: Final = "worker"
 DRIVER_CONTAINER: Final = "driver"
+KEY_VOLUME: Final = "operator-key"
 EXECUTOR_CONTAINER: Final = "executor"
 
 DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
@@ -111,6 +114,16 @@ def _mounts(processor: Processor, *, handler: bool) -> tuple[list[dict[str, Any]
     return volumes, mounts
 
 
+def _with_key(pod: dict[str, Any], processor: Processor, keys: Keys) -> dict[str, Any]:
+    """Give a pod what it needs to know the operator and Prometheus by."""
+    (container,) = pod["spec"]["containers"]
+    secret = {"secretName": keys.secret_name(processor.name, processor.uid), "defaultMode": 0o440}
+    pod["spec"]["volumes"].append({"name": KEY_VOLUME, "secret": secret})
+    container["volumeMounts"].append({"name": KEY_VOLUME, "mountPath": str(KEY_PATH.parent), "readOnly": True})
+    container["env"].append({"name": "OUTBOX_METRICS_TOKEN_SHA256", "value": keys.metrics_hash})
+    return pod
+
+
 def handler_config_map(processor: Processor) -> str | None:
     """Name the ConfigMap with the user's Python files."""
     spec = processor.spec
@@ -162,7 +175,7 @@ def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     )
     container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
     container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
-    template = _pod(processor, container, volumes, Role.WORKER)
+    template = _with_key(_pod(processor, container, volumes, Role.WORKER), processor, images.keys)
     template["spec"]["terminationGracePeriodSeconds"] = worker.termination_grace_period_seconds
     return _overlaid(template, worker.pod_template, processor, Role.WORKER)
 
@@ -192,7 +205,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
     mounts.append({"name": "config", "mountPath": EXECUTOR_PATH, "subPath": EXECUTOR_KEY, "readOnly": True})
     mounts += [{"name": v.name, "mountPath": v.mount_path} for v in spark.volumes]
     volumes += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim_name}} for v in spark.volumes]
-    if not any(volume.holds(spark.query_checkpoint_path) for volume in spark.volumes):
+    if not spark.shares(spark.query_checkpoint_path):
         # The database is the authority: a lost query checkpoint costs a plan, not a message.
         volumes.append({"name": "query-checkpoint", "emptyDir": {}})
         mounts.append({"name": "query-checkpoint", "mountPath": spark.query_checkpoint_path})
@@ -208,7 +221,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
         ],
         **_probes(patience=12),
     }
-    template = _pod(processor, container, volumes, Role.DRIVER)
+    template = _with_key(_pod(processor, container, volumes, Role.DRIVER), processor, images.keys)
     template["spec"] |= {
         "serviceAccountName": driver_name(processor.name),
         "automountServiceAccountToken": True,

@@ -5,6 +5,7 @@ A policy says what people read, and whether pods may handle messages. `decide.py
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Reason as WorkerReason
@@ -225,6 +226,9 @@ def _running(known: Knowledge) -> Verdict:
     message = "nothing waits to be handled" if idle else "messages are being handled"
     if lead is not None and lead.advice:
         message += f"; {lead.advice}"
+    if ignored := known.observed.processor.ignored:
+        fields = ", ".join(f"spec.{each}" for each in ignored)
+        message += f"; this operator does not know {fields} and ignores it: upgrade the operator"
     return Verdict(Phase.RUNNING, Reason.RUNNING, message, as_asked=True, halts=False)
 
 
@@ -244,5 +248,9 @@ POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
 
 
 def judge(known: Knowledge) -> Verdict:
-    """Ask the policies in order; the first that has something to say wins."""
-    return next((verdict for policy in POLICIES if (verdict := policy(known)) is not None), _running(known))
+    """Ask the policies in order; the first that has something to say wins. What is in the way is said beside it."""
+    verdict = next((verdict for policy in POLICIES if (verdict := policy(known)) is not None), _running(known))
+    obstacle = known.observed.obstacle
+    if obstacle is None or verdict.reason == obstacle.reason:
+        return verdict
+    return replace(verdict, message=f"{verdict.message}; {obstacle.reason}: {obstacle.message}")

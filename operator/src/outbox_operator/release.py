@@ -17,22 +17,27 @@ from pydantic import ValidationError
 from outbox_core.report import Intent
 from outbox_operator.kube import KubeError
 from outbox_operator.learn import OwnershipState
-from outbox_operator.manifests import build_release
+from outbox_operator.manifests import JOB_SECONDS, build_release
 from outbox_operator.observe import read_status
-from outbox_operator.observed import RUNNERS
-from outbox_operator.podstate import role_of
+from outbox_operator.observed import RUNNERS, Role
+from outbox_operator.podstate import role_of, view_job
 from outbox_operator.reports import tell_intent
-from outbox_operator.resources import parse_processor
+from outbox_operator.resources import NotAllowedError
 from outbox_operator.store import key_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outbox_operator.kube import Kube
-    from outbox_operator.resources import Processor
+    from outbox_operator.resources import Parse, Processor
     from outbox_operator.settings import Images
     from outbox_operator.store import Body, Store
 
 DRAIN_SECONDS: Final = 60.0
 """How long the job waits for the pods to be gone: a worker that still runs would claim again."""
+AT_ONCE: Final = 10
+"""Deletions worked off at the same time, each with one job at most: a namespace with hundreds of resources may go."""
+_NOT_OURS: Final = (OwnershipState.REFUSED, OwnershipState.HANDED_OVER)
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +45,21 @@ log = logging.getLogger(__name__)
 class Releaser:
     """Works off deletions, each once."""
 
-    def __init__(self, kube: Kube, store: Store, images: Images, cluster: str) -> None:
+    def __init__(self, kube: Kube, store: Store, images: Images, parse: Parse) -> None:
         """Read and write through these."""
         self._kube = kube
         self._store = store
         self._images = images
-        self._cluster = cluster
+        self._parse = parse
         self._waiting: asyncio.Queue[Body] = asyncio.Queue()
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._done: dict[str, float] = {}
 
     def release(self, body: Body) -> None:
-        """Ask for a deleted resource's claim to be given up."""
-        uid = body["metadata"]["uid"]
-        if uid in self._done or read_status(body).ownership.state in (
-            OwnershipState.REFUSED,
-            OwnershipState.HANDED_OVER,
-        ):
+        """Ask for a deleted resource's claim to be given up; nothing is asked where it has none."""
+        uid, state = body["metadata"]["uid"], read_status(body).ownership.state
+        never_ran = state == OwnershipState.UNKNOWN and not self._pods(body)
+        if uid in self._done or state in _NOT_OURS or never_ran:
             return
         self._done[uid] = time.monotonic()
         if len(self._done) > 10_000:
@@ -71,14 +75,13 @@ class Releaser:
 
     async def _release(self, body: Body) -> None:
         try:
-            processor = parse_processor(body, self._cluster)
-            await tell_intent(self._pods(body), Intent.RELEASE_CLAIM)
-            deadline = time.monotonic() + DRAIN_SECONDS
-            while self._pods(body) and time.monotonic() < deadline:  # noqa: ASYNC110 - bounded, and rare
-                await asyncio.sleep(0.5)
-            await self._run_job(processor)
-        except (KubeError, ValidationError) as err:
-            # The namespace is going too, or the spec cannot be read: the claim was vacated, or is swept.
+            processor = self._parse(body)
+            async with self._slots:
+                await tell_intent(self._pods(body), Intent.RELEASE_CLAIM, self._images.keys.of(processor.uid))
+                await _wait(lambda: not self._pods(body), DRAIN_SECONDS)
+                await self._run_job(processor)
+        except (KubeError, ValidationError, NotAllowedError) as err:
+            # The namespace is going too, or the spec is none to make pods of: the claim was vacated, or is swept.
             log.info("no release job", extra={"processor": body["metadata"]["name"], "error": str(err)[:300]})
 
     async def _run_job(self, processor: Processor) -> None:
@@ -94,7 +97,21 @@ class Releaser:
         }
         meta = {**config_map["metadata"], "ownerReferences": [owner]}
         await self._kube.create({**config_map, "metadata": meta})
+        place = "Job", processor.namespace, job["metadata"]["name"]
+        await _wait(lambda: _has_ended(self._store.get(*place)), JOB_SECONDS[Role.RELEASE])
 
     def _pods(self, body: Body) -> list[Body]:
         pods = self._store.children(key_of(body), "Pod")
         return [pod for pod in pods if role_of(pod) in RUNNERS and pod["status"].get("phase") in ("Pending", "Running")]
+
+
+async def _wait(done: Callable[[], bool], seconds: float) -> None:
+    """Wait for it, or so long."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110 - bounded, and rare
+        await asyncio.sleep(0.5)
+
+
+def _has_ended(job: Body | None) -> bool:
+    """Tell whether a job is over; one that the watch has not shown yet is not."""
+    return job is not None and view_job(job, Role.RELEASE).finished

@@ -1,26 +1,37 @@
 """Asks the workers' pods what they say (GET /status) and tells them why they are taken away (POST /intent).
 
-The only channel to the data plane. A pod that does not answer twice in a row, or cannot be asked any more, is
-unreachable, which is not the same as gone: its last report stays, and nothing is scaled down for it.
+The only channel to the data plane. Questions are signed with the resource's key, and so are the answers of workers that
+have it; docs/adr/0015 says when one without a signature, of a former version, is believed. A pod that does not answer
+twice in a row, or cannot be asked any more, is unreachable, which is not the same as gone: its last report stays, and
+nothing is scaled down for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from dataclasses import dataclass
+import secrets
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
 from outbox_core.report import STATUS_PORT, Intent, Report
+from outbox_operator.lineage import is_own, owners_of
+from outbox_operator.naming import TEMPLATE_LABEL
 from outbox_operator.observed import RUNNERS
+from outbox_operator.pace import Pace
 from outbox_operator.podstate import parse_report, role_of
 from outbox_operator.store import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from outbox_operator.keys import Keys
     from outbox_operator.store import Body, Store
     from outbox_operator.workqueue import Key
 
@@ -44,6 +55,7 @@ class Heard:
     """What one pod said last."""
 
     report: Report | None = None
+    signed: bool = False
     missed: int = 0
 
     @property
@@ -55,52 +67,117 @@ class Heard:
 class Reporters:
     """The latest report of every pod, by pod uid; asks every PERIOD seconds."""
 
-    def __init__(self, store: Store, notify: Callable[[Key], None]) -> None:
-        """Ask the pods of `store`; `notify` hears of a resource whose workers say something new."""
+    def __init__(self, store: Store, keys: Keys, notify: Callable[[Key, float], None]) -> None:
+        """Ask the pods of `store`; `notify` hears of a resource with news, and in how many seconds it may be woken."""
         self._store = store
+        self._keys = keys
+        self._signing: defaultdict[Key, set[str]] = defaultdict(set)
+        """Of each resource the templates whose pods have signed."""
         self._notify = notify
         self._heard: dict[str, Heard] = {}
+        self._paces: defaultdict[Key, Pace] = defaultdict(Pace)
         self._slots = asyncio.Semaphore(PARALLEL)
         self.asked = asyncio.Event()
         """Every pod was asked once."""
 
-    def heard(self, uid: str) -> Heard:
-        """Look up what a pod said."""
-        return self._heard.get(uid) or Heard()
+    def heard(self, pod: Body) -> Heard:
+        """Look up what a pod of a resource said, and is believed."""
+        entry = self._heard.get(_uid(pod))
+        return entry if entry is not None and (entry.signed or not self._must_sign(pod)) else Heard()
+
+    def _must_sign(self, pod: Body) -> bool:
+        """Tell whether pods of its template, or as its workload makes them now, sign: a former version's do not."""
+        made = [pod, *(owner["spec"]["template"] for owner in owners_of(pod, self._store)[-2:-1])]
+        templates = {_template(each) for each in made}
+        return not templates.isdisjoint(self._signing.get(key_of(pod), ()))
 
     async def run(self) -> None:
         """Ask for ever."""
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
             while True:
                 pods = [pod for pod in self._store.all_of("Pod") if _answers(pod) or _uid(pod) in self._heard]
-                await asyncio.gather(*(self._ask(session, pod) for pod in pods))
+                own = [pod for pod in pods if is_own(pod, self._store)]
+                await asyncio.gather(*(self._ask(session, pod) for pod in own))
                 self.asked.set()
-                present = {_uid(pod) for pod in self._store.all_of("Pod")}
-                for uid in self._heard.keys() - present:
-                    del self._heard[uid]
+                self._forget()
                 await asyncio.sleep(PERIOD)
 
-    async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
-        entry = self._heard.setdefault(_uid(pod), Heard())
-        before = (news_in(entry.report), entry.reachable)
-        report = await self._fetch(session, pod) if _answers(pod) else None
-        if report is None:
-            entry.missed += 1
-        else:
-            entry.report, entry.missed = report, 0
-        if (news_in(entry.report), entry.reachable) != before:
-            self._notify(key_of(pod))
+    def _forget(self) -> None:
+        """Drop what is known of pods and resources that are gone."""
+        for uid in self._heard.keys() - {_uid(pod) for pod in self._store.all_of("Pod")}:
+            del self._heard[uid]
+        for key in [key for key in {*self._paces, *self._signing} if self._store.resource(key) is None]:
+            self._paces.pop(key, None)
+            self._signing.pop(key, None)
 
-    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Report | None:
+    async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
+        entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
+        before = self._standing(pod)
+        answer = await self._fetch(session, pod) if _answers(pod) else None
+        if isinstance(answer, Answer):
+            entry.report, entry.signed, entry.missed = answer.report, answer.signed, 0
+            if answer.signed:
+                self._signing[key].add(_template(pod))
+        else:
+            entry.missed += 1
+            if entry.missed == PATIENCE:
+                log.info(
+                    "a pod is not heard", extra={"pod": "/".join((key[0], pod["metadata"]["name"])), "why": answer}
+                )
+        if self._standing(pod) != before:
+            self._notify(key, self._paces[key].wait(time.monotonic()))
+
+    def _standing(self, pod: Body) -> Any:
+        """What is known from a pod: if that changes, it is news."""
+        heard = self.heard(pod)
+        return news_in(heard.report), heard.reachable
+
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | str:
+        """Ask a pod; a sentence instead of an answer says why there is none."""
+        resource = self._store.resource(key_of(pod))
+        if resource is None:
+            return "its resource is gone"
+        question = ask("GET", "/status", _uid(pod), self._keys.of(_uid(resource)))
         try:
             async with self._slots:
-                return await fetch_report(session, _url(pod, "status"))
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return None
+                return await fetch_report(session, _place(pod), question)
+        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+            return f"{type(err).__name__}: {err}"
 
 
-async def fetch_report(session: aiohttp.ClientSession, url: str) -> Report | None:
-    """Ask one process; None when it answers something else.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A signed question."""
+
+    method: str
+    path: str
+    body: bytes
+    key: bytes = field(repr=False)
+    nonce: str
+    signature: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with it."""
+        return {NONCE_HEADER: self.nonce, SIGNATURE_HEADER: self.signature, "Content-Type": "application/json"}
+
+
+def ask(method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> Asked:
+    """Sign a question to a pod."""
+    nonce = secrets.token_hex(16)
+    return Asked(method, path, body, key, nonce, sign_question(key, pod_uid, nonce, method, path, body))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A report, and whether who gave it has the resource's key."""
+
+    report: Report
+    signed: bool
+
+
+async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | str:
+    """Ask one process; a sentence says why what it answers is not taken.
 
     The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
 
@@ -108,11 +185,16 @@ async def fetch_report(session: aiohttp.ClientSession, url: str) -> Report | Non
         aiohttp.ClientError, TimeoutError, OSError: it does not answer.
 
     """
-    async with session.get(url, allow_redirects=False) as answer:
+    url = f"{place}{asked.path}"
+    async with session.request(asked.method, url, headers=asked.headers, allow_redirects=False) as answer:
         if answer.status != 200:
-            return None
+            return f"it answers {answer.status}" + (", so it has another key" if answer.status == 401 else "")
         text = await _read_some(answer.content)
-    return parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
+        signature = answer.headers.get(SIGNATURE_HEADER)
+    if signature is not None and not is_same(signature, sign_answer(asked.key, asked.signature, text)):
+        return "its answer is signed with another key"
+    report = parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
+    return "its answer is no report" if report is None else Answer(report, signature is not None)
 
 
 async def _read_some(content: aiohttp.StreamReader) -> bytes:
@@ -130,14 +212,19 @@ def _uid(pod: Body) -> str:
     return uid
 
 
+def _template(made: Body) -> str:
+    """Read the hash of the template that a pod was made from, or that a template has."""
+    return str(made["metadata"].get("labels", {}).get(TEMPLATE_LABEL, ""))
+
+
 def _answers(pod: Body) -> bool:
     status = pod.get("status") or {}
     return role_of(pod) in RUNNERS and status.get("phase") == "Running" and bool(status.get("podIP"))
 
 
-def _url(pod: Body, path: str) -> str:
+def _place(pod: Body) -> str:
     ip = pod["status"]["podIP"]
-    return f"http://{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}/{path}"
+    return f"http://{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}"
 
 
 def news_in(report: Report | None) -> Any:
@@ -179,12 +266,14 @@ def _trouble(report: Report) -> Any:
     return report.circuit, seen.dead_letters, min(seen.held, FEW), keys
 
 
-async def tell_intent(pods: list[Body], intent: Intent) -> None:
+async def tell_intent(pods: list[Body], intent: Intent, key: bytes) -> None:
     """Tell pods why they are taken away; one that cannot hear vacates its claim, and a grace outlasts that."""
 
     async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
+        asked = ask("POST", "/intent", _uid(pod), key, json.dumps({"intent": intent}).encode())
+        url = f"{_place(pod)}{asked.path}"
         try:
-            async with session.post(_url(pod, "intent"), json={"intent": intent}, allow_redirects=False) as answer:
+            async with session.post(url, data=asked.body, headers=asked.headers, allow_redirects=False) as answer:
                 if answer.status != 200:
                     log.warning("intent refused", extra={"pod": pod["metadata"]["name"], "status": answer.status})
         except (aiohttp.ClientError, TimeoutError, OSError) as err:

@@ -6,7 +6,7 @@ prints, and a rule here is what the API server enforces. CEL rules say in their 
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema
@@ -23,8 +23,11 @@ from outbox_core.spec import (
     SpecModel,
     StartFrom,
     Target,
+    read_other_version,
 )
 from outbox_operator.overlay import check_overlay
+from outbox_operator.pod_rules import REMEDY, find_all_violations
+from outbox_operator.shapes import SEPARATOR
 
 GROUP: Final = "outbox-operator.dev"
 VERSION: Final = "v1alpha1"
@@ -59,11 +62,14 @@ PodTemplateOverlay = Annotated[
     AfterValidator(check_overlay),
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
-"""A partial PodTemplateSpec; not schematised, which keeps the CRD small. The API server checks it at the workload."""
+"""A partial PodTemplateSpec; not schematised, which keeps the CRD small. What it may ask for is in `pod_rules.py`; what
+the fields mean the API server judges at the workload."""
 
 OVERLAY_HELP: Final = (
     "A partial pod template (`metadata`, `spec`) laid over the generated one: objects are merged, lists of named "
-    "things (containers, volumes, env …) by name, other lists replaced. The main container is called "
+    "things (containers, volumes, env …) by name, other lists replaced. It may ask for scheduling, resources, labels, "
+    "annotations, environment, containers under the Pod Security Standard restricted, and volumes of ConfigMaps and of "
+    "the Secrets that this resource names as connections. The main container is called "
 )
 
 
@@ -135,22 +141,6 @@ class ExecutorPods(SpecModel):
     pod_template: PodTemplateOverlay | None = Field(None, description=OVERLAY_HELP + "`executor`.")
 
 
-class SparkVolume(SpecModel):
-    """A volume that driver and executors mount at the same path."""
-
-    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
-        description="Name of the volume."
-    )
-    claim_name: ObjectName = Field(description="PersistentVolumeClaim in the same namespace.")
-    mount_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=r"^/")] = Field(
-        description="Where driver and executors see it."
-    )
-
-    def holds(self, path: str) -> bool:
-        """Tell whether a path lies on this volume; the CRD's rule for target.parquet.path says the same."""
-        return PurePosixPath(path).is_relative_to(self.mount_path)
-
-
 class Spark(SparkPlan):
     """The Spark application (engine Spark): one driver pod in client mode and its executors."""
 
@@ -171,12 +161,6 @@ class Spark(SparkPlan):
     )
     driver: DriverPod = Field(default_factory=DriverPod, description="The driver's pod.")
     executor: ExecutorPods = Field(default_factory=ExecutorPods, description="The executors' pods.")
-    volumes: list[SparkVolume] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Volumes of driver and executors: Parquet output, and Spark's query checkpoint.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
 
     def plan(self) -> SparkPlan:
         """Reduce to what the driver process must know."""
@@ -393,6 +377,8 @@ class Processor(SpecModel):
     cluster: str
     annotations: dict[str, str] = Field(default_factory=dict)
     spec: ProcessorSpec
+    ignored: tuple[str, ...] = ()
+    """Fields of the spec that this version does not know: a newer CRD let them in."""
 
     @property
     def processor_id(self) -> str:
@@ -405,14 +391,32 @@ class Processor(SpecModel):
         return ResourceRef(cluster=self.cluster, namespace=self.namespace, name=self.name, uid=self.uid)
 
 
-def parse_processor(body: dict[str, Any], cluster: str) -> Processor:
+Parse = Callable[[dict[str, Any]], Processor]
+"""Reads a resource as this installation allows it."""
+
+
+class NotAllowedError(Exception):
+    """The spec asks for pods that this installation does not allow; the message has the fields and what to do."""
+
+
+def parse_processor(body: dict[str, Any], cluster: str, *, unrestricted: bool = False) -> Processor:
     """Read a resource as the API server returns it.
+
+    Args:
+        body: the resource.
+        cluster: name of this cluster in claims.
+        unrestricted: let a podTemplate ask for anything (the chart's `podTemplates.unrestricted`).
 
     Raises:
         pydantic.ValidationError: the spec is none that this version knows (an older CRD let it in, or a newer one).
+        NotAllowedError: a podTemplate asks for more than `pod_rules.py` allows.
 
     """
     meta = body["metadata"]
+    spec, ignored = read_other_version(ProcessorSpec, body["spec"])
+    violations = [] if unrestricted else find_all_violations(body["spec"])
+    if violations:
+        raise NotAllowedError(f"{SEPARATOR.join(violations)}. {REMEDY}")
     return Processor(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -420,5 +424,6 @@ def parse_processor(body: dict[str, Any], cluster: str) -> Processor:
         generation=meta.get("generation", 0),
         cluster=cluster,
         annotations=meta.get("annotations") or {},
-        spec=ProcessorSpec.model_validate(body["spec"]),
+        spec=spec,
+        ignored=ignored,
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from outbox_core.plain import port_number
+from outbox_operator.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -12,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images:
-    """Images for resources that name none, and the role that Spark drivers are bound to."""
+    """What the installation gives to resources: images for those that name none, the drivers' role, keys."""
 
     worker: str = "localhost/outbox-worker:dev"
     spark: str = "localhost/outbox-spark:dev"
     driver_role: str = "outbox-operator:spark-driver"
+    keys: Keys = field(default_factory=Keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,12 @@ class Settings:
     Attributes:
         cluster_id: name of this cluster in claims; empty: the uid of the namespace kube-system.
         namespaces: namespaces to serve; empty: all.
-        lease_namespace: where the Lease for leader election is.
+        lease_namespace: where the Lease for leader election is, and the installation's Secrets.
+        key_secret: name of the Secret with the installation's key.
+        metrics_secret: name of the Secret with the token that reads workers' metrics.
         identity: this process among its replicas.
         port: of /livez, /readyz and /metrics.
+        unrestricted: a podTemplate may ask for anything.
 
     """
 
@@ -37,9 +44,12 @@ class Settings:
     images: Images
     lease_namespace: str
     lease_name: str
+    key_secret: str
+    metrics_secret: str
     identity: str
     port: int
     log_level: str
+    unrestricted: bool = False
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -56,10 +66,18 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser.add_argument("--spark-image", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
     parser.add_argument("--spark-driver-role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
     parser.add_argument("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
+    parser.add_argument("--key-secret", default=env("OUTBOX_KEY_SECRET", "outbox-operator-key"))
+    parser.add_argument("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
     parser.add_argument("--lease-namespace", default=env("POD_NAMESPACE", "default"))
     parser.add_argument("--identity", default=env("POD_NAME", env("HOSTNAME", "outbox-operator")))
-    parser.add_argument("--port", type=int, default=int(env("OUTBOX_PORT", "8081")))
+    parser.add_argument("--port", type=port_number, default=env("OUTBOX_PORT", "8081"))
     parser.add_argument("--log-level", default=env("OUTBOX_LOG_LEVEL", "INFO"))
+    parser.add_argument(
+        "--unrestricted-pod-templates",
+        action="store_true",
+        default=env("OUTBOX_UNRESTRICTED_POD_TEMPLATES", "false") == "true",
+        help="let a podTemplate ask for anything: who may create a resource may then be root on a node",
+    )
     flags = parser.parse_args(arguments)
     watched = flags.namespace or [name for name in env("OUTBOX_WATCH_NAMESPACES", "").split(",") if name.strip()]
     return Settings(
@@ -68,7 +86,10 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         images=Images(worker=flags.worker_image, spark=flags.spark_image, driver_role=flags.spark_driver_role),
         lease_namespace=flags.lease_namespace,
         lease_name=flags.lease_name,
+        key_secret=flags.key_secret,
+        metrics_secret=flags.metrics_secret,
         identity=flags.identity,
         port=flags.port,
         log_level=flags.log_level.upper(),
+        unrestricted=flags.unrestricted_pod_templates,
     )

@@ -100,6 +100,9 @@ class CheckpointStatus(StatusModel):
 
     partition: int = Field(0, description="0 in mode Ordered; in mode Partitioned the one that is furthest behind.")
     pair: Short = Field(description="transaction_id:position of the last message examined.")
+    text: Short | None = Field(
+        None, description="The pair for people: transaction_id:end where all of the transaction is examined."
+    )
     stored_at: Time | None = Field(None, description="When it was stored.")
 
 

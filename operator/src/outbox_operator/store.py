@@ -7,6 +7,7 @@ fell silent costs a delay, not a wrong state for ever.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from outbox_operator.naming import PROCESSOR_LABEL
@@ -21,13 +22,19 @@ OWNED_KINDS: Final = ("Deployment", "StatefulSet", "ConfigMap", "Service", "Serv
 """Kinds that are rendered and restored."""
 REMEMBERED: Final = 5000
 """How many deletions are remembered."""
-WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "Job", "Pod")
+LINKS: Final = frozenset({"ReplicaSet"})
+"""Kinds of which only the metadata is kept: they link pods with what made them (`lineage.py`)."""
+WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, *LINKS, "Job", "Pod")
 
 Body = dict[str, Any]
 
 
 def version_of(body: Body) -> int:
-    """Read the resourceVersion as a number: the API server's are, and only order within one object matters here."""
+    """Read the resourceVersion as a number.
+
+    Those of one kind, of its objects and of its lists, are integers that grow with every change: the API says so since
+    Kubernetes 1.35 (KEP-5504), and API servers have done so before. Those of two kinds are never compared.
+    """
     text = body["metadata"].get("resourceVersion", "0")
     return int(text) if text.isdecimal() else 0
 
@@ -46,6 +53,16 @@ Place = tuple[str, str, str]
 def place_of(body: Body) -> Place:
     """Kind, namespace and name."""
     return body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything of ours of one kind in a namespace (empty: in all), as it was at one resourceVersion."""
+
+    kind: str
+    namespace: str
+    bodies: list[Body]
+    version: int
 
 
 class Store:
@@ -84,11 +101,30 @@ class Store:
             self._drop(place, known)
 
     def is_behind(self, body: Body) -> bool:
-        """Tell whether an object is newer than what is known of it: a listing may be older than a deletion."""
-        known, uid = self._objects.get(place_of(body)), body["metadata"]["uid"]
-        if known is not None and known["metadata"]["uid"] == uid:
-            return version_of(known) < version_of(body)
-        return version_of(body) > self._gone.get(uid, -1)
+        """Tell whether an object is newer than what is known of its place: a listing may be older than a deletion."""
+        known = self._objects.get(place_of(body))
+        if known is not None and version_of(known) >= version_of(body):
+            return False
+        return version_of(body) > self._gone.get(body["metadata"]["uid"], -1)
+
+    def find_newer(self, listing: Listing) -> list[Body]:
+        """Say which objects of a listing are newer than what is known of them."""
+        return [body for body in listing.bodies if self.is_behind(body)]
+
+    def find_gone(self, listing: Listing) -> list[Body]:
+        """Say which objects a listing proves to be gone, or not ours any more: known as older than it, and not in it.
+
+        What was created or changed after the listing is known by a greater version, and judged by the next one. Each is
+        answered as a watch tells a deletion: the last state, with a version at which the object was gone for certain.
+        """
+        present = {body["metadata"]["uid"] for body in listing.bodies}
+        return [
+            {**body, "metadata": {**body["metadata"], "resourceVersion": str(listing.version)}}
+            for body in self.all_of(listing.kind)
+            if listing.namespace in ("", body["metadata"]["namespace"])
+            and body["metadata"]["uid"] not in present
+            and version_of(body) <= listing.version
+        ]
 
     def _drop(self, place: Place, known: Body) -> None:
         del self._objects[place]
@@ -142,4 +178,7 @@ def processor_id_of(body: Body) -> str:
 def slim(body: Body) -> Body:
     """Drop what is never read: field ownership is asked for again when it matters."""
     meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    if body["kind"] in LINKS:
+        meta.pop("annotations", None)
+        return {"kind": body["kind"], "metadata": meta}
     return {**body, "metadata": meta}

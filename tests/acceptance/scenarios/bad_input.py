@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.acceptance.scenarios import Scenarios, recovers, until_handled, until_owner
+from tests.support.cluster import wait
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
+    from tests.support.cluster import Body
+    from tests.support.room import Resource
 
 scenarios = Scenarios()
 
@@ -78,6 +81,51 @@ def an_image_that_cannot_be_pulled_is_named(rooms: Rooms) -> None:
         said = orders.until_condition("WorkersAvailable", "False", "ImageUnavailable")
         assert "nothing-of-that-name" in said["message"]
         orders.spec(worker={"image": None})
+        recovers(room, orders)
+
+
+MISFITS: dict[str, Body] = {
+    ".nodeAffinitee: field not declared in schema": {"affinity": {"nodeAffinitee": {}}},
+    ".tolerations: expected list": {"tolerations": {}},
+    "quantities must match": {"containers": [{"name": "worker", "resources": {"limits": {"memory": "plenty"}}}]},
+    "spec.template.spec.dnsPolicy: Unsupported value": {"dnsPolicy": "Nearest"},
+}
+"""Pods' specs by what the API server says of them: of the first three with status 500, of the last with 422."""
+CORRECTED = dict.fromkeys(field for spec in MISFITS.values() for field in spec)
+
+
+def until_refused(orders: Resource, words: str) -> None:
+    def told() -> bool:
+        said = orders.condition("Ready")
+        return said.get("reason") == "ApplyFailed" and words in said["message"]
+
+    orders.until(f"{words!r} is told", told)
+
+
+@scenarios.add
+def a_pod_template_that_the_api_server_refuses_is_told_in_its_words(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders", worker={"podTemplate": {"spec": next(iter(MISFITS.values()))}})
+        for words, spec in MISFITS.items():
+            orders.spec(worker={"podTemplate": {"spec": {**CORRECTED, **spec}}})
+            until_refused(orders, words)
+            assert orders.condition("Stalled")["status"] == "True"
+        assert "nodeAffinitee" in orders.until_event("ApplyFailed")
+        orders.spec(worker={"podTemplate": {"spec": CORRECTED}})
+        recovers(room, orders)
+
+
+@scenarios.add
+def a_quota_that_leaves_no_room_is_told_and_tried_again(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        cluster, place = rooms.cluster, ("ResourceQuota", room.namespace, "few")
+        meta = {"name": "few", "namespace": room.namespace}
+        hard = {"hard": {"count/deployments.apps": "0"}}
+        cluster.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": hard})
+        wait("the quota counts", lambda: "used" in cluster.need(*place).get("status", {}), within=60)
+        orders = room.processor("orders")
+        until_refused(orders, "exceeded quota: few")
+        cluster.delete(*place)
         recovers(room, orders)
 
 

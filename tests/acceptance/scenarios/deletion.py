@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outbox_operator.naming import PROCESSOR_LABEL
 from tests.acceptance.scenarios import Scenarios, until_handled
 from tests.support.cluster import wait
 
@@ -59,3 +60,22 @@ def deleted_its_claim_is_free_and_its_checkpoint_stays(rooms: Rooms) -> None:
         until_handled(room, again, 4)
         again.until_event("StartFromNotUsed")
         assert len(set(room.handled())) == 4
+
+
+@scenarios.add
+def deleted_before_it_ever_ran_it_starts_no_job(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        idle, ran = room.processor("idle", suspend=True), room.processor("ran")
+        idle.until_ready("Suspended")
+        ran.until_ready()
+        idle.delete()
+        ran.delete()
+
+        def jobs() -> list[str]:
+            found = rooms.cluster.items("Job", room.namespace)
+            # Those of resources that were in this room before end by themselves.
+            return [name for job in found if (name := job["metadata"]["labels"][PROCESSOR_LABEL]) in ("idle", "ran")]
+
+        # Deletions are worked off in order: the other's job would be there before this one.
+        wait("the job of the one that ran is there", lambda: "ran" in jobs(), within=45)
+        assert jobs() == ["ran"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from tests.acceptance.scenarios import Scenarios, run_outbox, until_handled
@@ -66,7 +67,7 @@ def an_open_circuit_breaker_is_said_and_closes_again(rooms: Rooms) -> None:
             delivery={
                 "blocks": "Nothing",
                 "circuitBreaker": {"failures": 2, "openFor": "15s"},
-                "retry": {"initialBackoff": "100ms", "maxBackoff": "1s"},
+                "retry": {"initialBackoff": "100ms", "maxBackoff": "1s", "maxAttempts": 1000},
                 "batchSize": 1,
                 "pollInterval": "100ms",
             },
@@ -74,8 +75,13 @@ def an_open_circuit_breaker_is_said_and_closes_again(rooms: Rooms) -> None:
         spared.until("the table of messages", lambda: room.shop.query("SELECT to_regclass('outbox.messages')")[0][0])
         room.shop.produce(5)
         spared.until_condition("MessagesFlow", "False", "CircuitOpen", within=60)
-        assert spared.status["failures"]["circuit"] == "Open"
-        assert spared.metrics()['outbox_circuit{phase="Open",processor="spared"}'] == 1
+        # It probes twice a second, and is open to a reader all the while.
+        spared.until("the status says so", lambda: spared.status["failures"]["circuit"] == "Open", within=30)
+        metric = 'outbox_circuit{phase="Open",processor="spared"}'
+        for _ in range(5):
+            assert spared.metrics()[metric] == 1
+            assert spared.condition("MessagesFlow")["reason"] == "CircuitOpen"
+            time.sleep(1)
         room.shop.query("ALTER TABLE away RENAME TO handled")
         until_handled(room, spared, 5)
         spared.until_condition("MessagesFlow", "True", within=30)

@@ -114,6 +114,12 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
         restored(
             "a scaled Deployment", lambda: cluster.need("Deployment", namespace, deployment)["spec"]["replicas"] == 1
         )
+        for kind, name in (("Deployment", deployment), ("ConfigMap", config)):
+            cluster.patch(kind, namespace, name, {"metadata": {"ownerReferences": None}})
+            restored(
+                f"the owner of a {kind}",
+                lambda kind=kind, name=name: cluster.need(kind, namespace, name)["metadata"].get("ownerReferences"),
+            )
         edited = {"name": "worker", "image": "example.com/other:1", "env": [{"name": "EXTRA", "value": "1"}]}
         template = {"template": {"spec": {"containers": [edited], "nodeSelector": {"disk": "ssd"}}}}
         path = cluster.path("Deployment", namespace, deployment)

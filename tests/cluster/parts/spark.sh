@@ -7,7 +7,7 @@ setup_spark() {
   local python=$CHECKOUT/.venv/bin/python key
   [ -x "$python" ] || setup_python
   key=$("$python" -c 'import pyspark; print(pyspark.__version__)')-$(java -version 2>&1 | sed -n 's/.*version "\(.*\)".*/\1/p')
-  key=$key-$(hash_of "$CHECKOUT/worker/src/outbox_spark/classes.py")
+  key=$key-$(hash_of "$CHECKOUT/worker/src/outbox_spark/classes.py" "${BASH_SOURCE[0]}")
   with_lock "$OUTBOX_CACHE/locks/spark" cached "spark/$key" copy_spark
   with_lock "$OUTBOX_CACHE/locks/spark" write_spark_classes "$OUTBOX_CACHE/spark/$key"
   ln -sfn "$OUTBOX_CACHE/spark/$key" "$CHECKOUT/.venv/spark"
@@ -16,6 +16,8 @@ setup_spark() {
 
 copy_spark() {
   cp -rL --preserve=timestamps "$("$CHECKOUT/.venv/bin/python" -c 'import pyspark; print(*pyspark.__path__)')/." "$1"
+  # As in the image (worker/Dockerfile.spark): Python workers import the installed, compiled package.
+  rm "$1"/python/lib/pyspark.zip "$1"/python/lib/py4j-*.zip
 }
 
 # In its final place: the classes go with the path of their jars.

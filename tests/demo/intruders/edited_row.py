@@ -1,4 +1,4 @@
-"""(v) Somebody edits the checkpoint row: ahead, and later back. The worker is told 2, and 3; all stops.
+"""Somebody edits the checkpoint row: ahead, and later back. The worker is told 2, and 3; all stops.
 
 Nothing runs until a person decides; the demo decides as one would, by annotation: accepts the first, rewinds the other.
 """
@@ -38,12 +38,12 @@ BOUNDARY_SECONDS: Final = 90.0
 
 def run(demo: Demo) -> None:
     """Edit ahead and accept; edit back and rewind."""
-    scene = Scene(demo, "(v) edited row", LOYALTY)
+    scene = Scene(demo, "edited checkpoint", LOYALTY)
     expected, stored = edit(scene, EDIT_AHEAD, "a million positions ahead, inside its last transaction", at_end=True)
     conflict = blocked(scene, 2, expected, stored)
     # Nothing lies between the two pairs (see `edit`), so accepting what is stored loses nothing.
     decide(scene, "accept-checkpoint", conflict, stored)
-    scene = Scene(demo, "(v) edited row", LOYALTY)
+    scene = Scene(demo, "edited checkpoint", LOYALTY)
     expected, stored = edit(scene, EDIT_BACK, "500 messages back", at_end=False)
     conflict = blocked(scene, 3, expected, stored)
     decide(scene, "rewind-checkpoint", conflict, expected)

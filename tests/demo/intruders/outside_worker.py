@@ -1,4 +1,4 @@
-"""(ii) A worker started by hand outside the cluster, under the same id, as a second cluster would.
+"""A worker started by hand outside the cluster, under the same id, as a second cluster would.
 
 The claim refuses it. Told to take over by force, it does, in the middle of the owner's batch: that batch is answered 4
 and rolled back. The operator scales its worker to zero and names the foreign owner. When the outsider stops, the
@@ -99,7 +99,7 @@ class Outsider:
 
 def run(demo: Demo) -> None:
     """Be refused, take over by force, stop, and see the cluster's worker back."""
-    scene = Scene(demo, "(ii) outside worker", PROJECTION)
+    scene = Scene(demo, "outside worker", PROJECTION)
     outsider = Outsider(scene)
     try:
         refused(scene, outsider)

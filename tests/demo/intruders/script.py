@@ -1,4 +1,4 @@
-"""(iv) A script without ownership calls the article's four-argument form: 4, rolled back, counted, and visible."""
+"""A script without ownership calls the article's four-argument form: 4, rolled back, counted, and visible."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CALL = "SELECT outbox.store_processor_checkpoint(%s, %s, %s, pg_current_xact_id(
 
 def run(demo: Demo) -> None:
     """Write something, call, be refused, roll back; then look for the count."""
-    scene = Scene(demo, "(iv) script", PROJECTION)
+    scene = Scene(demo, "script without ownership", PROJECTION)
     before = scene.resource().conflicts.get("strangers", 0)
     checkpoint = demo.database.checkpoint(PROJECTION)
     if checkpoint is None:
-        raise DemoError("(iv) script: there is no checkpoint to aim at")
+        raise DemoError("script without ownership: there is no checkpoint to aim at")
     scene.did("writes a row and calls store_processor_checkpoint(text, bigint, bigint, xid8), as the article has it")
     with demo.database.connect("somebodys-script") as connection:
         connection.execute("BEGIN")

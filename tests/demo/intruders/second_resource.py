@@ -1,4 +1,4 @@
-"""(i) A second resource with the same processorId, in another namespace: it handles nothing and names the owner.
+"""A second resource with the same processorId, in another namespace: it handles nothing and names the owner.
 
 It asks for the publisher's id with another target, the read model's statement: anything that it handled would stand in
 the read model twice, and the ledger would find it.
@@ -21,7 +21,7 @@ NAME = "orders-copy"
 
 def run(demo: Demo) -> None:
     """Apply it, look at what it says, take it away again."""
-    scene = Scene(demo, "(i) second resource", NAME, OTHER_NAMESPACE)
+    scene = Scene(demo, "second resource", NAME, OTHER_NAMESPACE)
     before = demo.database.claim(RABBITMQ)
     resource = yaml.safe_load((EXAMPLES / "orders-projection.yaml").read_text())
     resource["metadata"] = {"name": NAME, "namespace": OTHER_NAMESPACE}

@@ -1,4 +1,4 @@
-"""(vi) The Spark driver is killed between the database's commit and Spark's own log: the batch is replayed, and told 0.
+"""The Spark driver is killed between the database's commit and Spark's own log: the batch is replayed, and told 0.
 
 The moment is made, not hoped for: the driver's Python is held in its transaction, its Java process is frozen there, and
 Python is let go. It commits; Java cannot write `commits/N`; then both are killed.
@@ -25,7 +25,7 @@ REPLAYS_WITHIN: Final = 90.0
 
 def run(demo: Demo) -> None:
     """Make the moment, kill, and see the replay skipped."""
-    scene = Scene(demo, "(vi) Spark replay", ANALYTICS)
+    scene = Scene(demo, "replayed Spark batch", ANALYTICS)
     if not demo.place.local:
         scene.note("left out: on a cluster of your own the demo cannot freeze a container's process from outside")
         return

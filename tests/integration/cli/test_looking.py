@@ -28,9 +28,10 @@ def test_status_names_owner_checkpoint_and_lag(cli, shop):
     assert (record["checkpoint"], record["openConflict"], record["conflicts"]) == (str(first), None, 0)
     assert (record["lag"]["messages"], record["lag"]["atLeast"]) == (2, False)
     assert table[0].split() == [
-        "PROCESSOR", "PARTITION", "STATE", "CLAIM", "POD", "EPOCH", "CHECKPOINT", "STORED", "LAG", "CONFLICTS", "OPEN"
+        "PROCESSOR", "PARTITION", "STATE", "REASON", "CLAIM", "POD", "EPOCH", "CHECKPOINT", "STORED", "LAG",
+        "CONFLICTS", "OPEN",
     ]  # fmt: skip
-    assert table[1].split()[:7] == ["orders", "0", "Running", "test/shop/orders", "pod-a", "2", str(first)]
+    assert table[1].split()[:8] == ["orders", "0", "Running", "-", "test/shop/orders", "pod-a", "2", str(first)]
 
 
 def test_status_tells_blocked_claimed_and_free_apart(cli, shop):

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_core.competing import Work
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
+from outbox_core.work import Work
 from outbox_worker.postgres import competing, ownership, partitions
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.postgres import build_source

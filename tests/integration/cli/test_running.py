@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 
 from tests.integration.cli.conftest import PROGRAM, Cli, drain
 from tests.support.postgres import wait_until
-from tests.support.worker import FAST, GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, Outbox
+from tests.support.worker import FAST, GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, Outbox
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,6 +86,15 @@ def test_it_handles_and_drains_on_ctrl_c(outbox, run, tmp_path, database):
     assert "Ctrl-C finishes or rolls back" in (tmp_path / "log").read_text()
 
 
+def test_its_port_is_reached_from_this_machine_only(outbox, run, tmp_path, database):
+    run("-f", manifest(tmp_path, SQL_TARGET), "--connection", database.files().directory)
+    wait_until(lambda: '"port"' in (tmp_path / "log").read_text(), "the log names the port")
+    (port,) = map(int, re.findall(r'"port": ?(\d+)', (tmp_path / "log").read_text()))
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    with pytest.raises(ConnectionRefusedError):  # the whole of 127.0.0.0/8 is this machine
+        socket.create_connection(("127.0.0.2", port), 5)
+
+
 def test_started_again_it_is_the_same_resource_and_goes_on(outbox, run, tmp_path, database):
     file, where = manifest(tmp_path, SQL_TARGET), ("--connection", database.files().directory)
     first = outbox.produce(5)
@@ -115,6 +125,47 @@ def test_ctrl_c_in_the_middle_of_a_batch_finishes_it(outbox, run, tmp_path, data
     assert process.wait(30) == 0
     assert outbox.handled() == ids
     assert outbox.stored() == outbox.last()
+
+
+class Supervised:
+    """`outbox run` as a supervisor keeps it: started again whenever it is killed."""
+
+    def __init__(self, start, outbox):
+        self.start, self.outbox, self.deaths = start, outbox, 0
+        self.process = start()
+
+    def until(self, condition, what, most):
+        def holds():
+            if self.process.poll() is not None:
+                assert self.process.returncode == -signal.SIGKILL
+                self.deaths += 1
+                assert self.deaths <= most
+                self.process = self.start()
+            return condition()
+
+        wait_until(holds, what)
+
+
+def deadly(message):
+    """Its process is killed, as for its memory, where the batch has this message."""
+    return f"{PYTHON_HANDLER}    if any(m.message_id == {message!r} for m in batch):\n        os.kill(os.getpid(), 9)\n"
+
+
+def test_a_message_that_kills_its_process_is_given_up_and_the_rest_goes_on(outbox, run, tmp_path, database):
+    """Deaths are counted over starts of the same text."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    handler = folder / "orders.py"
+    handler.write_text(deadly("message-3"))
+    delivery = FAST | {"batchSize": 2, "whenExhausted": "DeadLetter"}
+    file = manifest(tmp_path, PYTHON_TARGET, delivery=delivery)
+    ids = outbox.produce(6)
+    arguments = ("-f", file, "--connection", database.files().directory, "--handler", folder)
+    kept = Supervised(lambda: run(*arguments), outbox)
+    kept.until(lambda: outbox.handled() == [each for each in ids if each != "message-3"], "the rest is handled", 4)
+    letters = outbox.connection.execute("SELECT message_id, error_class FROM outbox.dead_letters").fetchall()
+    assert letters == [("message-3", "ProcessKilled")]
+    assert kept.deaths == 4, "two until the place is suspected, two of the message alone"
 
 
 def test_the_database_is_named_by_the_environment(outbox, run, tmp_path, database):
@@ -166,12 +217,12 @@ def test_it_keeps_out_of_a_processor_that_a_cluster_owns(outbox, run, tmp_path, 
 @pytest.mark.parametrize(
     ("target", "spec", "status", "said"),
     [
-        pytest.param({"sql": {}}, {}, 1, "spec.target.sql.statement: Field required", id="a field is missing"),
+        pytest.param({"sql": {}}, {}, 1, "spec.target.sql.statement: Required value: set it", id="a field is missing"),
         pytest.param({"log": {}, **SQL_TARGET}, {}, 1, "set exactly one target", id="two targets"),
-        pytest.param(None, {}, 1, "set exactly one target", id="no target"),
+        pytest.param(None, {}, 1, "set one of target.sql", id="no target"),
         pytest.param({"log": {}}, {"suspend": True}, 3, "spec.suspend is true", id="suspended"),
         pytest.param(SQL_TARGET, {"engine": "Spark", "spark": {}}, 3, "engine Spark", id="another engine"),
-        pytest.param({"log": {}}, {"speed": 9}, 1, "spec.speed: Extra inputs", id="an unknown field"),
+        pytest.param({"log": {}}, {"speed": 9}, 1, 'unknown field "spec.speed": it can have', id="an unknown field"),
         pytest.param({"log": {}}, {"startFrom": {"type": "Position"}}, 1, "position goes with", id="half a start"),
         pytest.param({"log": {}}, {"delivery": {"leaseDuration": "1s"}}, 1, "leaseDuration must be", id="lease"),
         pytest.param(PYTHON_TARGET, {}, 1, "ConfigMap handlers is in none of the files", id="no code"),

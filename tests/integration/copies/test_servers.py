@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,9 @@ from outbox_worker.postgres import identity
 from outbox_worker.postgres.messages import MessageReader
 from tests.integration.cli.conftest import Cli
 from tests.support.clone import Clone, Primary
-from tests.support.postgres import Database, build_source, wait_until
-from tests.support.restore import next_id
-from tests.support.worker import SQL_TARGET, Outbox, Workers, build_config
+from tests.support.postgres import Database, PgBouncer, build_source, wait_until
+from tests.support.restore import next_id, use_up
+from tests.support.worker import PICKY_HANDLER, PYTHON_TARGET, SQL_TARGET, Outbox, Workers, build_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +75,13 @@ def handled(connection: psycopg.Connection) -> list[str]:
     return [row[0] for row in connection.execute("SELECT message_id FROM handled ORDER BY n").fetchall()]
 
 
+def cut_off(standby: Clone) -> None:
+    with standby.connect("postgres") as there:
+        there.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        there.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: there.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() == (0,), "cut off")
+
+
 @contextlib.contextmanager
 def a_query_at_the_standby_that_keeps_dead_rows_here(primary: Primary, standby: Clone) -> Iterator[None]:
     """hot_standby_feedback: it holds what vacuum may remove, and must not hold what may be read."""
@@ -126,18 +134,13 @@ def test_a_worker_goes_on_at_the_promoted_standby(primary, workers, received):
         with standby.connect(name) as reading, pytest.raises(TransientError) as refused:
             identity.refuse_standby(reading)
         assert refused.value.reason is Reason.DATABASE_UNAVAILABLE
-        worker = workers.start(build_config(outbox.database, SQL_TARGET), either(primary, standby, name))
+        workers.start(build_config(outbox.database, SQL_TARGET), either(primary, standby, name))
         with a_query_at_the_standby_that_keeps_dead_rows_here(primary, standby):
             outbox.wait_handled(outbox.produce(20))
         primary.wait_received(standby)
         kept = outbox.handled()
         if not received:
-            with standby.connect(name) as there:
-                there.execute("ALTER SYSTEM SET primary_conninfo = ''")
-                there.execute("SELECT pg_reload_conf()")
-                wait_until(
-                    lambda: there.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() == (0,), "cut off"
-                )
+            cut_off(standby)
             outbox.wait_handled(kept + outbox.produce(20, start=20))
         outbox.database.close()
         primary.kill()
@@ -148,6 +151,53 @@ def test_a_worker_goes_on_at_the_promoted_standby(primary, workers, received):
             later = produce(there, [f"later-{number}" for number in range(10)])
             wait_until(lambda: len(handled(there)) >= len(kept) + 10, "the rest is handled", 40)
             assert handled(there) == kept + later, "once each, in order"
+
+
+@pytest.fixture
+def pool(primary: Primary) -> Iterator[PgBouncer]:
+    pool = PgBouncer(primary)
+    yield pool
+    pool.stop()
+
+
+def test_the_snapshot_of_a_batch_that_fails_is_forgotten_when_a_standby_is_promoted(primary, pool, workers):
+    """A pool keeps the connection. Ids that rolled back on the old server are in progress on the new one."""
+    outbox = outbox_on(primary)
+    name = outbox.database.name
+    delivery = {"leaseDuration": "60s", "retry": {"initialBackoff": "3s", "maxBackoff": "3s", "jitter": 0}}
+    config = build_config(
+        outbox.database, PYTHON_TARGET, source={"cursor": "Snapshot"}, delivery=delivery | {"blocks": "Partition"}
+    )
+    worker = workers.start(config, outbox.database.uri(port=pool.port), handler=PICKY_HANDLER)
+    with primary.copied(standby=True) as standby:
+        outbox.wait_handled(outbox.produce(1))
+        worker.send(signal.SIGSTOP)
+        outbox.connection.execute("SET synchronous_commit = on")
+        (failing,) = outbox.produce(1, start=1)
+        (worker.directory / "bad").write_text("order-2")
+        primary.wait_received(standby)
+        cut_off(standby)
+        with primary.connect(name) as busy:
+            first = next_id(busy)
+            use_up(busy, first + 300)
+        worker.send(signal.SIGCONT)
+        worker.wait_state("Retrying")
+        worker.send(signal.SIGSTOP)
+        (worker.directory / "bad").unlink()
+        outbox.database.close()
+        primary.kill()
+        standby.promote()
+
+        with standby.connect(name) as there, standby.connect(name) as producer:
+            use_up(there, first)
+            assert next_id(there) < first + 300, "ids are handed out again"
+            with producer.transaction():
+                late = produce(producer, ["late"])
+                pool.lead_to(standby.port)
+                worker.send(signal.SIGCONT)
+                wait_until(lambda: failing in handled(there), "the batch that failed is handled", 30)
+            wait_until(lambda: late[0] in handled(there), "what was in progress then is handled", 30)
+            assert handled(there)[-2:] == [failing, *late]
             assert there.execute("SELECT act FROM outbox.recorded_acts").fetchall() == [("AdoptTimeline",)]
             assert there.execute("SELECT count(*) FROM outbox.processor_conflicts").fetchone() == (0,)
         report = worker.wait_state("Active")

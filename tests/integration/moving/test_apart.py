@@ -445,3 +445,27 @@ def test_a_source_whose_ids_were_rebased_is_refused_until_a_person_names_the_new
     assert conflicts.rewind(apart.connection, key, pair, reason="rebased", decided_by="somebody")
     assert forget_source(apart.connection, key, reason="rebased", decided_by="somebody") == 1
     apart.wait_handled(ids + more)
+
+
+@BOTH
+def test_a_message_of_nulls_is_carried_and_can_be_kept(outbox, apart, cursor):
+    for column in ("message_type", "publication_id", "data", "scheduled"):
+        outbox.connection.execute(f"ALTER TABLE outbox.messages ALTER {column} DROP NOT NULL")
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (message_id, message_type, publication_id, data, scheduled) "
+        "VALUES ('none', NULL, NULL, NULL, NULL), ('bad', NULL, NULL, NULL, NULL), ('some', 't', 'p', '{}', now())"
+    )
+    statement = (
+        "INSERT INTO seen (message_id, pair, total) "
+        "SELECT message_id, concat_ws(',', message_type, publication_id, data, extract(year FROM scheduled) > 2000), "
+        "CASE WHEN message_id = 'bad' THEN message_id::int END FROM batch ORDER BY ordinal"
+    )
+    retry = {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms"}
+    apart.start(statement=statement, delivery={"blocks": "Nothing", "whenExhausted": "DeadLetter", "retry": retry})
+    dead = "SELECT message_id, data, scheduled FROM outbox.dead_letters"
+    wait_until(
+        lambda: has_seen(apart, 2) and apart.connection.execute(dead).fetchall() == [("bad", None, None)],
+        "one is dead, two are handled",
+    )
+    rows = apart.connection.execute("SELECT message_id, pair FROM seen ORDER BY n").fetchall()
+    assert rows == [("none", ""), ("some", "t,p,{},t")]

@@ -215,7 +215,7 @@ def test_who_was_started_from_an_older_text_of_the_resource_changes_nothing(outb
     wait_count(outbox, 100)
     assert counts(outbox) == (4, None)
     for worker in (first, late):
-        assert worker.report().division is not None
+        worker.wait_for("it has looked at the partitions", lambda report: report.division is not None)
         assert worker.report().division.count == 4
     assert_each_once_and_in_order(outbox, 100)
 

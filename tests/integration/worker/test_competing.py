@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 
-from outbox_core.competing import Work
 from outbox_core.report import ExitCode
+from outbox_core.work import Work
 from tests.support.consuming import taker
 from tests.support.postgres import wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
@@ -339,3 +339,22 @@ def test_the_checkpoint_never_passes_what_is_not_done(outbox, workers):
     gate.open()
     wait_each_once(outbox, ids(1, 60))
     wait_until(lambda: int(outbox.stored().split(":")[0]) > int(lowest), "the checkpoint follows")
+
+
+def test_the_checkpoint_of_a_queue_passes_all_that_is_done_whatever_priorities_were_used(outbox, workers):
+    """A priority that nobody uses, or not any more, holds nothing up."""
+    make_queue(outbox)
+    worker = start(outbox, workers, "pod-a", queue="jobs")
+
+    def is_passed():
+        (written,) = outbox.connection.execute(
+            "SELECT max(transaction_id::text::bigint) FROM outbox.queue_jobs"
+        ).fetchone()
+        return int(outbox.stored().partition(":")[0]) >= written
+
+    for start_at, priority in enumerate((5, 0, 5)):
+        put(outbox, 30, start=30 * start_at, priority=priority)
+        wait_each_once(outbox, ids(1, 30 * start_at + 30))
+        wait_until(is_passed, "the checkpoint reaches the last message", 15)
+        report = worker.wait_for("nothing waits", lambda r: r.lag is not None and r.lag.messages == 0)
+        assert report.handled == 30 * start_at + 30

@@ -48,6 +48,7 @@ def test_a_target_that_fails_everything_is_spared_and_nothing_is_kept_meanwhile(
     failing.break_at(*range(200))
     failing.produce(200)
     breaker = {"failures": 3, "openFor": "4s"}
+    begun = time.monotonic()
     consumers = [
         start(failing, workers, pod, guarantee=guarantee, retry=QUICK | {"maxAttempts": 1000}, circuitBreaker=breaker)
         for pod in ("pod-a", "pod-b")
@@ -57,8 +58,10 @@ def test_a_target_that_fails_everything_is_spared_and_nothing_is_kept_meanwhile(
         assert report.circuit == "Open"
         assert 'outbox_circuit{phase="Open",processor="orders"} 1.0' in consumer.get("/metrics")[1]
     wait_until(lambda: owners(failing.connection) == set(), "what was in hand is handed back", 20)
-    (tried,) = failing.connection.execute("SELECT count(*) FROM outbox.competing_retries").fetchone()
-    assert 3 <= tried <= 12, "of 200 messages only those that opened the breakers used an attempt"
+    query = "SELECT count(*), sum(attempts) FROM outbox.competing_retries"
+    tried, attempts = failing.connection.execute(query).fetchone()
+    # To tell an outage from a row of bad messages each is tried once; of those that failed one in a while is.
+    assert attempts - tried <= 4 * (time.monotonic() - begun) + 2
     failing.mend()
     failing.wait_handled(set(range(200)))
     assert len(failing.handled()) == 200, "an effect is doubled"
@@ -72,7 +75,7 @@ def test_a_target_that_fails_everything_is_spared_and_nothing_is_kept_meanwhile(
 def test_a_piece_whose_completion_has_no_answer_keeps_the_rest_of_its_batch_from_nobody(failing, workers):
     """It was completed: asked again the database says no. What is left is in this consumer's name, which goes on."""
     proxy = CommitCutter(failing.outbox.database.server.port)
-    proxy.arm(Cut.AFTER, once=True, said=b"complete_batch", answer=b"SELECT 1\x00")
+    proxy.arm(Cut.AFTER, once=True, said=b"defer_messages", answer=b"SELECT 1\x00")
     failing.break_at(7)
     failing.produce(20)
     config = config_of(
@@ -83,6 +86,40 @@ def test_a_piece_whose_completion_has_no_answer_keeps_the_rest_of_its_batch_from
     failing.wait_dead(1)
     assert proxy.cuts == 1
     proxy.close()
+
+
+@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
+def test_no_step_takes_much_longer_than_the_timeout_while_a_message_that_hangs_is_found(
+    failing, workers, target, guarantee
+):
+    """Else the process is taken for stuck and killed in the middle of the search, again and again."""
+    connection = failing.connection
+    connection.execute(
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF EXISTS (SELECT 1 FROM bad b WHERE b.message_id = NEW.message_id) THEN PERFORM pg_sleep(60); END IF; "
+        "RETURN NEW; END $$"
+    )
+    failing.break_at(0)
+    failing.produce(20)
+    ages = [0.0]
+    age = (
+        "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+    def is_found():
+        ages.append(connection.execute(age).fetchone()[0])
+        return len(failing.dead()) == 1
+
+    start(
+        failing, workers, "pod-a", target, guarantee=guarantee, timeout="1s", retry=QUICK | {"maxAttempts": 2},
+        whenExhausted="DeadLetter",
+    )  # fmt: skip
+    wait_until(is_found, "the message is found twice", 60)
+    assert [row[:2] for row in failing.dead()] == [("message-0", 2)]
+    failing.wait_handled(set(range(1, 20)))
+    assert 0.5 < max(ages) < 2.5, ages
 
 
 def test_one_message_that_fails_for_ever_opens_no_breaker(failing, workers):
@@ -249,7 +286,7 @@ def test_what_a_killed_consumer_had_is_with_others_after_the_lease_and_five_seco
 
 
 def test_a_queue_under_load_goes_through_its_segments_and_stays_small(outbox, workers):
-    """Producers and consumers at once, through more than all four segments; an old snapshot is open all the while."""
+    """Producers and consumers at once, through more than all four segments, beside an open writing transaction."""
     connection = outbox.connection
     connection.execute("SELECT outbox.create_queue('jobs')")
     connection.execute("CREATE TABLE seen (position bigint)")
@@ -268,8 +305,7 @@ def test_a_queue_under_load_goes_through_its_segments_and_stays_small(outbox, wo
         "WHERE i.inhparent = 'outbox.queue_jobs'::regclass"
     )
     with outbox.database.direct(autocommit=False) as old:
-        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        old.execute("SELECT 1")
+        old.execute("SELECT pg_current_xact_id()")
         deadline = time.monotonic() + 120
         while len(segments) < 5 and time.monotonic() < deadline:
             connection.execute(insert, (4000,))

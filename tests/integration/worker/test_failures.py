@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from outbox_worker.postgres import letters
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.failing import KEYS, Failing
 from tests.support.postgres import wait_until
-from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET
+from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, build_config
 
 QUICK = {"maxAttempts": 3, "initialBackoff": "50ms", "maxBackoff": "100ms"}
 
@@ -64,6 +65,26 @@ def test_a_failing_message_blocks_its_key_only_and_in_order(failing, workers, ta
     failing.wait_handled(set(range(100)))
     # AtLeastOnce lets go of what it held in a transaction that follows the handling.
     wait_until(lambda: failing.held() == [], "nothing is held any more")
+    failing.assert_once_and_in_order()
+
+
+@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+def test_a_handler_that_is_slow_to_refuse_loses_nothing(failing, workers, guarantee, cursor):
+    """It takes longer for the first half of a failing batch than the search for the message may take."""
+    slow = "import time\n" + PYTHON_HANDLER.replace(
+        "    with connection", "    time.sleep(0.8 if len(batch) > 1 else 0)\n    with connection"
+    )
+    failing.break_at(3)
+    failing.produce(20)
+    config = failing.config(
+        PYTHON_TARGET, partitioned=False, cursor=cursor, blocks="Key", guarantee=guarantee,
+        retry=QUICK | {"maxAttempts": 1000},
+    )  # fmt: skip
+    workers.start(config, failing.outbox.database.uri(), handler=slow)
+    failing.wait_handled(set(range(20)) - of_key(3, 20))
+    failing.mend()
+    failing.wait_handled(set(range(20)))
     failing.assert_once_and_in_order()
 
 
@@ -229,7 +250,7 @@ def test_nothing_is_asked_for_while_nothing_is_held(failing, workers):
     wait_until(look, "the statistics are there")
     assert calls["store_processor_checkpoint"] == 11  # one for the start
     assert calls["review_lane"] == 1
-    assert calls.keys().isdisjoint({"set_aside", "take_due_messages", "settle_held_messages", "begin_suspect"})
+    assert calls.keys().isdisjoint({"hold_messages", "take_due_messages", "settle_held_messages", "begin_suspect"})
 
 
 @pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
@@ -315,3 +336,78 @@ def test_a_target_that_fails_everything_is_spared_and_nothing_is_set_aside_meanw
     failing.assert_once_and_in_order()
     worker.wait_for("it is closed again", lambda r: r.circuit == "Closed")
     assert 'outbox_circuit{phase="Closed",processor="orders"} 1.0' in worker.get("/metrics")[1]
+
+
+@pytest.mark.parametrize(
+    ("loop", "tries"),
+    [
+        pytest.param("batch", 3, id="a loop over the batch"),
+        pytest.param("batch.messages", 3, id="a loop over its messages"),
+        pytest.param("list(batch)", 9, id="all of them at once"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["Ordered", "Competing"])
+def test_a_message_that_fails_is_known_by_how_far_the_handlers_loop_came(outbox, workers, loop, tries, mode):
+    """The batch, a part of it, and that message alone: none of the others is tried without it to find it."""
+    handler = (
+        "def handle(batch, connection):\n"
+        f"    for message in {loop}:\n"
+        "        with open('begun', 'a') as file:\n"
+        "            print(message.message_id, file=file)\n"
+        "        if message.json()['total'] == 40:\n"
+        "            raise ValueError('40')\n"
+        "        connection.execute(\n"
+        "            'INSERT INTO handled (message_id, total) VALUES (%s, 1)', (message.message_id,))\n"
+    )
+    ids = [row[0] for row in outbox.connection.execute(
+        "INSERT INTO outbox.messages (message_id, message_type, data) "
+        "SELECT 'message-' || n, 't', jsonb_build_object('total', n) FROM generate_series(0, 63) AS n "
+        "RETURNING message_id"
+    )]  # fmt: skip
+    delivery: dict[str, Any] = {"mode": mode, "batchSize": 64, "whenExhausted": "DeadLetter"}
+    delivery |= {"competing": dict[str, Any]()} if mode == "Competing" else {"blocks": "Key"}
+    delivery["retry"] = {"maxAttempts": 1}
+    config = build_config(outbox.database, PYTHON_TARGET, delivery=delivery, source={"cursor": None})
+    worker = workers.start(config, outbox.database.uri(), handler=handler)
+    outbox.wait_handled([each for each in ids if each != "message-40"])
+
+    begun = (worker.directory / "begun").read_text().splitlines()
+    assert 2 <= begun.count("message-40") <= tries
+
+
+BAD = {*range(100, 1000, 100), *range(140, 150), 555, 556, 999}
+
+
+@pytest.mark.parametrize(
+    ("delivery", "cursor"),
+    [
+        pytest.param({"mode": "Ordered", "blocks": "Key"}, "TransactionOrder", id="ordered"),
+        pytest.param({"mode": "Ordered", "blocks": "Nothing"}, "Snapshot", id="ordered, by snapshots"),
+        pytest.param(
+            {"mode": "Partitioned", "partitions": {"count": 3}, "blocks": "Key"}, "Snapshot", id="partitioned"
+        ),
+        pytest.param({"mode": "Competing", "competing": {}}, None, id="competing"),
+    ],
+)
+def test_many_parts_of_a_large_batch_are_tried_with_few_calls_and_each_message_is_handled_once(
+    outbox, workers, delivery, cursor
+):
+    target = {"sql": {"statement": "INSERT INTO handled (message_id, total) SELECT message_id, 1 / (data->>'n')::int "
+                                   "FROM batch ORDER BY ordinal"}}  # fmt: skip
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT 'key-' || n, n, 't', jsonb_build_object('n', CASE WHEN n = ANY (%s) THEN 0 ELSE 1 END) "
+        "FROM generate_series(0, 999) AS n",
+        (sorted(BAD),),
+    )
+    again = {"whenExhausted": "DeadLetter", "retry": {"maxAttempts": 1}}
+    config = build_config(outbox.database, target, delivery=delivery | again, source={"cursor": cursor})
+    workers.start(config, outbox.database.uri())
+    expected = [str(n) for n in range(1000) if n not in BAD]
+    wait_until(lambda: len(outbox.handled()) >= len(expected), "all healthy ones are handled")
+    if delivery["mode"] == "Partitioned":
+        assert sorted(outbox.handled(), key=int) == expected
+    else:
+        assert outbox.handled() == expected, "each once, in order"
+    dead = "SELECT count(*) FROM outbox.dead_letters"
+    wait_until(lambda: outbox.connection.execute(dead).fetchone() == (len(BAD),), "the others are dead letters")

@@ -10,6 +10,8 @@ import pytest
 
 from outbox_core.partition import partition_of
 from outbox_core.report import ExitCode
+from outbox_core.spec import PartitionKey
+from outbox_worker.postgres.slots import can_read_by_slot
 from tests.support.divided import (
     COUNT,
     KEYS,
@@ -21,7 +23,7 @@ from tests.support.divided import (
     wait_count,
     wait_shared,
 )
-from tests.support.postgres import wait_until
+from tests.support.postgres import build_source, wait_until
 from tests.support.worker import (
     GATED_HANDLER,
     PICKY_HANDLER,
@@ -49,6 +51,45 @@ def test_one_process_handles_all_partitions(outbox, workers, target, guarantee):
     assert [view.partition for view in report.checkpoints] == list(range(COUNT))
     assert report.lease is not None
     assert report.lease.held
+
+
+def test_of_two_replicas_that_race_for_the_index_neither_fails_nor_advises_it_for_good(outbox, workers):
+    produce(outbox, 500)
+    pods = [start(outbox, workers, f"pod-{name}") for name in "abc"]
+    wait_count(outbox, 500)
+    wait_shared(outbox, 2, 2, 2)
+    for worker in pods:
+        worker.wait_for("nothing is advised", lambda r: r.advice is None, 20)
+        assert "deadlock" not in worker.log()
+
+
+def test_messages_are_handled_while_the_index_is_being_built(outbox, workers):
+    """A build waits for every transaction that writes into the outbox, and takes as long as the outbox is large."""
+    producer = outbox.database.direct(autocommit=False)
+    producer.execute("LOCK TABLE outbox.messages IN ROW EXCLUSIVE MODE")
+    worker = start(outbox, workers, "pod-a")
+    wait_until(lambda: is_being_built(outbox), "it is being built")
+    produce(outbox, 200)
+    wait_count(outbox, 200)
+    assert is_being_built(outbox)
+
+    assert worker.terminate() == ExitCode.DONE
+    wait_until(lambda: not is_being_built(outbox), "the build ended with its process")
+    producer.rollback()
+    start(outbox, workers, "pod-b")
+    wait_until(lambda: can_read_by_slot(outbox.connection, build_source(), PartitionKey()), "it is built anew", 20)
+
+
+def is_being_built(outbox):
+    return outbox.connection.execute("SELECT count(*) FROM pg_stat_progress_create_index").fetchone() == (1,)
+
+
+def test_an_index_that_a_person_creates_is_seen(outbox, workers):
+    worker = start(outbox, workers, "pod-a", source={"schema": "Verify"})
+    report = worker.wait_for("it advises", lambda r: r.advice is not None and r.state == "Active")
+    outbox.connection.execute(report.advice[report.advice.index("CREATE INDEX") :])
+    report = worker.wait_for("it sees the index", lambda r: r.advice is None, 20)
+    assert report.state == "Active"
 
 
 def test_three_share_and_when_one_is_killed_the_others_go_on(outbox, workers):

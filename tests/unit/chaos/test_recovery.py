@@ -63,6 +63,11 @@ def test_a_fault_of_another_case_or_one_that_did_nothing_takes_nothing_away() ->
     assert len(measure(others, CASES, SEEN)) == 1
 
 
+def test_a_freeze_of_a_process_that_owned_nothing_may_be_of_the_one_that_was_to_go_on() -> None:
+    freeze = make_struck(Kind.FREEZE, began=101.0, ended=102.5, harmless=True)
+    assert measure([make_struck(partitions=(1,)), freeze], CASES, SEEN)[0].overlapped
+
+
 @pytest.mark.parametrize(
     ("messages", "seconds"),
     [

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from tests.chaos.schedule import LAST, Kind, as_json, build_schedule, strikes
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = range(20)
-SERVERS = {Kind.POSTGRES, Kind.REPORTING, Kind.DISK, Kind.BROKER}
+SERVERS = {Kind.POSTGRES, Kind.BACKEND, Kind.REPORTING, Kind.DISK, Kind.BROKER}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -80,7 +82,7 @@ def test_the_connection_to_the_target_is_struck_where_there_is_one() -> None:
 
 
 def test_partitions_are_changed_where_they_can_be() -> None:
-    changed = {fault.case for fault in build_schedule(1, 600, CASES) if fault.kind is Kind.DIVIDE}
+    changed = {fault.case for fault in build_schedule(1, 600, CASES) if fault.kind in (Kind.DIVIDE, Kind.DIVIDE_FROZEN)}
     assert changed == {case.name for case in CASES if case.changes}
     assert changed >= {"partitioned-sql", "partitioned-python", "partitioned-rabbitmq"}
 
@@ -134,6 +136,25 @@ def test_every_case_is_a_configuration_that_the_worker_takes(case) -> None:
     assert len(f"outbox {case.name} worker-9999") < 64, "PostgreSQL would cut the connection's name"
     if case.target is Target.PYTHON:
         compile(build_handler(case), "orders.py", "exec")
+
+
+def test_every_mode_runs_with_messages_that_fail_for_a_while(monkeypatch) -> None:
+    cases = [case for case in CASES if case.failing]
+    assert [case.mode for case in cases] == ["Ordered", "Partitioned", "Competing"]
+    assert not any(case.failing for case in CASES if not case.name.startswith("failing-"))
+    for case in cases:
+        names: dict[str, Any] = {}
+        exec(build_handler(case), names)  # our own text
+        rows, now, failed = [(f"message-{n}", "key", 1, 1) for n in range(1000)], time.monotonic(), []
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        for row in rows:
+            try:
+                names["fail_some"]([row])
+            except ValueError:
+                failed.append(row)
+        assert 30 < len(failed) < 100
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now + 1)
+        names["fail_some"](rows)
 
 
 def test_another_number_of_partitions_is_never_below_the_most_replicas() -> None:

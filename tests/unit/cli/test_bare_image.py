@@ -18,7 +18,7 @@ WITHOUT = (
     [
         pytest.param(("--help",), 0, "", id="help"),
         pytest.param(("status", "-n", "shop"), 1, "needs the package kubernetes: pip install", id="a cluster"),
-        pytest.param(("lag", "--dsn-file", "y"), 1, "holds no connection URI", id="a database"),
+        pytest.param(("lag", "--dsn-file", "y"), 1, "there is no file y", id="a database"),
         pytest.param(("run", "-f", "x.yaml"), 1, "manifests need the package PyYAML: pip install", id="a manifest"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_list_and_other_objects_are_looked_through(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        pytest.param({}, "set exactly one target", id="no target"),
+        pytest.param({}, "set one of target.sql", id="no target"),
         pytest.param({"target": {"log": {}, "sql": {"statement": "x"}}}, "set exactly one target", id="two targets"),
         pytest.param({"target": {"parquet": {"path": "/a"}}}, "needs engine: Spark", id="a target of Spark's"),
         pytest.param({"target": {"log": {}}, "startFrom": {"position": 1}}, "position goes with", id="half a start"),
@@ -71,11 +71,55 @@ def test_a_wrong_spec_is_refused_with_its_field(tmp_path, spec, said):
         read_manifest([write(tmp_path, spec)], cluster="c", uid="u")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param({"metadata": "x"}, 'metadata: must be of type object, not "x"', id="metadata is text"),
+        pytest.param({"metadata": ["x"]}, "metadata: must be of type object", id="metadata is a list"),
+        pytest.param({"metadata": None}, r"metadata\.name: Required value: set it", id="no metadata"),
+        pytest.param({"metadata": {"name": 5}}, r"metadata\.name: must be of type string", id="number for a name"),
+        pytest.param({"metadata": {"name": "Orders"}}, r"metadata\.name must be lower-case letters", id="capitals"),
+        pytest.param(
+            {"metadata": {"name": "a", "namespace": "Bad Name"}}, r'metadata\.namespace: "Bad Name" should match',
+            id="a wrong namespace",
+        ),
+        pytest.param({"metadata": {"name": "a", "namespace": 5}}, r"metadata\.namespace: must be", id="number for it"),
+        pytest.param({"spec": "x"}, "spec: must be of type object", id="a text for a spec"),
+        pytest.param({"spec": None}, "spec: Required value", id="no spec"),
+    ],
+)  # fmt: skip
+def test_wrong_metadata_is_a_sentence(tmp_path, body, said):
+    file = write(tmp_path, {"target": {"log": {}}})
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | body))
+    with pytest.raises(CommandError, match=said):
+        read_manifest([file], cluster="c", uid="u")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        pytest.param({"kind": "ConfigMap", "metadata": "x"}, "a ConfigMap needs metadata.name", id="no name"),
+        pytest.param({"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"a": 1}}, "a text for", id="a number"),
+        pytest.param({"kind": "ConfigMap", "metadata": {"name": "a"}, "data": ["a"]}, "a text for each", id="a list"),
+        pytest.param({"kind": "List", "items": ["x", 1]}, "hold 2 objects of kind", id="a list of no objects"),
+        pytest.param({"kind": "List", "items": "x"}, "hold 2 objects of kind", id="no list"),
+    ],
+)  # fmt: skip
+def test_what_comes_beside_a_processor_is_looked_at_too(tmp_path, other, said):
+    file = write(tmp_path, {"target": {"log": {}}})
+    bodies = [yaml.safe_load(file.read_text()), other]
+    if other["kind"] == "List":
+        bodies.append(bodies[0])  # so that it is refused for what is known to be there
+    file.write_text(yaml.safe_dump_all(bodies))
+    with pytest.raises(CommandError, match=said):
+        read_manifest([file], cluster="c", uid="u")
+
+
 def test_what_is_no_manifest_is_said(tmp_path):
     good: dict[str, Any] = {"target": {"log": {}}}
     with pytest.raises(CommandError, match="apiVersion is v2"):
         read_manifest([write(tmp_path, good, apiVersion="v2")], cluster="c", uid="u")
-    with pytest.raises(CommandError, match=r"metadata\.name is missing"):
+    with pytest.raises(CommandError, match=r"metadata\.name: Required value: set it"):
         read_manifest([write(tmp_path, good, metadata={})], cluster="c", uid="u")
     with pytest.raises(CommandError, match="cannot read"):
         read_manifest([tmp_path / "absent"], cluster="c", uid="u")

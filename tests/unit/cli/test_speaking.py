@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+import tomllib
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+import yaml
 from typing_extensions import override
 
 from outbox_cli.console import Column, format_cell, format_counts, format_table
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
-from outbox_cli.main import main
+from outbox_cli.main import kubectl, main
 from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
+from outbox_core import __version__
 from outbox_core.span import format_age
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -102,3 +110,56 @@ def test_a_password_is_never_an_argument(capsys):
         with pytest.raises(SystemExit) as ended:
             main(["status", option, "secret"])
         assert ended.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lag", "--cap", "many"], "--cap: 'many' is not a whole number; write for example 100"),
+        (["lag", "--max-seconds", "nan"], "--max-seconds: 'nan' is not a number of seconds"),
+        (["rewind", "orders", "--to-position", "x"], "--to-position: 'x' is not a whole number"),
+        (["rewind", "orders", "--to", "12"], "write it as transaction_id:position, for example 815:42"),
+        (["redrive", "orders", "--rate", "0"], "--rate: 0 is not above 0"),
+        (["adopt", "--table", "t", "--batch", "0"], "--batch: must be more than 0"),
+        (["repair", "--pages", "0"], "--pages: must be more than 0"),
+        (["prune", "--batch", "0"], "--batch: must be more than 0"),
+        (["status", "-o", "yaml"], "choose from"),
+        (["run", "-f", "x", "--port", "web"], "--port: 'web' is not a whole number"),
+    ],
+)
+def test_a_wrong_option_is_answered_in_words_of_a_person(capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    told = capsys.readouterr().err
+    assert ended.value.code == Exit.USAGE
+    assert said in told
+    assert not [word for word in ("_natural", "invalid int", "invalid float", "Format value") if word in told]
+
+
+@pytest.mark.parametrize("run", [main, kubectl])
+def test_the_version_is_told(capsys, run):
+    with pytest.raises(SystemExit) as ended:
+        run(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"outbox {__version__}\n")
+
+
+def test_the_version_is_known_where_the_packages_lie_on_the_path_and_are_not_installed():
+    """`python -S` knows no installed package: what the program needs is put on its path by hand."""
+    folders = [ROOT / "worker" / "src", ROOT / "operator" / "src", ROOT / "tests" / "support" / "typing"]
+    path = [*map(str, folders), *sys.path]
+    code = f"import sys; sys.path[:] = {path!r}; "
+    code += "import importlib.metadata as m; known = m.version; "
+    code += "m.version = lambda name: 1 / 0 if name.startswith('outbox') else known(name); "
+    code += "from outbox_cli.main import main; main(['--version'])"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"outbox {__version__}\n"
+
+
+def test_every_place_that_names_the_version_names_the_same():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "charts" / "outbox-operator" / "Chart.yaml").read_text())
+    assert {project["version"], chart["version"], chart["appVersion"]} == {__version__}
+
+
+def test_a_cell_shows_the_end_of_a_transaction_id():
+    assert format_cell("5929:9223372036854775807") == "5929:end"

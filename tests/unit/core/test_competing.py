@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -12,27 +13,28 @@ from hypothesis import strategies as st
 from outbox_core import happening as h
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.competing import (
-    Action,
     Completed,
     ConsumerState,
     Deferred,
     Joined,
     Lost,
     NothingTaken,
-    Piece,
+    Sifted,
     Taken,
-    Verdict,
-    Window,
-    Work,
     choose_lane,
     decide_consumer,
     judge,
+    when_exhausted_at,
 )
 from outbox_core.errors import HandlerError, TransientError
+from outbox_core.message import Message
 from outbox_core.report import Reason, WorkerState
 from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
 from outbox_core.state import Policy, Step
+from outbox_core.stopping import DECISION_POLL, Named
+from outbox_core.turns import Turn, decide_turn
+from outbox_core.work import Action, Piece, Refusal, Verdict, Window, Work
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -136,13 +138,161 @@ def test_what_was_done_grows_again_after_a_failure():
     assert (state.work, state.limit, state.step) == (None, None, Step.FETCH)
 
 
+ISOLATING = replace(POLICY, isolates=True)
+NO = HandlerError("no")
+MESSAGE = Message(Checkpoint(10, 93), "m", "t", "p", None, "{}", None, NOON)
+ROW = Checkpoint(10, 96)
+
+
+def refused(action=Action.RETRY):
+    return Refusal(MESSAGE, NO, Verdict(action, 1, 1.0))
+
+
+def isolating(state, happened, now=0.0):
+    return decide_consumer(state, happened, now, ISOLATING, 0.0)
+
+
+def test_where_effects_are_in_a_transaction_a_piece_that_fails_is_handled_again_in_parts():
+    state = isolating(handling(8), h.Failed(NO))
+    assert (state.step, state.block, state.limit, state.piece.matched_count) == (Step.HANDLE, 4, None, 8)
+    state = isolating(state, Sifted(4, ROW, (refused(),), block=2))
+    assert (state.step, state.work.after, state.work.count, state.block) == (Step.FETCH, ROW, 4, 2)
+    assert (state.state, state.reason) == (WorkerState.ACTIVE, Reason.RUNNING), "three were handled"
+    state = isolating(replace(state, step=Step.HANDLE, piece=piece_of(state.work, 4)), Sifted(4, END, (), block=1000))
+    assert (state.work, state.block) == (None, None), "all of a batch at once, again"
+
+
+def test_what_was_sifted_and_is_not_completed_yet_is_completed_also_after_a_fault_of_the_database():
+    state = isolating(handling(8), Sifted(8, END, (refused(),), block=2, settled=False))
+    assert (state.step, state.delivered) == (Step.STORE, True)
+    state = isolating(state, h.Failed(TransientError("down", reason=Reason.DATABASE_UNAVAILABLE)))
+    state = isolating(state, h.Prepared())
+    assert (state.step, state.sifted.behind) == (Step.STORE, 8)
+    state = isolating(state, replace(state.sifted, settled=True))
+    assert (state.step, state.work, state.delivered, state.sifted) == (Step.FETCH, None, False, None)
+
+
+def test_a_message_to_stop_at_is_next_once_what_was_before_it_is_behind():
+    stop = refused(Action.STOP)
+    state = isolating(handling(8), Sifted(3, ROW, (), block=1, stop=stop))
+    assert (state.step, state.state, state.work.after, state.work.count) == (Step.HOLD, WorkerState.STOPPED, ROW, 5)
+    state = isolating(handling(8), Sifted(0, None, (), block=1, stop=stop))
+    assert (state.step, state.work) == (Step.HOLD, WORK)
+
+
+def test_where_time_was_over_before_anything_was_done_smaller_parts_are_next():
+    state = isolating(handling(8), Sifted(0, None, (), block=2))
+    assert (state.step, state.block, state.work, state.piece) == (Step.FETCH, 2, WORK, None)
+
+
+AGAIN = replace(WORK, window=None, listed=((Checkpoint(10, 93), 1), (END, 1)), count=2, again=True)
+
+
+def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_wait_for_three_times_as_long():
+    state = decide_consumer(
+        ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(AGAIN, 2)), 0.0, ISOLATING, 0.0
+    )
+    state = isolating(state, Sifted(1, Checkpoint(10, 93), (refused(),), block=1), now=0.3)
+    assert (state.step, state.state) == (Step.RELEASE, WorkerState.ACTIVE), "others go on with what is left"
+    state = isolating(state, h.Released(), now=0.3)
+    assert (state.step, state.work, decide_turn(state.turns)) == (Step.FETCH, None, Turn.FRESH)
+    assert state.turns.owed == pytest.approx(0.9)
+    state = decide_consumer(state, Taken(piece_of(WORK, 8)), 0.3, ISOLATING, 0.0)
+    state = isolating(state, Completed(8), now=0.8)
+    assert (state.turns.owed, decide_turn(state.turns)) == (pytest.approx(0.4), Turn.FRESH)
+    assert decide_turn(isolating(state, NothingTaken(), now=0.8).turns) is Turn.AGAIN, "there is nothing else to do"
+    assert decide_turn(isolating(state, NothingTaken(contended=True), now=0.8).turns) is Turn.FRESH
+
+
+SLOW = HandlerError("too slow", reason=Reason.HANDLER_TIMEOUT)
+ENDED = HandlerError("COMMIT in the handler", reason=Reason.HANDLER_ENDED_TRANSACTION)
+
+
+def test_what_ran_into_the_timeout_is_handled_again_in_smaller_steps_each_with_all_the_time():
+    """In parts of one transaction it would be in one step, which takes a timeout for each part."""
+    state = isolating(handling(8), h.Failed(SLOW))
+    assert (state.step, state.limit, state.block) == (Step.FETCH, 4, None)
+    state = isolating(replace(state, step=Step.HANDLE, piece=piece_of(WORK, 1)), h.Failed(SLOW))
+    assert (state.step, state.failure) == (Step.DEFER, SLOW)
+
+
+@pytest.mark.parametrize("policy", [POLICY, ISOLATING], ids=["handed over", "in a transaction"])
+@pytest.mark.parametrize("bad", [0, 5, 49, 99])
+def test_of_retried_messages_the_one_that_fails_is_found_however_long_each_step_takes(policy, bad):
+    """A turn that ended before would begin the next one with the whole batch again, and no attempt would count."""
+    pairs = tuple(Checkpoint(10, number + 1) for number in range(100))
+    work = replace(AGAIN, listed=tuple((pair, 1) for pair in pairs), upto=pairs[-1], count=100)
+    state, now, behind = ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0, 0
+    for _ in range(20):
+        size = min(state.limit or 100, 100 - behind)
+        taken = piece_of(state.work or replace(work, after=pairs[behind - 1] if behind else BEGINNING), size)
+        state = decide_consumer(state, Taken(replace(taken, examined=pairs[behind + size - 1])), now, policy, 0.0)
+        now += 60.0
+        failed = behind <= bad < behind + size
+        state = decide_consumer(state, h.Failed(SLOW) if failed else Completed(size), now, policy, 0.0)
+        behind += 0 if failed else size
+        if state.step is Step.DEFER:
+            break
+        if state.step is Step.RELEASE:
+            state = decide_consumer(state, h.Released(), now, policy, 0.0)
+    assert (state.step, behind) == (Step.DEFER, bad)
+    state = decide_consumer(state, Deferred(Verdict(Action.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
+    assert state.step is (Step.FETCH if bad == 99 else Step.RELEASE), "its turn is over"
+
+
+def test_a_handler_that_ends_the_transaction_of_retried_messages_comes_to_its_last_attempt():
+    state, now = ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0
+    for attempt in range(1, 11):
+        state = decide_consumer(state, Taken(piece_of(AGAIN, 2)), now, ISOLATING, 0.0)
+        now += 60.0
+        state = isolating(state, h.Failed(ENDED), now)
+        assert (state.step, state.attempt) == (Step.FETCH if attempt < 10 else Step.HOLD, attempt)
+
+
+def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
+    queue = replace(ISOLATING, delivery=ISOLATING.delivery.model_copy(update={"competing": Competing(queue="jobs")}))
+    state = ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE)
+    state = decide_consumer(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
+    assert state.turns.owed == pytest.approx(0.3 - 0.008)
+    state = decide_consumer(state, Completed(8), 5.0, queue, 0.0)
+    assert state.turns.owed == pytest.approx(0.292), "whatever time it took"
+
+
 def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
     state = decide(handling(1), h.Failed(HandlerError("no")))
     state = decide(state, Deferred(Verdict(Action.STOP, 10)))
     assert (state.step, state.state, state.reason) == (Step.HOLD, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED)
-    assert "10 attempts: no" in state.message
+    assert "10 attempts (HandlerFailed): no" in state.message
+    assert (state.due, state.stopped.place) == (inf, None), "about a message without a name nobody can decide"
     state = decide(state, h.TargetChanged())
     assert (state.step, state.work) == (Step.FETCH, WORK)
+
+
+NAMED = Named("10:93", "message 'm-93'", "outbox dead-letters add orders --at 10:93")
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(Deferred(Verdict(Action.STOP, 10), named=NAMED), id="alone"),
+        pytest.param(Sifted(0, None, (), block=1, stop=refused(Action.STOP), named=NAMED), id="among others"),
+    ],
+)
+def test_stopped_at_a_message_it_looks_whether_a_person_gave_it_up_and_tries_it_once_more(stop):
+    state = decide(handling(1), h.Failed(HandlerError("no")))
+    state = decide(state, stop)
+    assert (state.step, state.due, state.stopped.place) == (Step.HOLD, DECISION_POLL, "10:93")
+    assert "message 'm-93' (HandlerFailed): no; " in state.message
+    assert state.message.endswith("outbox dead-letters add orders --at 10:93")
+    state = decide(state, h.Decision(given_up=False))
+    assert (state.step, state.due, state.given_up) == (Step.HOLD, DECISION_POLL, None)
+    state = decide(state, h.Decision(given_up=True))
+    assert (state.step, state.due, state.work, state.given_up) == (Step.FETCH, 0.0, WORK, "10:93")
+    delivery = POLICY.delivery.model_copy(update={"when_exhausted": WhenExhausted.STOP})
+    message = refused().message
+    assert when_exhausted_at(message, delivery, str(message.checkpoint)) is WhenExhausted.DEAD_LETTER
+    assert when_exhausted_at(message, delivery, "10:94") is WhenExhausted.STOP
+    assert when_exhausted_at(message, delivery, None) is WhenExhausted.STOP
 
 
 def test_a_lost_batch_is_forgotten_and_the_next_one_taken():
@@ -159,6 +309,8 @@ def test_a_fault_of_the_database_hands_back_what_was_in_hand_unless_it_is_delive
     state = decide(decide(handling(), h.Delivered(8)), down)
     assert state.work == WORK
     assert decide(state, h.Prepared()).step is Step.STORE
+    crashed = decide(state, h.Prepared(crashed=True))
+    assert (crashed.step, crashed.work, crashed.delivered) == (Step.CLAIM, None, False)
 
 
 def test_while_the_breaker_is_open_nothing_is_kept_and_nothing_taken():

@@ -1,14 +1,12 @@
-"""What becomes of a failing message, by class of error and by the resource's words; breaker and rate."""
+"""What becomes of a failing message, by class of error and by the resource's words; the rate."""
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 
 import pytest
 
 from outbox_core import rate
-from outbox_core.breaker import Breaker, Phase, decide_admission, decide_after_failure, decide_after_success
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.failing import (
     KILLS,
@@ -21,7 +19,7 @@ from outbox_core.failing import (
 )
 from outbox_core.report import Reason
 from outbox_core.retry import LONGEST_ASKED, ErrorKind, classify_error, decide_retry
-from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Mode, Partitions, RateLimit, Retry, WhenExhausted
+from outbox_core.spec import Blocks, Delivery, Mode, Partitions, RateLimit, Retry, WhenExhausted
 
 BAD = HandlerError("no", classes=("orders.InvalidOrder", "InvalidOrder", "ValueError"))
 UNROUTABLE = TransientError("no queue", reason=Reason.MESSAGE_UNROUTABLE)
@@ -116,50 +114,6 @@ def test_what_killed_processes_is_given_up_whatever_attempts_are_left():
     verdict = decide_verdict(HandlerError("dead", reason=Reason.PROCESS_KILLED), 1, delivery, 0.5)
     assert verdict is not None
     assert (verdict.action, verdict.error_class) == (Action.DEAD_LETTER, "ProcessKilled")
-
-
-class TestBreaker:
-    SETTINGS = CircuitBreaker(failures=3, open_for=timedelta(seconds=10), probes=2)
-
-    def failed(self, *places, breaker=None, now=0.0):
-        breaker = breaker or Breaker()
-        for place in places:
-            breaker = decide_after_failure(breaker, self.SETTINGS, place, now)
-        return breaker
-
-    def test_one_message_opens_nothing_however_often_it_fails(self):
-        assert self.failed(*["a"] * 100).phase is Phase.CLOSED
-
-    def test_different_messages_in_a_row_do_and_so_does_the_target(self):
-        assert self.failed("a", "b", "c").phase is Phase.OPEN
-        assert self.failed(None, None, None).phase is Phase.OPEN
-        assert self.failed("a", None).phase is Phase.CLOSED
-
-    def test_what_is_handled_between_them_closes_the_row(self):
-        breaker = decide_after_success(self.failed("a", "b"), self.SETTINGS)
-        assert self.failed("c", "d", breaker=breaker).phase is Phase.CLOSED
-
-    def test_it_waits_then_probes_then_closes(self):
-        opened = self.failed("a", "b", "c", now=100.0)
-        assert decide_admission(opened, 104.0) == (opened, 6.0)
-        probing, wait = decide_admission(opened, 110.0)
-        assert (probing.phase, wait) == (Phase.HALF_OPEN, 0.0)
-        once = decide_after_success(probing, self.SETTINGS)
-        assert once.phase is Phase.HALF_OPEN
-        assert decide_after_success(once, self.SETTINGS) == Breaker()
-
-    def test_a_bad_probe_doubles_the_wait_up_to_eight_times(self):
-        breaker, waits = self.failed("a", "b", "c"), []
-        for number in range(6):
-            probing, _ = decide_admission(breaker, breaker.until)
-            now = breaker.until
-            breaker = decide_after_failure(probing, self.SETTINGS, f"new {number}", now)
-            waits.append(breaker.until - now)
-        assert waits == [20.0, 40.0, 80.0, 80.0, 80.0, 80.0]
-
-    def test_a_message_that_failed_before_proves_nothing_as_a_probe(self):
-        probing, _ = decide_admission(self.failed("a", "b", "c"), 10.0)
-        assert decide_after_failure(probing, self.SETTINGS, "a", 10.0) == probing
 
 
 class TestRate:

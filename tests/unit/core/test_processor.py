@@ -18,6 +18,7 @@ from outbox_core.processor import decide_next
 from outbox_core.report import Reason, ResourceRef, WorkerState
 from outbox_core.spec import Delivery, Guarantee, Retry
 from outbox_core.state import Policy, ProcessorState, Step, initial_state
+from outbox_core.stopping import DECISION_POLL, NAMING_POLL, Named
 
 NOW = 1000.0
 LEASE = h.HeldLease(0, 7, UUID(int=7))
@@ -229,13 +230,24 @@ def test_what_was_delivered_is_stored_later_without_delivering_again():
     assert decide(decide(unsure, h.Prepared()), h.NotStored()).step is Step.STORE
 
 
-def test_of_a_server_that_was_restarted_only_what_is_stored_is_believed():
+def test_of_a_server_that_crashed_only_what_is_stored_is_believed():
     delivered = decide(owner(step=Step.HANDLE, batch=batch()), h.Delivered(5))
     unsure = decide(delivered, h.Unsure(A, B, committing=True, error=DOWN))
     for state in (decide(delivered, h.Failed(DOWN)), unsure):
-        again = decide(state, h.Prepared(restarted=True))
+        again = decide(state, h.Prepared(crashed=True))
         assert (again.step, again.stored, again.cursor, again.batch) == (Step.LOAD, None, None, None)
         assert (again.delivered, again.doubt, again.lease) == (False, None, state.lease)
+
+
+@pytest.mark.parametrize(
+    ("answer", "step"),
+    [(StoreAnswer.AHEAD, Step.LOAD), (StoreAnswer.OLDER, Step.LOAD), (StoreAnswer.NOT_OWNER, Step.RECORD)],
+)
+def test_a_refusal_that_a_crash_explains_is_no_conflict(answer, step):
+    refused = decide(owner(step=Step.HANDLE, batch=batch()), h.Refused(answer, A, B, None))
+    failed = decide(refused, h.Failed(DOWN))
+    assert decide(failed, h.Prepared()).step is Step.RECORD
+    assert decide(failed, h.Prepared(crashed=True)).step is step
 
 
 def test_how_far_was_looked_beyond_the_checkpoint_is_forgotten_with_the_connection():
@@ -299,6 +311,30 @@ def test_a_stopped_processor_stays_stopped_under_a_new_lease():
     lost = decide(stopped, h.OwnershipLost("database restarted"))
     back = decide(replace(lost, lease=LEASE), h.Loaded(A, start_from_used=False))
     assert (back.step, back.state) == (Step.HOLD, WorkerState.STOPPED)
+
+
+def test_a_stop_ends_where_another_owner_has_passed_the_message():
+    stopped = decide(owner(step=Step.HANDLE, attempt=2), h.Failed(HandlerError("no")))
+    lost = decide(stopped, h.OwnershipLost("database restarted"))
+    back = decide(replace(lost, lease=LEASE), h.Loaded(B, start_from_used=False))
+    assert (back.step, back.state, back.attempt, back.exhausted) == (Step.FETCH, WorkerState.ACTIVE, 0, False)
+    assert back.message == ""
+
+
+def test_a_message_that_could_not_be_named_is_named_later_and_waits_for_a_decision_then():
+    alone = batch(matched=1)
+    stopped = decide(owner(step=Step.HANDLE, attempt=2, batch=alone), h.Failed(HandlerError("no")))
+    assert stopped.stopped is not None
+    assert (stopped.stopped.unnamed, stopped.due) == (alone, NOW + NAMING_POLL)
+    waiting = decide(stopped, h.Decision(given_up=False), now=stopped.due)
+    assert (waiting.step, waiting.due) == (Step.HOLD, NOW + 2 * NAMING_POLL)
+
+    named = decide(waiting, h.Decision(given_up=False, named=Named("100:4", "message 'm'", "outbox it")), now=NOW)
+    assert named.stopped is not None
+    assert (named.step, named.due, named.stopped.place) == (Step.HOLD, NOW + DECISION_POLL, "100:4")
+    assert named.message.endswith("it is message 'm'; or let the rest go on without this message: outbox it")
+    decided = decide(named, h.Decision(given_up=True))
+    assert (decided.step, decided.given_up, decided.limit) == (Step.FETCH, "100:4", 1)
 
 
 def test_a_refusal_that_could_not_be_recorded_is_recorded_later():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, cast
 
@@ -13,13 +15,16 @@ import yaml
 
 from tests.demo.cluster import Processor
 from tests.demo.install import CRD, NAMESPACES, find_foreign
-from tests.demo.place import MANIFESTS
+from tests.demo.place import ANALYTICS, CHECKOUT, MANIFESTS, read_place
 from tests.demo.progress import Progress
+from tests.demo.story import FIRST_MESSAGE_WITHIN, Story, judge_first
 from tests.demo.tracks import Tracks
 from tests.demo.transactions import LARGE_BYTES, TYPES, Book, Kind, plan_transaction
 from tests.demo.waiting import DemoError, wait_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.demo.shop import Shop
 
 
@@ -161,3 +166,49 @@ def test_what_an_earlier_demo_left_is_its_own() -> None:
 def test_what_somebody_else_installed_is_named(namespaces, crd, named) -> None:
     (foreign,) = find_foreign(namespaces, crd)
     assert named in foreign
+
+
+@pytest.mark.parametrize(
+    ("seconds", "local", "said", "late"),
+    [
+        (42.0, True, "42.0 s (at most 60 s)", False),
+        (60.4, True, "60.4 s (at most 60 s: MISSED)", True),
+        (95.0, False, "95.0 s (not judged: images may be fetched first)", False),
+    ],
+)
+def test_a_start_is_judged_by_one_limit_that_is_named_where_it_is_printed(
+    seconds: float, local: bool, said: str, late: bool
+) -> None:
+    assert judge_first(FIRST_MESSAGE_WITHIN[ANALYTICS], seconds, local=local) == (said, late)
+
+
+NO_CLUSTER = """
+apiVersion: v1
+kind: Config
+clusters: [{name: none, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: none, context: {cluster: none, user: none}}]
+users: [{name: none, user: {}}]
+current-context: none
+"""
+
+
+def test_a_missed_limit_is_a_failure_of_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(NO_CLUSTER)
+    place = replace(read_place(), kubeconfig=tmp_path / "kubeconfig")
+    story = Story(place, Progress(io.StringIO(), terminal=False), 1, 1.0, 1)
+    story._missed.append("late")
+    assert story.judge([]) == ["late"]
+    assert story.judge(["lost"]) == ["lost", "late"]
+
+
+def test_the_readme_names_the_same_limit() -> None:
+    text = (CHECKOUT / "README.md").read_text()
+    assert f"at most {FIRST_MESSAGE_WITHIN[ANALYTICS]:.0f} s" in text
+
+
+def test_scenes_and_accounts_have_names_and_no_numbers() -> None:
+    sources = "".join(path.read_text() for path in sorted((CHECKOUT / "tests" / "demo").rglob("*.py")))
+    titles = re.findall(r'Scene\(demo, "([^"]*)"', sources)
+    assert len(titles) > 8
+    assert not [title for title in titles if re.search(r"[(\d]", title)]
+    assert not re.search(r'f"\([a-f]\) ', sources)

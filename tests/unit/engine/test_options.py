@@ -18,6 +18,7 @@ def test_the_directory_alone_reads_the_products_own_outbox_from_the_beginning():
     assert options.connection == Path("/secret")
     assert (options.source.schema_name, options.source.table, options.source.publications) == ("outbox", None, [])
     assert (options.batch_size, options.partitions, options.end, options.floor) == (10_000, 2, None, BEGINNING)
+    assert (options.batch_bytes, options.interval) == (None, 0.0)
 
 
 def test_names_are_compared_without_regard_to_case():
@@ -53,7 +54,7 @@ def test_starts():
         pytest.param({}, "option connection is missing", id="no connection"),
         pytest.param({"connection": "/s", "password": "x"}, "option password is not taken", id="a secret"),
         pytest.param(
-            {"connection": "/s", "maxRows": "5"}, "option maxrows is unknown; known are batchsize", id="a typo"
+            {"connection": "/s", "maxRows": "5"}, "option maxrows is unknown; known are batchbytes", id="a typo"
         ),
         pytest.param({"connection": "/s", "batchSize": "0"}, "must be a whole number above 0", id="an empty batch"),
         pytest.param({"connection": "/s", "start": "soon"}, "none of: beginning, end", id="no start"),

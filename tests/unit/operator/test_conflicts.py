@@ -132,7 +132,8 @@ def test_a_4_by_another_resource_is_a_condition_until_it_is_owner_again():
     )
     decision = decide(build_observed(build_pod(report=refused), previous=GRANTED), NOW)
     assert condition(decision, "CheckpointHealthy") == ("False", "NotOwner")
-    again = build_observed(build_pod(report=build_report(conflicts=summary_of(taken))), previous=decision.status)
+    tried = decision.status.model_copy(update={"ownership": GRANTED.ownership})
+    again = build_observed(build_pod(report=build_report(conflicts=summary_of(taken))), previous=tried)
     assert condition(decide(again, NOW), "CheckpointHealthy")[0] == "True"
 
 

@@ -236,6 +236,19 @@ def test_ready_and_stalled_are_never_both_true():
         assert not (ready(decision)[0] == "True" and condition(decision, "Stalled")[0] == "True")
 
 
+def test_what_is_in_the_way_is_said_beside_what_matters_more():
+    """Without it a suspend that the API server refuses would be `Stopping` for ever."""
+    suspended = build_processor(suspend=True)
+    decision = decide(
+        build_observed(ACTIVE, processor=suspended, obstacle=Problem("ApplyFailed", "no such field")), NOW
+    )
+    said = next(c for c in decision.status.conditions if c.type == "Ready")
+    assert (said.reason, said.message) == (
+        "Stopping",
+        "pods are finishing or rolling back their batch; ApplyFailed: no such field",
+    )
+
+
 def test_every_policy_decides_some_case():
     reasons = {decide(case.values[0], NOW).verdict.reason for case in CASES}  # type: ignore[arg-type]
     assert len(POLICIES) == 11

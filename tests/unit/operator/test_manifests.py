@@ -9,15 +9,23 @@ import pytest
 import yaml
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
-from outbox_operator.crd import destinations, render
+from outbox_operator.crd import render_files
 from outbox_operator.hand_over import hand_over_job_name
 from outbox_operator.learn import claim_job_name
-from outbox_operator.manifests import build_config, build_job, build_owned, build_release, build_workload, template_hash
+from outbox_operator.manifests import (
+    build_config,
+    build_job,
+    build_owned,
+    build_release,
+    build_workload,
+    format_config,
+    template_hash,
+)
 from outbox_operator.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
 from outbox_operator.observed import Role
 from outbox_operator.settings import Images
 from tests.support.cluster import ROOT
-from tests.unit.operator.building import build_processor
+from tests.unit.operator.building import UID, build_processor
 
 IMAGES = Images(worker="registry/worker:1", spark="registry/spark:1", driver_role="driver-role")
 VOLUME = {"name": "data", "claimName": "orders-data", "mountPath": "/data"}
@@ -94,7 +102,8 @@ def test_secrets_are_mounted_as_files_and_named_nowhere_else():
     pod = build_workload(build_processor(target=BROKER), IMAGES, 1)["spec"]["template"]["spec"]
     secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
-    assert secrets == {"source-connection": "db", "target-connection": "broker"}
+    name = IMAGES.keys.secret_name("orders", "uid-1")
+    assert secrets == {"source-connection": "db", "target-connection": "broker", "operator-key": name}
     assert mounts["source-connection"] == "/etc/outbox/connections/source"
     assert mounts["target-connection"] == "/etc/outbox/connections/target"
     assert "secretKeyRef" not in json.dumps(pod)
@@ -116,12 +125,26 @@ def test_a_worker_never_has_one_pod_too_many():
         pytest.param({"worker": {"replicas": 3}}, False, id="replicas"),
         pytest.param({"suspend": True}, False, id="suspend"),
         pytest.param({"handOverTo": {"namespace": "a", "name": "b"}}, False, id="hand-over"),
-        pytest.param({"processorId": "orders"}, False, id="the default, written out"),
+        pytest.param({"processorId": "orders"}, False, id="the name, written out"),
+        pytest.param({"delivery": {"mode": "Ordered", "retry": {"maxAttempts": 10}}}, False, id="defaults"),
+        pytest.param({"startFrom": {}}, False, id="defaults of a part"),
     ],
 )
 def test_pods_are_replaced_for_what_they_read(change: dict[str, Any], *, replaces: bool):
     changed = template_hash(build_processor(**change), IMAGES) != template_hash(build_processor(), IMAGES)
     assert changed is replaces
+
+
+def test_a_worker_is_told_only_what_is_set():
+    told = json.loads(format_config(build_config(build_processor(delivery={"batchSize": 5}), IMAGES)))
+    assert told == {
+        "resource": {"cluster": "here", "namespace": "shop", "name": "orders", "uid": UID},
+        "generation": 3,
+        "processorId": "orders",
+        "source": {"connection": {"secretRef": {"name": "db"}}},
+        "delivery": {"batchSize": 5},
+        "target": {"sql": {"statement": "SELECT 1"}},
+    }
 
 
 def test_a_new_generation_or_decision_alone_replaces_no_pod():
@@ -221,15 +244,15 @@ def test_a_job_runs_where_the_workers_run():
     assert pod["containers"][0]["image"] == IMAGES.worker
 
 
-def test_the_generated_crd_is_the_one_in_the_checkout():
-    for path in destinations(ROOT):
-        assert path.read_text() == render(), f"{path}: run `make crds`"
+def test_the_generated_files_are_those_in_the_checkout():
+    for path, text in render_files(ROOT).items():
+        assert path.read_text() == text, f"{path}: run `make crds`"
 
 
 def test_the_targets_database_is_mounted_like_a_broker_and_another_secret_replaces_the_pods():
     processor = build_processor(target=APART)
     for pod in pods_of(processor):
-        secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+        secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "connection" in v["name"]}
         assert secrets == {"source-connection": "db", "target-connection": "reporting"}
         mounts = {
             m["mountPath"]: m["readOnly"] for m in pod["containers"][0]["volumeMounts"] if "connection" in m["name"]

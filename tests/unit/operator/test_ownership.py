@@ -114,6 +114,13 @@ def test_a_pod_that_is_going_has_no_say_in_ownership():
     assert decide(observed, NOW).status.ownership.state == "Granted"
 
 
+def test_an_owner_that_has_not_noticed_yet_does_not_take_a_refusal_back():
+    """The standby was told first, and ended: what is left to hear is the former owner, in the middle of a batch."""
+    decision = decide(build_observed(ACTIVE, previous=ProcessorStatus(ownership=REFUSED)), NOW)
+    assert decision.status.ownership.state == "Refused"
+    assert decision.replicas == 0
+
+
 def test_a_report_of_an_earlier_resource_of_the_name_has_no_say():
     stranger = build_report().model_copy(update={"resource": resource(uid="older")})
     decision = decide(build_observed(build_pod(report=stranger)), NOW)

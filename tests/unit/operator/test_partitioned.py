@@ -40,6 +40,7 @@ def test_status_says_who_owns_which_partition_and_how_far_it_is():
     assert status.owner.pod == "2 pods"
     assert status.checkpoint is not None
     assert (status.checkpoint.partition, status.checkpoint.pair) == (1, "999:80"), "the one furthest behind, by pair"
+    assert status.checkpoint.text == "999:80"
 
 
 def test_without_news_the_last_known_owners_stay():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from prometheus_client import REGISTRY
+
 from outbox_operator.controller import Controller
 from outbox_operator.kube import KubeError
 from outbox_operator.leader import Leader
-from outbox_operator.main import is_ready
+from outbox_operator.main import find_fault
 from outbox_operator.resources import KIND
 from outbox_operator.settings import read_settings
 
@@ -51,29 +53,54 @@ async def tried(leader: Leader) -> None:
 
 async def test_a_standby_that_knows_who_is_active_is_ready():
     leader = taking_part(Server(holder="another"))
-    assert not is_ready(leader, None), "nothing was asked yet"
+    assert find_fault(leader, None), "nothing was asked yet"
     await tried(leader)
     assert not leader.active
-    assert is_ready(leader, None)
+    assert find_fault(leader, None) == ""
 
 
 async def test_without_rights_on_the_lease_nothing_is_ready():
     leader = taking_part(Server("Lease"))
     await tried(leader)
-    assert not is_ready(leader, None)
+    assert "Lease" in find_fault(leader, None)
+
+
+async def leading(server: Server) -> tuple[Leader, Controller]:
+    leader = taking_part(server)
+    await leader.acquire()
+    return leader, Controller(cast("Any", server), read_settings(["--namespace", "shop"], {}), "cluster")
 
 
 async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
     server = Server(KIND)
-    leader = taking_part(server)
-    await leader.acquire()
-    controller = Controller(cast("Any", server), read_settings(["--namespace", "shop"], {}), "cluster")
-    assert not is_ready(leader, None)
+    leader, controller = await leading(server)
+    assert find_fault(leader, None)
     running = asyncio.create_task(controller.run())
     await asyncio.wait({running}, timeout=0.2)
-    assert not is_ready(leader, controller), "the CRD is missing, or the right to list"
+    assert f"cannot list {KIND} in namespace shop" in find_fault(leader, controller), "the CRD is missing, or the right"
     server.refused.clear()
     async with asyncio.timeout(5):
-        while not is_ready(leader, controller):  # noqa: ASYNC110 - a state, not an event
+        while find_fault(leader, controller):  # noqa: ASYNC110 - a state, not an event
             await asyncio.sleep(0.05)
     running.cancel()
+
+
+def failed_rounds() -> float:
+    return REGISTRY.get_sample_value("outbox_operator_failed_rounds_total") or 0
+
+
+async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_until_it_can():
+    server = Server()
+    leader, controller = await leading(server)
+    assert await controller._list_all()
+    before = failed_rounds()
+    server.refused = {"Job"}
+    assert not await controller._list_all()
+    assert (failed_rounds(), find_fault(leader, controller)) == (before + 1, ""), "one round may meet a restart"
+    assert not await controller._list_all()
+    assert failed_rounds() == before + 2
+    assert find_fault(leader, controller) == "cannot list Job in namespace shop: 403 Forbidden: Job"
+    assert controller.stale_seconds < 1, "a new process would be refused the same"
+    server.refused.clear()
+    assert await controller._list_all()
+    assert (failed_rounds(), find_fault(leader, controller)) == (before + 2, "")

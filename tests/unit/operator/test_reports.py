@@ -1,4 +1,4 @@
-"""What a pod answers is the user's image's to say: whatever it is, the operator goes on."""
+"""What a pod answers is the user's image's to say: whatever it is, the operator goes on, and knows whose word it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from outbox_core.proof import SIGNATURE_HEADER, sign_answer
 from outbox_core.report import (
     BlockedKey,
     Bound,
@@ -17,7 +18,8 @@ from outbox_core.report import (
     RebuildView,
     Unfinished,
 )
-from outbox_operator.reports import LONGEST_REPORT, fetch_report, news_in
+from outbox_operator.keys import Keys
+from outbox_operator.reports import LONGEST_REPORT, Answer, ask, fetch_report, news_in
 from tests.unit.operator.building import NOW, build_report
 
 if TYPE_CHECKING:
@@ -30,7 +32,15 @@ ANSWERS = {
     "json": (200, b'{"state": "Active"}'),
     "refusal": (503, REPORT.encode()),
     "elsewhere": (307, REPORT.encode()),
+    "closed": (401, b""),
 }
+KEY = Keys(b"installation").of("uid-1")
+POD = "pod-uid"
+SIGNING = {
+    "signed": KEY,
+    "forged": Keys(b"installation").of("uid-2"),
+}
+"""Paths whose answers are signed, and with what."""
 
 
 @pytest.fixture
@@ -39,6 +49,17 @@ async def pod() -> AsyncIterator[str]:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
+        if name in SIGNING:
+            question = request.headers[SIGNATURE_HEADER]
+            headers = {SIGNATURE_HEADER: sign_answer(SIGNING[name], question, REPORT.encode())}
+            return web.Response(body=REPORT.encode(), headers=headers)
+        if name == "replayed":
+            headers = {SIGNATURE_HEADER: sign_answer(KEY, "of another question", REPORT.encode())}
+            return web.Response(body=REPORT.encode(), headers=headers)
+        if name == "changed":
+            question = request.headers[SIGNATURE_HEADER]
+            headers = {SIGNATURE_HEADER: sign_answer(KEY, question, REPORT.encode())}
+            return web.Response(body=REPORT.replace("Active", "ClaimRefused").encode(), headers=headers)
         if name != "flood":
             status, body = ANSWERS[name]
             return web.Response(status=status, body=body, headers={"Location": "report"})
@@ -58,28 +79,46 @@ async def pod() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-@pytest.mark.parametrize(
-    ("path", "understood"),
-    [
-        ("report", True),
-        ("bytes", False),
-        ("json", False),
-        ("refusal", False),
-        ("elsewhere", False),
-        ("flood", False),
-    ],
-)
-async def test_only_a_report_is_taken_and_only_from_the_pod_itself(pod: str, path: str, *, understood: bool):
+async def heard_at(pod: str, path: str) -> Answer | str:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-        report = await fetch_report(session, f"{pod}/{path}")
-    assert (report is not None) is understood
+        return await fetch_report(session, pod, ask("GET", f"/{path}", POD, KEY))
+
+
+@pytest.mark.parametrize("path", ["bytes", "json", "flood"])
+async def test_only_a_report_is_taken(pod: str, path: str):
+    assert await heard_at(pod, path) == "its answer is no report"
     assert len(REPORT) < LONGEST_REPORT / 10
 
 
-KEY = BlockedKey(key="7", message_id="m", attempts=1, error_class="ValueError", next_attempt_at=NOW)
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("refusal", "it answers 503"),
+        ("elsewhere", "it answers 307"),
+        ("closed", "it answers 401, so it has another key"),
+    ],
+)
+async def test_only_the_pods_own_good_answer_is_taken(pod: str, path: str, why: str):
+    assert await heard_at(pod, path) == why
+
+
+@pytest.mark.parametrize("path", ["forged", "replayed", "changed"])
+async def test_an_answer_that_is_signed_otherwise_is_not_taken(pod: str, path: str):
+    assert await heard_at(pod, path) == "its answer is signed with another key"
+
+
+@pytest.mark.parametrize(("path", "signed"), [("report", False), ("signed", True)])
+async def test_it_is_known_whether_who_answers_has_the_key(pod: str, path: str, *, signed: bool):
+    answer = await heard_at(pod, path)
+    assert isinstance(answer, Answer)
+    assert answer.signed is signed
+    assert answer.report == build_report()
+
+
+WAITS = BlockedKey(key="7", message_id="m", attempts=1, error_class="ValueError", next_attempt_at=NOW)
 NEWS = [
     pytest.param({"failures": FailureSummary(dead_letters=1)}, id="a message became a dead letter"),
-    pytest.param({"failures": FailureSummary(held=1, blocked_keys=[KEY])}, id="a key waits"),
+    pytest.param({"failures": FailureSummary(held=1, blocked_keys=[WAITS])}, id="a key waits"),
     pytest.param({"circuit": "Open"}, id="the circuit breaker opened"),
     pytest.param({"leases": [LeaseView(partition=1, epoch=2, pod="orders-1")]}, id="a partition has an owner"),
     pytest.param({"unfinished": Unfinished(consumers=2)}, id="a consumer came"),
@@ -95,10 +134,10 @@ def test_what_a_person_waits_for_is_news(fields: dict[str, Any]) -> None:
 
 
 def test_another_attempt_of_the_same_message_is_none() -> None:
-    later = KEY.model_copy(update={"attempts": 2, "next_attempt_at": NOW.replace(year=2027)})
-    one, other = (build_report(failures=FailureSummary(held=1, blocked_keys=[key])) for key in (KEY, later))
+    later = WAITS.model_copy(update={"attempts": 2, "next_attempt_at": NOW.replace(year=2027)})
+    one, other = (build_report(failures=FailureSummary(held=1, blocked_keys=[key])) for key in (WAITS, later))
     assert news_in(one) == news_in(other)
-    person = KEY.model_copy(update={"next_attempt_at": None})
+    person = WAITS.model_copy(update={"next_attempt_at": None})
     assert news_in(one) != news_in(build_report(failures=FailureSummary(held=1, blocked_keys=[person])))
 
 

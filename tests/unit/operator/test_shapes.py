@@ -248,7 +248,8 @@ def test_the_store_takes_only_what_is_newer():
     store = Store()
     assert store.put(body(2))
     assert not store.put(body(1))
-    assert store.put(body(1, uid="created again"))
+    assert store.put(body(3, uid="created again"))
+    assert not store.put(body(2)), "the one before it, in a listing that is older"
     store.remove(body(9))
     assert store.resource(("shop", "orders")) is not None
 

@@ -36,7 +36,7 @@ def test_ports_and_tls_follow_from_what_is_there(tmp_path, keys, port, tls):
 
 @pytest.mark.parametrize(
     ("keys", "message"),
-    [({}, "neither the key `uri` nor the key `host`"), ({"uri": "http://h"}, "must look like amqp://"),
+    [({}, "no file `uri` and no file `host`"), ({"uri": "http://h"}, "must look like amqp://"),
      ({"uri": "amqp://h:x"}, "is not a URI"), ({"host": "h", "port": "many"}, "`port` is not a port number")],
 )  # fmt: skip
 def test_what_is_wrong_is_named_without_the_secret(tmp_path, keys, message):

@@ -12,6 +12,7 @@ from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import BlockedKey, DivisionView, FailureSummary, Intent, LeaseView, Report, Unfinished
 from outbox_core.state import initial_state
+from outbox_worker.access import Access
 from outbox_worker.health import HealthServer
 from outbox_worker.status import Identity, Progress, StatusBoard
 from outbox_worker.telemetry import Telemetry
@@ -27,16 +28,21 @@ CONFIG = ProcessorConfig.model_validate(
 )
 
 
+OPEN = Access(key=b"", pod_uid="uid", metrics_hash="", in_pod=False)
+"""Only this machine may ask."""
+
+
 class Served:
     """A board, its server, and a client."""
 
-    def __init__(self):
+    def __init__(self, host=""):
         self.board = StatusBoard(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
         self.progress = Progress()
         telemetry = Telemetry(self.board)
         telemetry.observe_batch(0.1, stored=True)
         self.server = HealthServer(
-            0,
+            (host, 0),
+            access=OPEN,
             overdue=self.progress.overdue,
             is_ready=lambda: self.board.is_ready,
             report=self.board.report,
@@ -45,8 +51,8 @@ class Served:
         )
         self.server.start()
 
-    def ask(self, path, body=None):
-        url = f"http://127.0.0.1:{self.server.port}{path}"
+    def ask(self, path, body=None, host="127.0.0.1"):
+        url = f"http://{host}:{self.server.port}{path}"
         try:
             with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -125,6 +131,26 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
 def test_a_port_that_is_taken_is_said(served):
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         HealthServer(
-            served.server.port, overdue=list, is_ready=bool, report=served.board.report, metrics=bytes,
-            set_intent=served.board.set_intent,
+            ("", served.server.port), access=OPEN, overdue=list, is_ready=bool, report=served.board.report,
+            metrics=bytes, set_intent=served.board.set_intent,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "reached"),
+    [("", "127.0.0.2", True), ("127.0.0.1", "127.0.0.1", True), ("127.0.0.1", "127.0.0.2", False)],
+)
+def test_it_answers_at_the_address_that_was_named_or_at_each(host, asked, reached):
+    served = Served(host)
+    try:
+        answer = served.ask("/livez", host=asked)
+    except urllib.error.URLError:
+        answer = None
+    finally:
+        served.server.close()
+    assert answer == ((200, "alive\n") if reached else None)
+
+
+def test_an_address_of_another_machine_is_said(served):
+    with pytest.raises(ConfigurationError, match=r"port 0 of 192\.0\.2\.1 for status cannot be opened"):
+        Served("192.0.2.1")

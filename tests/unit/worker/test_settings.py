@@ -7,8 +7,10 @@ import json
 import pytest
 
 from outbox_core.errors import ConfigurationError
+from outbox_core.state import initial_state
 from outbox_worker.main import build_target
 from outbox_worker.settings import Act, read_config, read_settings
+from outbox_worker.status import Identity, StatusBoard
 
 CONFIG = {
     "resource": {"cluster": "prod", "namespace": "shop", "name": "orders", "uid": "uid-1"},
@@ -50,6 +52,22 @@ def test_another_cluster_id_is_another_resource_always_the_same(config_file):
     assert (same.resource.uid, same.sweep_uids) == ("uid-1", ["gone"])
 
 
+def test_fields_of_a_newer_operator_are_ignored_and_named(config_file, caplog):
+    later = {"laterField": 1, "delivery": {"batchSize": 7, "later": {"a": 1}}}
+    config_file.write_text(json.dumps(CONFIG | later))
+    config = read_config(settings(config_file))
+    assert config.delivery.batch_size == 7
+    assert config.ignored == ("delivery.later", "laterField")
+    assert "ignored" not in config.model_dump()
+    assert caplog.records[-1].fields == "delivery.later, laterField"
+    board = StatusBoard(config, Identity("pod", "uid", "instance"), initial_state(0.0))
+    board.set_advice("build the index")
+    assert board.report().advice == (
+        "build the index; the pods' image does not know delivery.later, laterField and ignores it: "
+        "use the operator's own image"
+    )
+
+
 def test_a_wrong_file_is_named_with_its_field(config_file, tmp_path):
     config_file.write_text(json.dumps(CONFIG | {"delivery": {"batchSize": 0}}))
     with pytest.raises(ConfigurationError, match=r"delivery\.batchSize"):
@@ -75,4 +93,4 @@ def test_the_port_comes_from_the_environment_too(config_file, capsys):
     assert settings(config_file, "--port", "9091", OUTBOX_STATUS_PORT="9090").port == 9091
     with pytest.raises(SystemExit):
         settings(config_file, OUTBOX_STATUS_PORT="soon")
-    assert "invalid int value: 'soon'" in capsys.readouterr().err
+    assert "--port: 'soon' is not a whole number" in capsys.readouterr().err

@@ -2,6 +2,6 @@
 
 import sys
 
-from outbox_cli.main import main
+from outbox_cli.start import main
 
 sys.exit(main())

@@ -16,6 +16,7 @@ from outbox_cli.errors import AwayError, CommandError, RefusedError
 from outbox_operator.resources import GROUP, PLURAL, VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 TIMEOUT_SECONDS: Final = 30
@@ -55,6 +56,16 @@ class Cluster:
         """
         return self._call("GET", self._path(self.namespace, name))
 
+    def list_deployments(self, selector: str) -> Sequence[Body]:
+        """Fetch the Deployments of every namespace that have the labels.
+
+        Raises:
+            CommandError: they may not be listed.
+
+        """
+        items: Sequence[Body] = self._call("GET", "/apis/apps/v1/deployments", labelSelector=selector)["items"]
+        return items
+
     def patch(self, name: str, patch: Body) -> Body:
         """Merge a patch into one; refused when `metadata.uid` in the patch is another one's by now."""
         return self._call("PATCH", self._path(self.namespace, name), patch)
@@ -63,11 +74,17 @@ class Cluster:
         place = f"/apis/{GROUP}/{VERSION}" + ("" if namespace is None else f"/namespaces/{namespace}")
         return "/".join(part for part in (place, PLURAL, name) if part)
 
-    def _call(self, method: str, path: str, body: Body | None = None) -> Body:
+    def _call(self, method: str, path: str, body: Body | None = None, **query: str) -> Body:
         headers = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
-        query = [] if body is None else [("fieldManager", "outbox-cli"), ("fieldValidation", "Strict")]
+        if body is not None:
+            query |= {"fieldManager": "outbox-cli", "fieldValidation": "Strict"}
         request = self._api.param_serialize(
-            method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
         )
         try:
             answer = self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)

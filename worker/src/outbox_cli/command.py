@@ -6,12 +6,13 @@ import argparse
 import getpass
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_cli.console import Console, Format
 from outbox_cli.place import connect, connect_source, read_subject
+from outbox_worker.postgres.mappings import list_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from outbox_cli.errors import Exit
     from outbox_cli.place import Subject
+    from outbox_core.spec import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Context:
 
     Attributes:
         plugin: called as `kubectl outbox`.
+        mapped: table and filters of the processor that is named, where the database has them and no manifest is given.
 
     """
 
@@ -35,11 +38,21 @@ class Context:
     console: Console
     environment: Mapping[str, str]
     plugin: bool
+    mapped: Source | None = None
 
     @property
     def subject(self) -> Subject:
         """Schema, outbox and processor that a database command is about."""
-        return read_subject(self.options)
+        subject = read_subject(self.options)
+        return subject if self.mapped is None else replace(subject, source=self.mapped)
+
+
+def _find_mapped(connection: psycopg.Connection[Any], context: Context) -> Source | None:
+    """Return the table and filters of a processor that is named without its manifest, as its owner wrote them down."""
+    named = getattr(context.options, "processor", None)
+    if named is None or getattr(context.options, "file", None):
+        return None
+    return list_mappings(connection, context.subject.schema).get(named)
 
 
 def against_database(run: Callable[[psycopg.Connection[Any], Context], Exit]) -> Callable[[Context], Exit]:
@@ -47,7 +60,7 @@ def against_database(run: Callable[[psycopg.Connection[Any], Context], Exit]) ->
 
     def command(context: Context) -> Exit:
         with connect(context.options, context.environment) as connection:
-            return run(connection, context)
+            return run(connection, replace(context, mapped=_find_mapped(connection, context)))
 
     return command
 
@@ -78,7 +91,9 @@ def _parent() -> argparse.ArgumentParser:
 def output_options() -> argparse.ArgumentParser:
     """How results are written."""
     parent = _parent()
-    parent.add_argument("-o", "--output", type=Format, choices=list(Format), default=Format.TABLE)
+    parent.add_argument(
+        "-o", "--output", choices=[each.value for each in Format], default=Format.TABLE.value, help="(%(default)s)"
+    )
     return parent
 
 

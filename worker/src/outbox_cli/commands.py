@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_cli import (
+    adopting,
     claims,
     conflicts,
     failures,
     looking,
     moving,
     preparing,
+    pruning,
     rebuild,
     repairing,
     resources,
@@ -30,6 +32,8 @@ from outbox_cli.command import (
 )
 from outbox_cli.place import Place, choose_place
 from outbox_core.checkpoint import Checkpoint, parse_checkpoint
+from outbox_core.plain import natural_number, number_each_second, number_of_seconds, port_number, whole_number
+from outbox_core.spec.base import parse_duration
 from outbox_worker.postgres.repair import PAGES
 
 if TYPE_CHECKING:
@@ -89,7 +93,10 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_cluster(grammar)
     _add_preparing(grammar)
     _add_repair(grammar)
+    _add_prune(grammar)
     _add_run(grammar)
+    # `outbox try` has a grammar of its own: `start` runs it without what the other commands import.
+    grammar.commands.add_parser("try", help="watch processors work on an embedded PostgreSQL (outbox try --help)")
 
 
 def either(
@@ -114,9 +121,9 @@ def _add_looking(g: _Grammar) -> None:
 
     lag = g.add("lag", looking.lag, g.database, g.manifest, text="what waits behind each checkpoint")
     lag.add_argument("processor", nargs="?")
-    lag.add_argument("--cap", type=_natural, help="count exactly up to so many messages (10000)")
-    lag.add_argument("--max-messages", type=_natural, help="exit status 4 when more wait")
-    lag.add_argument("--max-seconds", type=float, help="exit status 4 when the oldest waits longer")
+    lag.add_argument("--cap", type=natural_number, help="count exactly up to so many messages (10000)")
+    lag.add_argument("--max-messages", type=natural_number, help="exit status 4 when more wait")
+    lag.add_argument("--max-seconds", type=number_of_seconds, help="exit status 4 when the oldest waits longer")
 
     stall = g.add("stall", looking.stall, g.database, g.manifest, text="who holds the reading bound back")
     stall.add_argument("--all", action="store_true", help="every open transaction that has written, the oldest first")
@@ -124,7 +131,7 @@ def _add_looking(g: _Grammar) -> None:
 
     acts = g.add("acts", looking.acts, g.database, text="what people decided")
     acts.add_argument("processor", nargs="?")
-    acts.add_argument("--limit", type=_natural, default=100, help="the latest so many (%(default)s)")
+    acts.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
 
 
 def _add_conflicts(g: _Grammar) -> None:
@@ -135,13 +142,13 @@ def _add_conflicts(g: _Grammar) -> None:
     )  # fmt: skip
     listing.add_argument("processor", nargs="?")
     listing.add_argument("--all", action="store_true", help="decided ones, and refusals that needed nobody, too")
-    listing.add_argument("--limit", type=_natural, default=100, help="the latest so many (%(default)s)")
+    listing.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
     listing.add_argument("--check", action="store_true", help="exit status 4 when one is open")
     accepting = g.add(
         "accept", conflicts.accept, g.database, g.manifest, g.acting, g.reason,
         text="go on from the pair that is stored now", commands=commands,
     )  # fmt: skip
-    accepting.add_argument("conflict", type=_natural, help="number of the conflict")
+    accepting.add_argument("conflict", type=natural_number, help="number of the conflict")
     accepting.add_argument("--pair", type=_pair, help="the stored pair that you saw; refused if it is another")
     _add_count(accepting)
 
@@ -157,11 +164,13 @@ def _add_moving(g: _Grammar) -> None:
     )  # fmt: skip
     for parser in (rewind, skip):
         parser.add_argument("processor", nargs="?", help="processorId, in a cluster the resource's name")
-        parser.add_argument("--partition", type=int, help="only this one; absent: all that the processor has")
-        parser.add_argument("--conflict", type=_natural, help="number of the open conflict that this decides")
+        parser.add_argument(
+            "--partition", type=natural_number, help="only this one; absent: all that the processor has"
+        )
+        parser.add_argument("--conflict", type=natural_number, help="number of the open conflict that this decides")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--to", type=_pair, metavar="TRANSACTION_ID:POSITION", help="the last message not handled")
-        where.add_argument("--to-position", type=int, metavar="N", help="handle from the first message >= N")
+        where.add_argument("--to-position", type=whole_number, metavar="N", help="handle from the first message >= N")
         where.add_argument("--to-time", type=_time, metavar="RFC3339", help="handle from what was stored at that time")
         if parser is rewind:
             where.add_argument("--to-beginning", action="store_true", help="handle everything again")
@@ -192,13 +201,20 @@ def _add_rebuild(g: _Grammar) -> None:
 
 def _add_failures(g: _Grammar) -> None:
     parser = g.commands.add_parser("dead-letters", help="messages whose attempts ran out", allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="list|drop")
+    commands = parser.add_subparsers(required=True, metavar="list|add|drop")
     listing = g.add(
         "list", failures.list_dead, g.database, g.manifest, text="messages that wait for a person", commands=commands
     )  # fmt: skip
-    listing.add_argument("--limit", type=_natural, default=100, help="the first so many (%(default)s)")
+    listing.add_argument("--limit", type=natural_number, default=100, help="the first so many (%(default)s)")
     listing.add_argument("--payload", action="store_true", help="in JSON: the message too")
     listing.add_argument("--check", action="store_true", help="exit status 4 when there is one")
+    adding = g.add(
+        "add", failures.add, g.database, g.manifest, g.acting, g.reason, commands=commands,
+        text="the message at which the processor stopped: it goes on without it",
+    )  # fmt: skip
+    adding.add_argument("processor", nargs="?")
+    adding.add_argument("--at", type=_pair, required=True, metavar="TRANSACTION_ID:POSITION", help="as status names it")
+    adding.add_argument("--partition", type=natural_number, default=0, help="of a divided processor")
     dropping = g.add(
         "drop", failures.drop, g.database, g.manifest, g.acting, g.reason,
         text="never handle them: what waits behind them goes on", commands=commands,
@@ -211,7 +227,7 @@ def _add_failures(g: _Grammar) -> None:
         _add_which(each)
     for each in (dropping, redriving):
         each.add_argument("--all", action="store_true", help="every one of the processor")
-        each.add_argument("--rate", type=_rate, metavar="N", help="at most so many in a second")
+        each.add_argument("--rate", type=number_each_second, metavar="N", help="at most so many in a second")
     held = g.commands.add_parser("held", help="messages that wait to be tried again", allow_abbrev=False)
     holding = g.add(
         "list", failures.list_held, g.database, g.manifest, text="failing, delayed and stopped messages",
@@ -221,12 +237,14 @@ def _add_failures(g: _Grammar) -> None:
     holding.add_argument("--key", action="append", help="messages of this key; repeat it for more")
     holding.add_argument("--message-id", action="append", help="this message; repeat it for more")
     holding.add_argument("--stopped", action="store_true", help="only those that wait for a person")
-    holding.add_argument("--limit", type=_natural, default=100, help="the first so many (%(default)s)")
+    holding.add_argument("--limit", type=natural_number, default=100, help="the first so many (%(default)s)")
 
 
 def _add_which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("processor", nargs="?")
-    parser.add_argument("--id", type=_natural, action="append", help="number of a dead letter; repeat it for more")
+    parser.add_argument(
+        "--id", type=natural_number, action="append", help="number of a dead letter; repeat it for more"
+    )
     parser.add_argument("--key", action="append", help="messages of this key; repeat it for more")
     parser.add_argument("--message-id", action="append", help="this message; repeat it for more")
     parser.add_argument("--type", action="append", help="messages of this type; repeat it for more")
@@ -262,7 +280,7 @@ def _add_cluster(g: _Grammar) -> None:
         text="decide a resource's open conflict: go on from the stored pair",
     )  # fmt: skip
     accept.add_argument("processor", help="the resource's name")
-    accept.add_argument("--conflict", type=_natural, help="number of the conflict that you saw")
+    accept.add_argument("--conflict", type=natural_number, help="number of the conflict that you saw")
     _add_wait(accept)
 
 
@@ -272,7 +290,7 @@ def _add_preparing(g: _Grammar) -> None:
     migrate.add_argument(
         "--phase", choices=["pre", "post", "all"], default="pre", help="post: after the last old worker"
     )
-    adopt = g.add("adopt", preparing.adopt, g.database, text="make an outbox that exists already readable")
+    adopt = g.add("adopt", adopting.adopt, g.database, text="make an outbox that exists already readable")
     adopt.add_argument("--dry-run", action="store_true", help="say what would be done")
     adopt.add_argument("--table", required=True, help="schema.name of the table")
     adopt.add_argument("--transaction-id-column", default="transaction_id")
@@ -280,7 +298,7 @@ def _add_preparing(g: _Grammar) -> None:
     adopt.add_argument("--ordered-by", help="column whose order old rows get; without it they are never read")
     adopt.add_argument("--only-where-null", help="backfill only rows where this column is NULL: processed_on_utc")
     adopt.add_argument("--publication-column", help="column of publications, to be indexed too")
-    adopt.add_argument("--batch", type=int, default=5_000, help="rows in one transaction of the backfill")
+    adopt.add_argument("--batch", type=_at_least_one, default=5_000, help="rows in one transaction of the backfill")
     identity = g.add(
         "confirm-identity", preparing.confirm_identity, g.database, text="after a copy, a move or a restore"
     )  # fmt: skip
@@ -297,7 +315,27 @@ def _add_repair(g: _Grammar) -> None:
         "--table", action="append", metavar="SCHEMA.TABLE[.COLUMN]",
         help="a further outbox whose processors' checkpoints are in this schema (column: transaction_id)",
     )  # fmt: skip
-    parser.add_argument("--pages", type=_natural, default=PAGES, help="pages in one transaction (%(default)s)")
+    parser.add_argument("--pages", type=_at_least_one, default=PAGES, help="pages in one transaction (%(default)s)")
+
+
+def _add_prune(g: _Grammar) -> None:
+    prune = g.add(
+        "prune", pruning.prune, g.database, g.manifest, g.acting, g.reason,
+        text="delete messages that every registered processor has examined",
+    )  # fmt: skip
+    prune.add_argument("--source", metavar="SCHEMA.TABLE", help="a mapped table, by the mapping that its readers use")
+    prune.add_argument("--older-than", type=_duration, metavar="168h", help="only messages stored longer ago")
+    prune.add_argument("--batch", type=_at_least_one, default=1_000, help="messages in one transaction (%(default)s)")
+    prune.add_argument("--rate", type=number_each_second, metavar="N", help="at most so many in a second")
+    prune.add_argument(
+        "--ignore", action="append", metavar="PROCESSOR",
+        help="leave a processor out that will never run again; repeat it for more",
+    )  # fmt: skip
+    prune.add_argument(
+        "--readers", type=Path, action="append", metavar="DIR",
+        help="files of a Secret: a database where projections of these messages keep their checkpoints; repeat it",
+    )  # fmt: skip
+    prune.add_argument("--no-remote-readers", action="store_true", help="say that there is no such database")
 
 
 def _add_run(g: _Grammar) -> None:
@@ -308,33 +346,34 @@ def _add_run(g: _Grammar) -> None:
     )  # fmt: skip
     run.add_argument("--handler", type=Path, metavar="DIR", help="folder of the Python files, instead of a ConfigMap")
     run.add_argument("--cluster-id", help="name of this place in claims (local/HOSTNAME)")
-    run.add_argument("--port", type=int, default=0, help="HTTP port of /status and /metrics; 0: any")
+    run.add_argument("--port", type=port_number, default=0, help="HTTP port of /status and /metrics; 0: any")
+    run.add_argument("--host", default="127.0.0.1", help="address of that port: who reaches it may ask (%(default)s)")
+
+
+def _at_least_one(text: str) -> int:
+    number = natural_number(text)
+    if not number:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return number
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        return parse_duration(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
 
 
 def _add_count(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--count-at-most", type=_natural, default=COUNT_AT_MOST, metavar="N",
+        "--count-at-most", type=natural_number, default=COUNT_AT_MOST, metavar="N",
         help="the preview counts exactly up to so many messages (%(default)s)",
     )  # fmt: skip
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="in a cluster: until it is done")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait (%(default)s)")
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
-
-
-def _rate(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return number
+    parser.add_argument("--timeout", type=number_of_seconds, default=120.0, help="seconds to wait (%(default)s)")
 
 
 def _pair(text: str) -> Checkpoint:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_cli.errors import RefusedError
 from outbox_cli.progress import Progress
+from outbox_core.plain import plain_checkpoints
 from outbox_core.span import format_age
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class Console:
     def say(self, line: str) -> None:
         """Tell a person what is done; in JSON the document says it."""
         if not self.is_json:
-            print(line, flush=True)  # noqa: T201  # a command line speaks
+            print(plain_checkpoints(line), flush=True)  # noqa: T201  # a command line speaks
 
     def note(self, line: str) -> None:
         """Tell a person something beside the result."""
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+        print(plain_checkpoints(line), file=sys.stderr, flush=True)  # noqa: T201
 
     def show(self, records: Sequence[Record], columns: Sequence[Column], *, empty: str) -> None:
         """Write a list; an empty one says so to people."""
@@ -96,7 +97,7 @@ class Console:
             return
         if not sys.stdin.isatty():
             raise RefusedError("nobody can be asked here: look with --dry-run, then say it with --yes")
-        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"{plain_checkpoints(question)} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise RefusedError("not done")
 
@@ -124,7 +125,7 @@ def format_cell(value: object) -> str:
         case list():
             return ", ".join(str(part) for part in value)
         case _:
-            return str(value)
+            return plain_checkpoints(str(value))
 
 
 def format_counts(by_type: Mapping[str, int]) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+INSTALL: Final = "pip install '.[cli]' in a clone of outbox-operator"
+"""Brings the command line and all that it can need."""
 
 
 class Exit(IntEnum):

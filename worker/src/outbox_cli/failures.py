@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_cli.moving import find_partition
 from outbox_core.errors import OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres import letters
+from outbox_worker.postgres import giving_up, letters
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
@@ -97,6 +98,28 @@ def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
         stopped=context.options.stopped,
     )  # fmt: skip
     context.console.show([_held_record(each) for each in found], _HELD, empty="no message is held")
+    return Exit.DONE
+
+
+@against_database
+def add(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Let a processor that stopped at a message go on without it: the worker makes it a dead letter."""
+    options, console, subject = context.options, context.console, context.subject
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    view = find_partition(connection, subject, options.partition)
+    key = ProcessorKey(subject.schema, view.processor_id, view.partition)
+    record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
+    if not options.dry_run:
+        giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
+    console.document(record | {"done": not options.dry_run})
+    tried = (
+        f"the message at {options.at} is tried once more when {key.processor_id} stands at it, and if it fails it is a"
+    )
+    console.say(
+        f"{tried} dead letter" if options.dry_run
+        else f"recorded as an act of {whoami()}: {tried} dead letter (outbox dead-letters list {key.processor_id})"
+    )  # fmt: skip
     return Exit.DONE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import BEGINNING
@@ -35,7 +34,8 @@ class LagReader:
         """Count what is not handled, at most about `cap`; `reading` is to the processor's messages."""
         if view.processor_id not in self._queues:
             return self._sources.reader(view).lag(reading, view.pair or BEGINNING, cap)
-        reader = WindowReader(self._subject.source, Competing(queue=self._queues[view.processor_id]), view.processor_id)
+        source = self._sources.source_of(view.processor_id)
+        reader = WindowReader(source, Competing(queue=self._queues[view.processor_id]), view.processor_id)
         return competing.measure_lag(self._connection, self._key(view), reader, cap)
 
     def unfinished(self, view: ProcessorView) -> Record:
@@ -49,8 +49,7 @@ class LagReader:
         """In mode Competing nobody holds a lease: whoever lives is at work."""
         if view.processor_id not in self._queues:
             return view
-        count = competing.count_unfinished(self._connection, self._key(view)).consumers
-        return replace(view, live=count > 0, pod=f"{count} consumers")
+        return competing.with_consumers(self._connection, self._subject.schema, view)
 
     def _key(self, view: ProcessorView) -> ProcessorKey:
         return ProcessorKey(self._subject.schema, view.processor_id)

@@ -9,11 +9,14 @@ from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
 from outbox_cli.lag import LagReader
 from outbox_cli.sources import Sources
+from outbox_cli.words import choose_word, describe_word, format_reason, state_of, word_record
+from outbox_core.errors import ConfigurationError
 from outbox_core.span import format_age
 from outbox_worker.change import look_at_change
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.overview import list_acts, list_processors
+from outbox_worker.postgres.words import list_words
 from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 
 if TYPE_CHECKING:
@@ -24,12 +27,14 @@ if TYPE_CHECKING:
     from outbox_cli.place import Subject
     from outbox_core.report import Lag
     from outbox_worker.postgres.overview import ProcessorView
+    from outbox_worker.postgres.words import SaidWord
     from outbox_worker.postgres.writers import Writer
 
 _STATUS: Final = (
     Column("PROCESSOR", "processorId"),
     Column("PARTITION", "partition"),
     Column("STATE", "state"),
+    Column("REASON", "reasonText"),
     Column("CLAIM", "claim"),
     Column("POD", "pod"),
     Column("EPOCH", "epoch"),
@@ -58,23 +63,13 @@ _ACTS: Final = (
 )
 
 
-def state_of(view: ProcessorView) -> str:
-    """One word for people: Blocked, Running, Vacated, Claimed or Free."""
-    if view.open_conflict is not None:
-        return "Blocked"
-    if view.live:
-        return "Running"
-    if view.holder is None:
-        return "Free"
-    return "Claimed" if view.vacated_at is None else "Vacated"
-
-
-def status_record(view: ProcessorView, lag: Lag | None) -> Record:
+def status_record(view: ProcessorView, lag: Lag | None, word: SaidWord | None) -> Record:
     """Write one partition for a person or a program."""
     return {
         "processorId": view.processor_id,
         "partition": view.partition,
-        "state": state_of(view),
+        "state": state_of(view, word),
+        "word": word_record(word),
         "claim": None if view.holder is None else str(view.holder),
         "vacatedAt": view.vacated_at,
         "pod": view.pod if view.live else None,
@@ -115,24 +110,40 @@ def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
     subject = context.subject
     views = find_partitions(connection, subject)
-    changes = look_at_changes(connection, subject, views)
-    records = []
+    words = list_words(connection, subject.schema, subject.processor_id)
+    records, notes = [], []
     with Sources(connection, context) as sources:
+        changes = look_at_changes(connection, subject, views, sources)
         measure = LagReader(connection, subject, sources)
         for view in map(measure.with_consumers, views):
-            reading = None if view.pair is None else sources.find(view.processor_id)
-            lag = None if reading is None else measure.lag(view, reading, LAG_CAP)
-            record = status_record(view, lag) | {"change": changes.get(view.processor_id)} | measure.unfinished(view)
-            unknown = "in another database" if view.pair is not None and reading is None else None
-            records.append(record if context.console.is_json else record | {"lagText": unknown or format_lag(lag)})
+            word = choose_word(view, words)
+            lag, unknown = _measure(measure, sources, view)
+            record = status_record(view, lag, word)
+            record |= {"change": changes.get(view.processor_id)} | measure.unfinished(view)
+            shown = {"lagText": unknown or format_lag(lag), "reasonText": format_reason(word)}
+            records.append(record if context.console.is_json else record | shown)
+            notes += [note for note in (describe_word(view, word),) if note is not None]
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
+    for note in notes:
+        context.console.note(note)
     for processor_id, change in changes.items():
         context.console.note(f"{processor_id}: {change['message']}")
     return Exit.DONE
 
 
+def _measure(measure: LagReader, sources: Sources, view: ProcessorView) -> tuple[Lag | None, str | None]:
+    """Count what waits; or say why that is not known here. One table that is gone hides no other processor."""
+    if view.pair is None:
+        return None, None
+    try:
+        reading = sources.find(view.processor_id)
+        return (None, "in another database") if reading is None else (measure.lag(view, reading, LAG_CAP), None)
+    except ConfigurationError as err:
+        return None, f"unknown: {err}"
+
+
 def look_at_changes(
-    connection: psycopg.Connection[Any], subject: Subject, views: list[ProcessorView]
+    connection: psycopg.Connection[Any], subject: Subject, views: list[ProcessorView], sources: Sources
 ) -> dict[str, Record]:
     """Say of each processor whose number of partitions is to change how far that is."""
     changing = {view.processor_id: view.division for view in views if view.division and view.division.next_count}
@@ -140,7 +151,9 @@ def look_at_changes(
     for processor_id, division in changing.items():
         pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
         key = ProcessorKey(subject.schema, processor_id)
-        found[processor_id] = look_at_change(connection, key, subject.source, division, pairs).model_dump(by_alias=True)
+        found[processor_id] = look_at_change(
+            connection, key, sources.source_of(processor_id), division, pairs
+        ).model_dump(by_alias=True)
     return found
 
 

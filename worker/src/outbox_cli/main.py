@@ -4,6 +4,7 @@
     outbox rewind|skip-to|claim                        recorded acts
     outbox accept|pause|resume                         by the resource, in a cluster
     outbox migrate|adopt|confirm-identity|repair       prepare a database, mend one that was restored
+    outbox prune                                       delete what every processor has examined
     outbox run -f processor.yaml                       run a processor here, without Kubernetes
 
 As `kubectl outbox` the commands that know both mean the cluster.
@@ -20,9 +21,11 @@ import psycopg
 
 from outbox_cli.command import Context
 from outbox_cli.commands import add_commands
-from outbox_cli.console import Console
+from outbox_cli.console import Console, Format
 from outbox_cli.errors import CommandError, Exit
+from outbox_core import __version__
 from outbox_core.errors import OutboxError
+from outbox_core.plain import plain_checkpoints
 from outbox_sql.adopt import AdoptionError
 from outbox_sql.runner import MigrationError
 from outbox_worker.postgres.errors import translate
@@ -48,13 +51,14 @@ def build_parser(*, plugin: bool) -> argparse.ArgumentParser:
         description="Look after outbox processors, in a database or in a cluster.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"outbox {__version__}")
     add_commands(parser)
     return parser
 
 
 def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
     options = build_parser(plugin=plugin).parse_args(arguments)
-    console = Console(options.output, assume_yes=getattr(options, "yes", False))
+    console = Console(Format(options.output), assume_yes=getattr(options, "yes", False))
     context = Context(options, console, os.environ, plugin)
     try:
         return int(options.run(context))
@@ -73,7 +77,7 @@ def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
 
 
 def _fail(message: str, status: Exit) -> int:
-    print(f"outbox: {message}", file=sys.stderr)  # noqa: T201  # a command line speaks
+    print(f"outbox: {plain_checkpoints(message)}", file=sys.stderr)  # noqa: T201  # a command line speaks
     return status
 
 

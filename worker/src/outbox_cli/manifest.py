@@ -1,22 +1,22 @@
 """Reads a manifest as `kubectl apply` would take it, and checks it as far as that goes without an API server.
 
-The spec is read by the operator's own models. The rules that only the API server enforces (CEL, in the CRD) and that
-matter where a processor runs without one are asked again here, in the same words.
+The CRD's schema, defaults and rules judge it first (`admission.py`), as the API server would; then the operator's own
+models read it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from outbox_cli.errors import CommandError
-from outbox_core.spec import TARGETS, Engine, Guarantee, Mode, StartType
-from outbox_operator.resources import API_VERSION, KIND, Processor, ProcessorSpec, parse_processor
+from outbox_cli.errors import INSTALL, CommandError
+from outbox_core.plain import plain_faults
+from outbox_operator.resources import API_VERSION, KIND, Processor, parse_processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -42,101 +42,62 @@ def read_manifest(files: Iterable[Path], *, cluster: str, uid: str) -> Manifest:
     (body,) = bodies
     if body.get("apiVersion") != API_VERSION:
         raise CommandError(f"apiVersion is {body.get('apiVersion')}: this version knows {API_VERSION}")
-    metadata = body.get("metadata") or {}
-    if not metadata.get("name"):
-        raise CommandError("metadata.name is missing")
-    meta = {**metadata, "namespace": metadata.get("namespace") or "default", "uid": uid}
+    admitted = _admit(body)
+    meta = {"namespace": "default", **admitted["metadata"], "uid": uid}
     try:
-        processor = parse_processor({"metadata": meta, "spec": body.get("spec") or {}}, cluster)
+        # No pods are made of it here, so it may ask for any.
+        processor = parse_processor({"metadata": meta, "spec": admitted["spec"]}, cluster, unrestricted=True)
     except ValidationError as err:
-        faults = (f"spec.{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in err.errors()[:5])
-        raise CommandError("; ".join(faults)) from err
-    if broken := broken_rules(processor.spec):
-        raise CommandError("; ".join(broken))
-    config_maps = {
-        found["metadata"]["name"]: found.get("data") or {}
-        for found in documents
-        if found.get("kind") == "ConfigMap" and (found.get("metadata") or {}).get("name")
-    }
+        raise CommandError(plain_faults(err.errors(), "spec")) from err
+    config_maps = dict(_read_config_map(found) for found in documents if found.get("kind") == "ConfigMap")
     return Manifest(processor, config_maps)
+
+
+def _read_config_map(body: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    metadata, data = body.get("metadata"), body.get("data") or {}
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(data, dict) or not all(isinstance(each, str) for each in (name, *data, *data.values())):
+        raise CommandError("a ConfigMap needs metadata.name, and in data a text for each file")
+    return str(name), data
+
+
+def _admit(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with defaults, once the CRD admits it."""
+    try:
+        from outbox_cli.admission import admit  # needs a package that a worker's image has not
+    except ImportError as err:
+        raise CommandError(f"manifests need the package cel-python: {INSTALL}") from err
+    admitted, faults = admit(body)
+    if faults:
+        raise CommandError("; ".join(faults[:5]))
+    return admitted
 
 
 def _load(file: Path) -> list[dict[str, Any]]:
     try:
         import yaml  # of the extra `cli`; a worker's image has none
     except ImportError as err:
-        raise CommandError("manifests need the package PyYAML: pip install 'outbox-operator[cli]'") from err
+        raise CommandError(f"manifests need the package PyYAML: {INSTALL}") from err
     try:
-        documents = list(yaml.safe_load_all(file.read_text()))
+        documents = list(yaml.load_all(file.read_text(), _json_loader(yaml)))
     except OSError as err:
         raise CommandError(f"cannot read {file}: {err.strerror}") from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
         raise CommandError(f"{file} is not YAML: {err}") from err
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
     for document in documents:
-        if isinstance(document, dict):
-            found += document.get("items") or [] if document.get("kind") == "List" else [document]
-    return found
+        listed = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else [document]
+        found += listed if isinstance(listed, list) else []
+    return [each for each in found if isinstance(each, dict)]
 
 
-def _targets(spec: ProcessorSpec) -> int:
-    return 0 if spec.target is None else sum(getattr(spec.target, name) is not None for name in TARGETS)
+def _json_loader(yaml: Any) -> Any:
+    """Return a safe loader that leaves times as text, as kubectl does: JSON has no type for them."""
 
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # a class of a package that is imported late
+        yaml_implicit_resolvers = {  # noqa: RUF012  # the base class's own shape
+            first: [found for found in resolvers if found[0] != "tag:yaml.org,2002:timestamp"]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
-def _outside_transaction(spec: ProcessorSpec) -> bool:
-    return spec.target is not None and (spec.target.rabbitmq is not None or spec.target.log is not None)
-
-
-def _can_swap(spec: ProcessorSpec) -> bool:
-    projects = spec.target is not None and (spec.target.sql is not None or spec.target.python is not None)
-    ordered = spec.engine is Engine.WORKER and spec.delivery.mode is Mode.ORDERED
-    return projects and ordered and spec.delivery.guarantee is not Guarantee.AT_LEAST_ONCE
-
-
-_RULES: Final[tuple[tuple[Callable[[ProcessorSpec], bool], str], ...]] = (
-    (
-        lambda s: s.engine is not Engine.WORKER or _targets(s) == 1,
-        "spec.target: set exactly one target: " + ", ".join(TARGETS),
-    ),
-    (
-        lambda s: s.engine is not Engine.WORKER or s.target is None or s.target.parquet is None,
-        "spec.target: target.parquet needs engine: Spark",
-    ),
-    (
-        lambda s: (s.start_from.type is StartType.POSITION) == (s.start_from.position is not None),
-        "spec.startFrom: position goes with type Position: set both or neither",
-    ),
-    (
-        lambda s: (s.start_from.type is StartType.TIMESTAMP) == (s.start_from.timestamp is not None),
-        "spec.startFrom: timestamp goes with type Timestamp: set both or neither",
-    ),
-    (
-        lambda s: (s.start_from.type is StartType.PROCESSOR) == (s.start_from.processor_id is not None),
-        "spec.startFrom: processorId goes with type Processor: set both or neither",
-    ),
-    (
-        lambda s: s.rebuild_of is None or _can_swap(s),
-        "spec.rebuildOf needs engine Worker, target.sql or python, delivery.mode Ordered, guarantee Transactional",
-    ),
-    (
-        lambda s: s.delivery.guarantee is not Guarantee.TRANSACTIONAL or not _outside_transaction(s),
-        "spec.delivery: a broker or log is not part of the transaction: set guarantee: AtLeastOnce or leave it out",
-    ),
-    (
-        lambda s: 2 <= s.delivery.lease_duration.total_seconds() <= 600,
-        "spec.delivery: leaseDuration must be between 2s and 10m",
-    ),
-    (
-        lambda s: 0.01 <= s.delivery.poll_interval.total_seconds() <= 300,
-        "spec.delivery: pollInterval must be between 10ms and 5m",
-    ),
-    (
-        lambda s: 1 <= s.delivery.timeout.total_seconds() <= 3600,
-        "spec.delivery: timeout must be between 1s and 1h",
-    ),
-)
-
-
-def broken_rules(spec: ProcessorSpec) -> list[str]:
-    """Say which of the CRD's rules the spec breaks, with the remedy."""
-    return [message for holds, message in _RULES if not holds(spec)]
+    return Loader

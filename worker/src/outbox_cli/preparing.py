@@ -1,4 +1,4 @@
-"""`migrate`, `adopt` and `confirm-identity` against a database, as the schema's owner."""
+"""`migrate` and `confirm-identity` against a database, as the schema's owner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from psycopg import sql
 from outbox_cli.command import against_database
 from outbox_cli.errors import Exit
 from outbox_cli.place import DEFAULT_SCHEMA
-from outbox_sql import adopt as adoption
 from outbox_sql import runner
 
 if TYPE_CHECKING:
@@ -43,35 +42,6 @@ def migrate(connection: psycopg.Connection[Any], context: Context) -> Exit:
     console.document({"schema": schema, "applied": done})
     if not done:
         console.say("nothing to apply")
-    return Exit.DONE
-
-
-@against_database
-def adopt(connection: psycopg.Connection[Any], context: Context) -> Exit:
-    """Make an outbox that exists already readable."""
-    options, console = context.options, context.console
-    schema, dot, table = options.table.partition(".")
-    if not dot:
-        schema, table = "public", schema
-    said: list[str] = []
-
-    def announce(line: str) -> None:
-        said.append(line)
-        console.say(line)
-
-    wanted = adoption.Adoption(
-        schema=schema,
-        table=table,
-        transaction_id=options.transaction_id_column,
-        position=options.position_column,
-        ordered_by=options.ordered_by,
-        only_where_null=options.only_where_null,
-        publication_id=options.publication_column,
-        batch=options.batch,
-    )
-    with console.progress("rows numbered") as progress:
-        adoption.adopt(connection, wanted, dry_run=options.dry_run, announce=announce, watch=progress.reach)
-    console.document({"table": f"{schema}.{table}", "dryRun": options.dry_run, "steps": said})
     return Exit.DONE
 
 

@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.console import Column, Console
-from outbox_cli.errors import AwayError, CommandError, Exit, RefusedError
+from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError
+from outbox_cli.serving import decide_service, fetch_operators, serving
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def open_cluster(context: Context) -> Cluster:
     try:
         from outbox_cli.cluster import Cluster  # needs a package that a worker's image has not
     except ImportError as err:
-        raise CommandError("this needs the package kubernetes: pip install 'outbox-operator[cli]'") from err
+        raise CommandError(f"this needs the package kubernetes: {INSTALL}") from err
     options = context.options
     return Cluster(options.kubeconfig, options.context, options.namespace)
 
@@ -91,11 +92,12 @@ def status(context: Context) -> Exit:
     """List the processors of a namespace or of all, or show one with its conditions."""
     cluster, options, console = open_cluster(context), context.options, context.console
     if options.processor is None:
-        records = [resource_record(body) for body in cluster.list(everywhere=options.all_namespaces)]
+        bodies = cluster.list(everywhere=options.all_namespaces)
+        records = _told_of_service(cluster, console, bodies)
         shown = records if console.is_json else [_short(record) for record in records]
         console.show(shown, _COLUMNS, empty="there is no OutboxProcessor")
         return Exit.DONE
-    record = resource_record(cluster.get(options.processor))
+    (record,) = _told_of_service(cluster, console, [cluster.get(options.processor)])
     if console.is_json:
         console.document(record)
         return Exit.DONE
@@ -103,6 +105,34 @@ def status(context: Context) -> Exit:
     for found in record["conditions"]:
         console.say(f"  {found['type']}={found['status']} {found['reason']}: {found.get('message', '')}")
     return Exit.DONE
+
+
+def _told_of_service(cluster: Cluster, console: Console, bodies: list[Body]) -> list[Record]:
+    """Write resources, with the operators that serve each; say beside them what is wrong with that."""
+    if not bodies:
+        return []
+    operators = fetch_operators(cluster)
+    looked_at: dict[str, bool] = {}
+    for body in bodies:
+        namespace = body["metadata"]["namespace"]
+        looked_at[namespace] = looked_at.get(namespace, True) and is_looked_at(body)
+    wrong = {name: decide_service(operators, name, looked_at=seen) for name, seen in sorted(looked_at.items())}
+    for sentence in dict.fromkeys(wrong.values()):
+        if sentence is not None:
+            console.note(sentence)
+    served = {name: serving(operators, name) for name in looked_at}
+    return [_with_service(body, served[body["metadata"]["namespace"]]) for body in bodies]
+
+
+def _with_service(body: Body, served: list[str] | None) -> Record:
+    """Write a resource with the operators that serve it; where none does and none did, that is why it is not ready."""
+    record = resource_record(body) | {"servedBy": served}
+    return record | {"ready": "no: NotServed"} if served == [] and not is_looked_at(body) else record
+
+
+def is_looked_at(body: Body) -> bool:
+    """Tell whether an operator has written a status about the present spec."""
+    return bool((body.get("status") or {}).get("observedGeneration", 0) >= body["metadata"].get("generation", 0))
 
 
 def _short(record: Record) -> Record:
@@ -254,9 +284,14 @@ def wait_for(
                 return body
             waited = time.monotonic() - begun
             if waited > timeout:
-                raise CommandError(f"{name} is not {what} after {timeout:.0f} s ({away or _said(body)})")
+                why = away or _service(cluster, body) or _said(body)
+                raise CommandError(f"{name} is not {what} after {timeout:.0f} s ({why})")
             progress.reach(int(waited))
             time.sleep(POLL_SECONDS)
+
+
+def _service(cluster: Cluster, body: Body) -> str | None:
+    return decide_service(fetch_operators(cluster), body["metadata"]["namespace"], looked_at=is_looked_at(body))
 
 
 def _said(body: Body) -> str:

@@ -6,12 +6,14 @@ same code, claim, lease and checkpoint as in a pod. Ctrl-C or SIGTERM drains.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import sys
 import tempfile
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +25,8 @@ from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from outbox_cli.command import Context
     from outbox_cli.manifest import Manifest
 
@@ -35,10 +39,10 @@ def run(context: Context) -> Exit | int:
     """Run until Ctrl-C; the exit status is the worker's."""
     options = context.options
     cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
-    first = read_manifest(options.file, cluster=cluster, uid="").processor
+    first = read_manifest(options.file, cluster=cluster, uid="")
     # The same uid every time: the claim is found again by the next run of the same manifest on this machine.
-    uid = str(uuid.uuid5(_IDENTITIES, f"{cluster}/{first.namespace}/{first.name}"))
-    manifest = read_manifest(options.file, cluster=cluster, uid=uid)
+    uid = str(uuid.uuid5(_IDENTITIES, f"{cluster}/{first.processor.namespace}/{first.processor.name}"))
+    manifest = replace(first, processor=first.processor.model_copy(update={"uid": uid}))
     check_runnable(manifest)
     with tempfile.TemporaryDirectory(prefix="outbox-run-") as directory:
         home = Path(directory)
@@ -55,8 +59,8 @@ def run(context: Context) -> Exit | int:
         return run_worker(
             [
                 "--config", str(home / "processor.json"), "--connections", str(home / "connections"),
-                "--handler", str(home / "handler"), "--termination-log", str(home / "none"), "--port",
-                str(options.port),
+                "--handler", str(home / "handler"), "--termination-log", str(home / "none"),
+                "--host", options.host, "--port", str(options.port),
             ]
         )  # fmt: skip
 
@@ -83,11 +87,15 @@ def _lay_out(context: Context, manifest: Manifest, home: Path) -> None:
     from outbox_operator.manifests import build_config, format_config
     from outbox_operator.settings import Images
 
-    # An API server would count generations; here the process that was started last knows best.
-    config = build_config(manifest.processor, Images()).model_copy(update={"generation": int(time.time())})
-    (home / "processor.json").write_text(format_config(config))
     (home / "handler").mkdir()
     _place_handler(context, manifest, home)
+    config = build_config(manifest.processor, Images())
+    # An API server would count generations; here the process that was started last knows best how many partitions there
+    # shall be. But a process that is started again as it was must not forget what message killed it.
+    config = config.model_copy(
+        update={"generation": int(time.time()), "text_id": find_text_id(format_config(config), home / "handler")}
+    )
+    (home / "processor.json").write_text(format_config(config))
     connections = home / "connections"
     connections.mkdir()
     directory = secret_directory(context.options)
@@ -105,6 +113,32 @@ def _lay_out(context: Context, manifest: Manifest, home: Path) -> None:
     else:
         raise UsageError("which database? --connection, --connections, --dsn-file, or PGSERVICE or PGHOST")
     _link_target(context, manifest, connections)
+
+
+def find_text_id(text: str, handler: Path) -> int:
+    """Hash what is run: the processor's text and the handler's Python files, to a positive bigint.
+
+    A handler that is installed is not looked into; nor is what is hidden: `.venv`, an editor's locks and copies.
+
+    Raises:
+        CommandError: a file cannot be read.
+
+    """
+    found = hashlib.sha256(text.encode())
+    for file in sorted(_find_code(handler)):
+        try:
+            content = file.read_bytes()
+        except OSError as err:
+            raise CommandError(f"cannot read {file}: {err.strerror}") from err
+        found.update(f"\0{file.relative_to(handler)}\0{len(content)}\0".encode() + content)
+    return int.from_bytes(found.digest()[:8]) >> 1
+
+
+def _find_code(handler: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(handler):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        shown = (Path(place, name) for name in files if name.endswith(".py") and not name.startswith("."))
+        yield from (file for file in shown if file.is_file())
 
 
 def _place_handler(context: Context, manifest: Manifest, home: Path) -> None:

@@ -15,9 +15,11 @@ from outbox_cli.place import connect_source, names_source, target_directory
 from outbox_worker.change import part_reader
 from outbox_worker.postgres import apart
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.mappings import list_mappings
 from outbox_worker.postgres.messages import MessageReader
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
@@ -36,12 +38,21 @@ class Sources:
         self._home = home
         self._context = context
         self._closing = ExitStack()
-        self._source: tuple[psycopg.Connection[Any], str] | None = None
+        self._reading: psycopg.Connection[Any] | None = None
+        self._mappings: Mapping[str, Source] | None = None
 
     @property
     def source(self) -> Source:
         """Table and filters, as the manifest has them."""
         return self._context.subject.source
+
+    def source_of(self, processor_id: str) -> Source:
+        """Table and filters of a processor: the manifest's, else what its owner wrote down, else our own table's."""
+        if getattr(self._context.options, "file", None):
+            return self.source
+        if self._mappings is None:
+            self._mappings = list_mappings(self._home, self._context.subject.schema)
+        return self._mappings.get(processor_id, self.source)
 
     def __enter__(self) -> Self:
         """Nothing is opened yet."""
@@ -65,7 +76,7 @@ class Sources:
             return self._home
         if not self._is_named:
             return None
-        connection, identity = self._open()
+        connection, identity = self._open(self.source_of(processor_id))
         if written.identity not in (None, identity):
             raise RefusedError(f"processor {processor_id} reads {written.described}, which is not the source you name")
         return connection
@@ -94,16 +105,15 @@ class Sources:
         options, environment = self._context.options, self._context.environment
         return target_directory(options) is not None and names_source(options, environment)
 
-    def _open(self) -> tuple[psycopg.Connection[Any], str]:
-        if self._source is None:
-            connection = connect_source(self._context.options, self._context.environment)
-            self._closing.enter_context(connection)
-            self._source = connection, apart.identify(connection, self._context.subject.source).identity
-        return self._source
+    def _open(self, source: Source) -> tuple[psycopg.Connection[Any], str]:
+        if self._reading is None:
+            self._reading = connect_source(self._context.options, self._context.environment)
+            self._closing.enter_context(self._reading)
+        return self._reading, apart.identify(self._reading, source).identity
 
     def reader(self, view: ProcessorView) -> MessageReader:
         """Return the reader of the partition's own messages, divided as the database says."""
-        source = self.source
+        source = self.source_of(view.processor_id)
         if view.division is None:
             return MessageReader(source)
         return part_reader(source, replace(view.division, line=None), view.partition)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_TRANSACTION_ID: Final = 2**64 - 1
 MAX_POSITION: Final = 2**63 - 1
+END: Final = "end"
+"""What people read and write for MAX_POSITION: everything of transaction ids up to that one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,13 +62,15 @@ BEGINNING: Final = Checkpoint(0, 0)
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
-    """Read `transaction_id:position`.
+    """Read `transaction_id:position`; the position may be `end`.
 
     Raises:
         ValueError: the text is not two whole numbers with a colon between, or out of range.
 
     """
     transaction_id, colon, position = text.strip().partition(":")
+    if position == END:
+        position = str(MAX_POSITION)
     if not colon or not transaction_id.isdecimal() or not position.lstrip("-").isdecimal():
         msg = f"{text!r} is not a checkpoint; write it as transaction_id:position, for example 815:42"
         raise ValueError(msg)

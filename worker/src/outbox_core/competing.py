@@ -12,18 +12,17 @@ down nothing is kept: what is in hand is handed back (RELEASE), and nothing is t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
-from outbox_core import failing, retry
+from outbox_core import failing, retry, stopping
 from outbox_core import happening as h
 from outbox_core.claiming import decide_after_claim
-from outbox_core.errors import HandlerError
-from outbox_core.message import Batch
+from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import WhenExhausted
 from outbox_core.state import Step
+from outbox_core.turns import Turn, Turns, decide_after_nothing, decide_after_turn
+from outbox_core.work import Action, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,79 +30,21 @@ if TYPE_CHECKING:
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.errors import OutboxError
-    from outbox_core.snapshot import Snapshot
-    from outbox_core.spec import Retry
-    from outbox_core.state import Policy
+    from outbox_core.message import Message
+    from outbox_core.spec import Delivery, Retry
+    from outbox_core.state import Policy, Stopped
+    from outbox_core.stopping import Named
+    from outbox_core.work import Piece, Refusal, Work
 
+AGAIN_SECONDS: Final = 0.25
+"""After so long, what is left of messages that failed before waits for their next turn: the others come meanwhile."""
 CONTENDED_WAIT: Final = 0.002
 """Another consumer is cutting a batch at this moment, which takes about so long; doubled while that goes on."""
 _MOST_DOUBLINGS: Final = 20
+_NOTHING_OWED: Final = Turns()
+_A_MESSAGE: Final = 0.001
+"""Seconds, where messages are counted in place of their time."""
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The messages that `upper` sees and `lower` does not."""
-
-    lower: Snapshot
-    upper: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch in hand.
-
-    Attributes:
-        id: of the row that says whose it is.
-        lane: priority, 0 to 9; 0 over the outbox.
-        attempt: number of this taking; completion is refused to every other.
-        window: where its messages are; None: they are listed.
-        listed: messages that are tried again, in order of their pairs, each with its failures so far.
-        after: done up to here.
-        upto: the last message.
-        count: messages left; 0: rows that are not among them, or none.
-        piece: most messages to handle at once, because a process died over it; None: all.
-        deaths: processes that died over its first message, once that was alone.
-        aside: positions of the window's delayed messages, which are not in it.
-
-    """
-
-    id: int
-    lane: int
-    attempt: int
-    window: Window | None
-    listed: tuple[tuple[Checkpoint, int], ...]
-    after: Checkpoint
-    upto: Checkpoint
-    count: int
-    piece: int | None = None
-    deaths: int = 0
-    aside: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Piece(Batch):
-    """What of a batch is handled at once."""
-
-    work: Work | None = None
-
-
-class Action(StrEnum):
-    """What becomes of a message that failed alone."""
-
-    RETRY = "Retry"
-    DEAD_LETTER = "DeadLetter"
-    SKIP = "Skip"
-    STOP = "Stop"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The action, after so many failures, and for RETRY how many seconds later."""
-
-    action: Action
-    attempts: int
-    wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +56,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first piece of a batch is in hand, or the next piece."""
+    """The first piece of a batch is in hand, or the next piece.
+
+    `promoted`: so many messages of a queue that failed before are handed out among its others from now on.
+    """
 
     piece: Piece
+    promoted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +71,7 @@ class NothingTaken:
 
     contended: bool = False
     moved: bool = False
+    promoted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +88,48 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop.
+    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop, at `named`.
 
     The batch itself may reach further than its last message, so it is not over with that one.
     """
 
     verdict: Verdict
     pair: Checkpoint | None = None
+    named: Named | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """Of the piece what could be handled is, and committed; what failed alone has left the batch.
+
+    Attributes:
+        behind: so many messages, from the piece's first up to `upto`.
+        upto: where the last of them is; None: there are none.
+        refusals: those of them that failed.
+        block: most messages to handle at once in what comes next.
+        stop: the next message failed, and this is to stop at it; `named` for a person.
+        settled: false: the effects are committed, the batch is not completed yet.
+
+    """
+
+    behind: int
+    upto: Checkpoint | None
+    refusals: tuple[Refusal, ...]
+    block: int
+    stop: Refusal | None = None
+    settled: bool = True
+    named: Named | None = None
+
+    @property
+    def handled(self) -> int:
+        """How many messages were handled."""
+        return self.behind - len(self.refusals)
 
 
 CompetingHappening: TypeAlias = (
     h.Prepared | h.ClaimAnswered | h.Reviewed | h.TargetReady | h.Delivered | h.Failed | h.OwnershipLost
     | h.TargetChanged | h.StopRequested | h.Throttled | h.Released | Joined | Taken | NothingTaken | Completed | Lost
-    | Deferred
+    | Deferred | Sifted | h.Decision
 )  # fmt: skip
 
 
@@ -167,8 +142,14 @@ class ConsumerState:
         work: the batch in hand, `after` being how far this process is.
         piece: what of it is being handled.
         delivered: AtLeastOnce: the piece is with the target, and not completed yet.
-        limit: most messages at once, while one that fails is looked for.
+        sifted: the same, where some of it failed.
+        limit: most messages at once, while one that fails is looked for by handing over smaller pieces.
+        block: most messages at once within a transaction, where messages failed lately; None: all of a batch.
+        turns: how fresh messages and those that failed before share the time.
+        turn_began: when what is in hand was taken.
         failure: why the first message of the piece shall leave the batch.
+        stopped: at which message, and what people are told of it.
+        given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
         attempt: failures of the message in hand.
         failures: faults in a row that no message caused.
         idle: looks in a row that found nothing.
@@ -184,8 +165,14 @@ class ConsumerState:
     work: Work | None = None
     piece: Piece | None = None
     delivered: bool = False
+    sifted: Sifted | None = None
     limit: int | None = None
+    block: int | None = None
+    turns: Turns = _NOTHING_OWED
+    turn_began: float = 0.0
     failure: OutboxError | None = None
+    stopped: Stopped | None = None
+    given_up: str | None = None
     attempt: int = 0
     failures: int = 0
     idle: int = 0
@@ -230,12 +217,43 @@ def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: Wh
             assert_never(when_exhausted)
 
 
-def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; mypy checks that none is missing
+def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None) -> WhenExhausted:
+    """Say what becomes of the message after its attempts: of the one that a person gave up, what they were told."""
+    return WhenExhausted.DEAD_LETTER if str(message.checkpoint) == given_up else delivery.when_exhausted
+
+
+def decide_consumer(
     state: ConsumerState, happened: CompetingHappening, now: float, policy: Policy, chance: float
 ) -> ConsumerState:
     """Decide the next step; arguments as `outbox_core.processor.decide_next`."""
+    after = _decide(state, happened, now, policy, chance)
+    work = after.work
+    if work is not None and work.again and now - after.turn_began >= AGAIN_SECONDS and _may_release(after, happened):
+        return replace(after, step=Step.RELEASE, piece=None, resume=now)
+    if state.work is not None and work is None and not _is_queue(policy):
+        spent = now - state.turn_began
+        return replace(after, turns=decide_after_turn(after.turns, state.work.turn, spent))
+    return after
+
+
+def _may_release(after: ConsumerState, happened: CompetingHappening) -> bool:
+    """Say whether the batch may go back without losing what was learned of the message that fails.
+
+    While that is looked for by handing over less, or tried again where it is, the next turn would begin all anew, and
+    come no further.
+    """
+    searches = after.limit is not None and not isinstance(happened, Deferred)
+    return after.step is Step.FETCH and not after.attempt and not searches
+
+
+def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; mypy checks that none is missing
+    state: ConsumerState, happened: CompetingHappening, now: float, policy: Policy, chance: float
+) -> ConsumerState:
     match happened:
         case h.Prepared():
+            if happened.crashed:
+                # The database may have lost how far the batch was: it is taken again, from where the database has it.
+                state = _empty_handed(state)
             return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
         case h.ClaimAnswered():
             return decide_after_claim(state, _empty_handed(state), happened, now, chance)
@@ -247,13 +265,17 @@ def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening
             state = replace(_empty_handed(state), failures=0, start_from_used=happened.start_from_used)
             return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
         case Taken():
-            return _after_take(state, happened.piece, now, policy)
+            return _after_take(state, happened, now, policy)
         case NothingTaken():
             return _after_nothing(state, happened, now, policy)
         case h.Delivered():
             return replace(state, step=Step.STORE, due=now, delivered=True)
         case Completed():
-            return _after_completion(state, now)
+            return _after_completion(_grown(state, policy), now)
+        case Sifted() if not happened.settled:
+            return replace(state, step=Step.STORE, due=now, delivered=True, sifted=happened)
+        case Sifted():
+            return _after_sifting(state, happened, now, policy)
         case Lost():
             # Delivered, it may have been completed by a call whose answer was lost: then the rest is still in our name.
             step = Step.RELEASE if state.delivered else Step.FETCH
@@ -264,6 +286,8 @@ def decide_consumer(  # noqa: C901, PLR0911, PLR0912 - a case for each happening
             )  # fmt: skip
         case Deferred():
             return _after_deferral(state, happened, now)
+        case h.Decision():
+            return _after_look_for_decision(state, happened, now)
         case h.Throttled():
             return _throttled(state, happened, now)
         case h.Released():
@@ -289,7 +313,7 @@ def _holds(state: ConsumerState) -> bool:
 
 
 def _empty_handed(state: ConsumerState) -> ConsumerState:
-    return replace(state, work=None, piece=None, delivered=False, limit=None, failure=None, attempt=0)
+    return replace(state, work=None, piece=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
 
 
 def _throttled(state: ConsumerState, throttled: h.Throttled, now: float) -> ConsumerState:
@@ -307,8 +331,32 @@ def _handed_back(state: ConsumerState, now: float, wait: float) -> ConsumerState
     return replace(state, step=Step.RELEASE, due=now, resume=now + wait)
 
 
-def _after_take(state: ConsumerState, piece: Piece, now: float, policy: Policy) -> ConsumerState:
+def _is_queue(policy: Policy) -> bool:
+    return policy.delivery.competing is not None and policy.delivery.competing.queue is not None
+
+
+def _after_look(state: ConsumerState, found: Taken | NothingTaken, now: float, policy: Policy) -> Turns:
+    """Share the time. In a queue what failed before is handed out among the others, so there messages are counted."""
+    turns, work = state.turns, None if isinstance(found, NothingTaken) else found.piece.work
+    if found.promoted:
+        turns = decide_after_turn(turns, Turn.AGAIN, found.promoted * _A_MESSAGE)
+    if isinstance(found, NothingTaken) and found.moved:
+        return decide_after_turn(turns, Turn.FRESH, max(0.0, now - state.due))
+    if isinstance(found, NothingTaken) and found.contended:
+        return turns
+    if work is None:
+        return decide_after_nothing(turns, Turn.FRESH)
+    if _is_queue(policy):
+        return decide_after_turn(turns, Turn.FRESH, work.count * _A_MESSAGE)
+    # Out of their turn those that failed before come only where nothing fresh was found.
+    return decide_after_nothing(turns, Turn.FRESH) if work.again else turns
+
+
+def _after_take(state: ConsumerState, taken: Taken, now: float, policy: Policy) -> ConsumerState:
+    piece = taken.piece
     work = piece.work
+    if state.work is None:
+        state = replace(state, turn_began=now, turns=_after_look(state, taken, now, policy))
     state = replace(state, work=work, piece=piece, idle=0, step=Step.HANDLE, due=now)
     if work is not None and work.piece == 1 and work.deaths >= policy.delivery.retry.max_attempts:
         killed = HandlerError(
@@ -321,6 +369,8 @@ def _after_take(state: ConsumerState, piece: Piece, now: float, policy: Policy) 
 
 
 def _after_nothing(state: ConsumerState, found: NothingTaken, now: float, policy: Policy) -> ConsumerState:
+    if state.work is None:
+        state = replace(state, turns=_after_look(state, found, now, policy))
     idle = 0 if found.moved else state.idle + 1
     wait = 0.0 if found.moved else retry.idle_wait(idle, policy.poll_interval)
     if found.contended:
@@ -332,12 +382,43 @@ def _after_nothing(state: ConsumerState, found: NothingTaken, now: float, policy
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
 
 
-def _after_completion(state: ConsumerState, now: float, done_upto: Checkpoint | None = None) -> ConsumerState:
-    """Go on behind the piece, or behind `done_upto`, which the database was told."""
+def _grown(state: ConsumerState, policy: Policy) -> ConsumerState:
+    """All of a piece got through."""
+    return state if state.block is None else replace(state, block=_block(state.block * 2, policy))
+
+
+def _block(block: int, policy: Policy) -> int | None:
+    return None if block >= policy.delivery.batch_limit else block
+
+
+def _after_sifting(state: ConsumerState, sifted: Sifted, now: float, policy: Policy) -> ConsumerState:
+    again = state.work is not None and state.work.again
+    if not again:
+        state = replace(state, block=_block(sifted.block, policy))
+    state = replace(state, failures=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+    if sifted.refusals and not sifted.handled and not again:
+        error = sifted.refusals[-1].error
+        state = replace(state, state=WorkerState.RETRYING, reason=error.reason, message=str(error))
+    if sifted.upto is None:
+        state = replace(state, step=Step.FETCH, piece=None, delivered=False, sifted=None, due=now)
+    else:
+        state = _after_completion(state, now, sifted.upto, sifted.behind)
+        state = replace(state, attempt=1 if state.state is WorkerState.RETRYING else 0)
+    if sifted.stop is None:
+        return state
+    return _after_deferral(
+        replace(state, failure=sifted.stop.error), Deferred(sifted.stop.verdict, named=sifted.named), now
+    )
+
+
+def _after_completion(
+    state: ConsumerState, now: float, done_upto: Checkpoint | None = None, done: int | None = None
+) -> ConsumerState:
+    """Go on behind the piece, or behind its first `done` messages up to `done_upto`, which the database was told."""
     work, piece = state.work, state.piece
     draining = state.state is WorkerState.DRAINING
     state = replace(
-        state, piece=None, delivered=False, failure=None, failures=0, attempt=0,
+        state, piece=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0,
         step=Step.END if draining else Step.FETCH,
     )  # fmt: skip
     state = replace(state, due=now, limit=None if state.limit is None else state.limit * 2)
@@ -346,11 +427,13 @@ def _after_completion(state: ConsumerState, now: float, done_upto: Checkpoint | 
     after = piece.examined if done_upto is None else done_upto
     if after >= work.upto:
         return replace(state, work=None, limit=None)
-    done = piece.matched_count
+    done = piece.matched_count if done is None else done
     rest = None if work.piece is None else work.piece * 2
     left = max(0, work.count - done)
+    limit = state.limit if state.limit is not None and state.limit < left else None
     return replace(
         state,
+        limit=limit,
         work=replace(work, after=after, count=left, deaths=0, piece=rest if rest and rest < left else None),
     )
 
@@ -358,13 +441,22 @@ def _after_completion(state: ConsumerState, now: float, done_upto: Checkpoint | 
 def _after_deferral(state: ConsumerState, deferred: Deferred, now: float) -> ConsumerState:
     verdict = deferred.verdict
     if verdict.action is Action.STOP:
+        stopped = stopping.build_stopped(verdict.attempts, state.failure or HandlerError("it failed"), deferred.named)
         return replace(
-            state, step=Step.HOLD, due=inf, attempt=verdict.attempts, state=WorkerState.STOPPED,
-            reason=Reason.ATTEMPTS_EXHAUSTED, failure=None,
-            message=f"gave up after {verdict.attempts} attempts: {state.failure}; mend it, then change the resource or "
-            "its ConfigMap, or restart the worker",
+            state, step=Step.HOLD, due=stopping.next_look(stopped, now), attempt=verdict.attempts, stopped=stopped,
+            state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED, failure=None, message=stopped.message,
         )  # fmt: skip
     return _after_completion(state, now, deferred.pair)
+
+
+def _after_look_for_decision(state: ConsumerState, decision: h.Decision, now: float) -> ConsumerState:
+    """Try the message once more if a person gave it up; `judge` is told so, should it fail."""
+    if not decision.given_up or state.stopped is None:
+        return replace(state, due=stopping.next_look(state.stopped, now))
+    return replace(
+        state, step=Step.FETCH, due=now, stopped=None, given_up=state.stopped.place, state=WorkerState.RETRYING,
+        message=stopping.GIVEN_UP,
+    )  # fmt: skip
 
 
 def _after_failure(
@@ -372,7 +464,9 @@ def _after_failure(
 ) -> ConsumerState:
     settings = policy.delivery.retry
     piece = state.piece
-    counts = retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
+    # Where the target names what failed, all else goes on, whatever kind of failure it is.
+    named = isinstance(error, MessagesFailedError)
+    counts = named or retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
     if counts and state.step is Step.HANDLE and piece is not None:
         said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
         if error.reason in _NOBODYS_FAULT:
@@ -384,7 +478,9 @@ def _after_failure(
             return replace(held, step=Step.FETCH, due=now + decision.delay)
         if piece.matched_count > 1:
             looking = f"{error}; looking for the message among {piece.matched_count}"
-            return replace(said, step=Step.FETCH, due=now, limit=piece.matched_count // 2, message=looking, attempt=1)
+            said, half = replace(said, due=now, message=looking, attempt=1), piece.matched_count // 2
+            parts = policy.isolates and failing.is_refusal(error, settings)
+            return replace(said, block=half) if parts else replace(said, step=Step.FETCH, limit=half)
         return replace(said, step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
     failures = state.failures + 1
     wait = max(

@@ -28,6 +28,8 @@ from outbox_core.spec import (
 CONFIG_PATH: Final = Path("/etc/outbox/processor.json")
 CONNECTIONS_PATH: Final = Path("/etc/outbox/connections")
 """Holds `source/` and `target/`, each a mounted Secret."""
+KEY_PATH: Final = Path("/etc/outbox/key/key")
+"""The resource's key, from a Secret that the operator makes (`proof.py`)."""
 HANDLER_PATH: Final = Path("/etc/outbox/handler")
 """The ConfigMap with the user's Python files; put on sys.path."""
 
@@ -65,8 +67,12 @@ class ProcessorConfig(SpecModel):
     spark: SparkPlan | None = None
     rebuild_of: Rebuild | None = None
     resolution: Resolution | None = None
+    text_id: int | None = None
+    """Names the text of resource and handler, 63 bits, where nothing counts generations; None: `generation` does."""
     sweep_uids: list[str] = Field(default_factory=list)
     """Claims of resources of this cluster that are gone for certain: they may be replaced."""
+    ignored: tuple[str, ...] = Field((), exclude=True)
+    """Fields of the file that this version does not know: a newer operator wrote them."""
 
     @field_validator("source")
     @classmethod
@@ -75,6 +81,11 @@ class ProcessorConfig(SpecModel):
         if info.data.get("engine") is Engine.SPARK and source.cursor is None:
             return source.model_copy(update={"cursor": Cursor.TRANSACTION_ORDER})
         return source
+
+    @property
+    def fingerprint(self) -> int:
+        """What is run: under another one, processes that a message killed are no longer counted against it."""
+        return self.generation if self.text_id is None else self.text_id
 
     @property
     def is_apart(self) -> bool:

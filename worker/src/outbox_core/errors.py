@@ -6,7 +6,14 @@ only in the adapters.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outbox_core.checkpoint import Checkpoint
 
 
 class OutboxError(Exception):
@@ -34,6 +41,8 @@ class OutboxError(Exception):
 
         """
         super().__init__(message)
+        self.begun: int | None = None
+        """So many messages of the batch the handler had begun, one by one, when it failed; None: not known."""
         self.detail = detail
         self.classes = classes
         self.retry_after = retry_after
@@ -64,3 +73,29 @@ class HandlerError(OutboxError):
     """The handler or the statement rejected the batch; counts as an attempt."""
 
     reason = Reason.HANDLER_FAILED
+
+
+class MessagesFailedError(HandlerError):
+    """Some messages of a batch failed, and the target knows which; it took every other message of the batch.
+
+    Raised only for a batch of several messages: one that fails alone is reported with its own error.
+    """
+
+    def __init__(self, failed: Mapping[Checkpoint, HandlerError]) -> None:
+        """Keep which ones failed and why.
+
+        Args:
+            failed: the error of each message that failed, by its place in the outbox, in the order of the batch; not
+                empty.
+
+        """
+        place, first = next(iter(failed.items()))
+        others = "" if len(failed) == 1 else f" (and {len(failed) - 1} more of the batch)"
+        super().__init__(
+            f"the message at {place} failed{others}: {first}",
+            reason=first.reason,
+            detail=first.detail,
+            classes=first.classes,
+            retry_after=first.retry_after,
+        )
+        self.failed = failed

@@ -17,8 +17,9 @@ from outbox_core.report import Reason
 from outbox_core.spec import Blocks, WhenExhausted
 
 if TYPE_CHECKING:
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.errors import OutboxError
-    from outbox_core.spec import Delivery
+    from outbox_core.spec import Delivery, Retry
 
 SUSPICIOUS_DEATHS: Final = 2
 """Owners that died at one checkpoint before messages are tried one at a time, each written down before it is."""
@@ -60,6 +61,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """What becomes of the message at a place of the outbox."""
+
+    checkpoint: Checkpoint
+    verdict: Verdict
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Suspicion:
     """Former owners died at this checkpoint: `left` messages from here on are under suspicion.
 
@@ -86,6 +96,12 @@ def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance:
     return _verdict(Action.HOLD, error, attempt, delivery, wait=decision.delay)
 
 
+def decide_passed_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
+    """Decide as `decide_verdict` about a message that its partition passes in any case."""
+    verdict = decide_verdict(error, attempt, delivery, chance)
+    return verdict or Verdict(Action.HOLD, attempt, error.error_class, shown_error(error), None, blocks=True)
+
+
 def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict | None:
     """Decide about a message whose attempts ran out; None: its partition stops at it."""
     match delivery.when_exhausted:
@@ -101,11 +117,19 @@ def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict 
 
 def decide_held_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
     """Decide about a held message that failed again. No partition waits for one that it has passed: its key does."""
-    verdict = decide_verdict(error, attempt, delivery, chance)
-    if verdict is None:
-        verdict = Verdict(Action.HOLD, attempt, error.error_class, shown_error(error), None, blocks=True)
+    verdict = decide_passed_verdict(error, attempt, delivery, chance)
     waits = verdict.action is Action.HOLD and delivery.blocking is not Blocks.NOTHING
     return replace(verdict, blocks=verdict.blocks or waits)
+
+
+def is_refusal(error: OutboxError, settings: Retry) -> bool:
+    """Say whether an error may be that of one message of several, to be found by trying fewer in the same transaction.
+
+    Not one that ran into delivery.timeout, which bounds the transaction, nor one that ended it.
+    """
+    if error.reason in (Reason.HANDLER_ENDED_TRANSACTION, Reason.HANDLER_TIMEOUT):
+        return False
+    return retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
 
 
 def is_given_up(error: OutboxError) -> bool:
@@ -121,5 +145,10 @@ def _verdict(
 
 
 def shown_error(error: OutboxError) -> str:
-    """PostgreSQL's text has no NUL."""
-    return str(error).replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_ERROR]
+    """Return what is kept of an error's text."""
+    return storable_text(str(error)[:_LONGEST_ERROR])
+
+
+def storable_text(text: str) -> str:
+    """Return a text that PostgreSQL takes: it has no NUL, and UTF-8 no lone surrogate."""
+    return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

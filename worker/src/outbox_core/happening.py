@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
     from outbox_core.checkpoint import Checkpoint, StoreAnswer
     from outbox_core.errors import OutboxError
+    from outbox_core.failing import Failure
     from outbox_core.message import Batch
     from outbox_core.report import Reason, ResourceRef
+    from outbox_core.stopping import Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,13 @@ class Prepared:
     """Connected; schema and identity are as they must be.
 
     Attributes:
-        restarted: not the server process that was spoken to before: it may hand out again transaction ids that the
-            former one had handed out to transactions that rolled back, so no snapshot of then means anything unless it
-            is stored.
+        crashed: the server recovered from a crash since this lane prepared before. It may hand out again transaction
+            ids that it had handed out to transactions that rolled back, and may have lost commits that were not waited
+            for: nothing that was learned before means anything.
 
     """
 
-    restarted: bool = False
+    crashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,26 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Isolated:
+    """Of a batch some messages failed and others were handled.
+
+    Attributes:
+        batch: what of it was tried; those that wait behind what failed are aside.
+        failed: the messages that failed alone, and what becomes of them.
+        count: messages handled.
+        next_block: how many to try at once next time.
+        stored: the checkpoint and what becomes of those is committed with the effects; else that is still to be done.
+
+    """
+
+    batch: Batch
+    failed: tuple[Failure, ...]
+    count: int
+    next_block: int
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The contract answered something else than 1, or would (`new` None: seen at loading); nothing was committed."""
 
@@ -186,8 +208,21 @@ class HeldFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldSorted:
+    """Of several held messages `handled` many are handled, and what becomes of those that failed is written down.
+
+    `next_block`: how many to try at once next time. `more`: there was no time for all of them.
+    """
+
+    handled: int
+    failed: tuple[Failure, ...]
+    next_block: int
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class HeldChanged:
-    """Held messages are not as this process last saw them: somebody redrove or dropped some."""
+    """Held messages are not as this process last saw them: a user redrove or dropped some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +236,18 @@ class Throttled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The step could not be done."""
+    """The step could not be done; `message` is the one that failed alone, where it is known."""
 
     error: OutboxError
+    message: Named | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Stopped at a message, and looked: a person gave it up, or nothing is decided yet; or it was named at last."""
+
+    given_up: bool
+    named: Named | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +292,7 @@ Happening = (
     | Fetched
     | Delivered
     | Stored
+    | Isolated
     | Refused
     | Unsure
     | NotStored
@@ -255,9 +300,11 @@ Happening = (
     | HeldTaken
     | HeldHandled
     | HeldFailed
+    | HeldSorted
     | HeldChanged
     | Throttled
     | Failed
+    | Decision
     | OwnershipLost
     | TargetChanged
     | Wanted

@@ -15,26 +15,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One row of the outbox; `data` and `metadata` are JSON text: parse only where it is needed."""
+    """One row of the outbox; `data` and `metadata` are JSON text: parse only where it is needed.
+
+    A mapped table may have null in `message_type`, `publication_id`, `data` (a tombstone) and `scheduled`: None here.
+    The product's own table has none there. `message_id` is never None: where the row has none, it is its place.
+    """
 
     checkpoint: Checkpoint
     message_id: str
-    message_type: str
-    publication_id: str
+    message_type: str | None
+    publication_id: str | None
     partition_key: str | None
-    data: str
+    data: str | None
     metadata: str | None
-    scheduled: datetime
+    scheduled: datetime | None
     deliver_after: datetime | None = None
 
     def json(self) -> Any:
-        """Parse the payload.
+        """Parse the payload; None also for a message that has none.
 
         Raises:
             ValueError: an outbox with a text column held something that is not JSON.
 
         """
-        return json.loads(self.data)
+        return None if self.data is None else json.loads(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Batch:
         aside: those in the range that are not to be handled now; not among `messages`, not in `matched_count`.
         waits_for: mode Ordered: what comes next is delayed, and all waits for it.
         held: these very messages are tried again, none of a range.
+        only: a small part of another batch: its messages, which are found faster one by one than as a range.
 
     """
 
@@ -87,11 +92,17 @@ class Batch:
     aside: tuple[Checkpoint, ...] = ()
     waits_for: Delayed | None = None
     held: tuple[Held, ...] = ()
+    only: tuple[Checkpoint, ...] = ()
 
     @property
     def matched(self) -> bool:
         """At least one message passed the filters."""
         return bool(self.messages) or self.matched_count > 0
+
+    @property
+    def is_retried(self) -> bool:
+        """These messages failed before, or waited behind one that did."""
+        return bool(self.held)
 
     def __iter__(self) -> Iterator[Message]:
         """The messages, in cursor order."""

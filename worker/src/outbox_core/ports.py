@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.message import Batch
 
 
@@ -41,6 +44,27 @@ class TransactionTarget(Target, Protocol):
 
         Raises:
             OutboxError: the batch was not applied; the caller rolls back.
+
+        """
+
+
+@runtime_checkable
+class PartsTarget(TransactionTarget, Protocol):
+    """A transaction target that can try several parts of a batch with one call, which is faster than one by one."""
+
+    def open_parts(
+        self, transaction: Any, batch: Batch
+    ) -> Callable[[Sequence[tuple[Checkpoint, Checkpoint]]], int] | None:
+        """Return what applies one part of a batch after another, each in a subtransaction, until one is refused.
+
+        It is given, of each part, the last message before it (or the pair before all) and its own last message; it
+        returns how many parts were not refused. Must be called between `SAVEPOINT outbox_part` and its release: what
+        got through is kept when a later part is undone. It raises OutboxError where what happened is no message's
+        fault; the caller rolls back.
+
+        Args:
+            transaction: the open one.
+            batch: of which the parts are; None is returned where its parts can only be tried one by one.
 
         """
 

@@ -17,14 +17,16 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, assert_never
 
-from outbox_core import failing, retry
+from outbox_core import failing, retry, stopping
 from outbox_core import happening as h
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.claiming import decide_after_claim
-from outbox_core.errors import HandlerError
+from outbox_core.errors import HandlerError, MessagesFailedError
+from outbox_core.holding import after_held_failure, after_holding, or_held, smaller_block, with_asides
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
 from outbox_core.state import Policy, ProcessorState, Step
+from outbox_core.turns import Turn, decide_after_nothing, decide_after_turn
 
 if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
@@ -62,7 +64,7 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
     """
     match happened:
         case h.Prepared():
-            return _resume(_since_restart(state) if happened.restarted else state, now)
+            return _resume(_since_crash(state) if happened.crashed else state, now)
         case h.ClaimAnswered():
             return decide_after_claim(state, _without_lease(state), happened, now, chance)
         case h.Reviewed():
@@ -79,6 +81,8 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             return replace(state, step=Step.STORE, due=now, delivered=True)
         case h.Stored():
             return _after_store(state, happened.pair, now, policy)
+        case h.Isolated():
+            return _after_isolation(state, happened, now, policy)
         case h.Refused():
             return _after_refusal(state, happened, now)
         case h.Unsure():
@@ -90,10 +94,12 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             return replace(state, step=step, due=now + wait, doubt=None, verdict=None, cursor=cursor)
         case h.Recorded():
             return _after_record(state, happened, now)
-        case h.HeldTaken() | h.HeldHandled() | h.HeldFailed() | h.HeldChanged():
-            return _after_holding(state, happened, now, policy)
+        case h.HeldTaken() | h.HeldHandled() | h.HeldFailed() | h.HeldSorted() | h.HeldChanged():
+            return after_holding(state, happened, now, policy)
         case h.Throttled():
             return _throttled(state, happened, now)
+        case h.Decision():
+            return stopping.decide_after_look(state, happened, now)
         case h.Failed():
             return _after_failure(state, happened, now, policy, chance)
         case h.OwnershipLost():
@@ -108,18 +114,21 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; my
             assert_never(happened)
 
 
-def _since_restart(state: ProcessorState) -> ProcessorState:
-    """Nothing of the former server's transactions is open: what is stored now says how all of them ended."""
-    return replace(
-        state, stored=None, cursor=None, batch=None, delivered=False, doubt=None, verdict=None, unstored_rows=0
-    )  # fmt: skip
+def _since_crash(state: ProcessorState) -> ProcessorState:
+    """Nothing of before is open: what is stored now says how all transactions ended.
+
+    A 2 or 3 that is not recorded yet may mean a checkpoint that the crash took back. One that was edited by hand is
+    seen when it is loaded.
+    """
+    refusal = None if state.refusal is not None and state.refusal.answer.needs_person else state.refusal
+    state = replace(state, stored=None, cursor=None, batch=None, delivered=False, verdict=None, unstored_rows=0)
+    return replace(state, doubt=None, refusal=refusal)
 
 
 def _resume(state: ProcessorState, now: float) -> ProcessorState:
     """After the database answers (again): first what was left unfinished.
 
-    How far was looked beyond the stored checkpoint is forgotten: the server may have crashed, and then a snapshot that
-    is stored nowhere may name transactions that never were.
+    How far was looked beyond the stored checkpoint is forgotten, and looked at again.
     """
     if state.refusal is not None:
         step = Step.RECORD
@@ -127,7 +136,7 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
         step = Step.CONFIRM
     elif state.lease is None:
         step = Step.CLAIM
-    elif state.stored is None or state.cursor is None:
+    elif state.stored is None or state.cursor is None or state.exhausted:
         step = Step.LOAD
     elif state.delivered:
         step = Step.STORE
@@ -186,7 +195,7 @@ def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, p
 
 def _after_load(state: ProcessorState, loaded: h.Loaded, now: float, policy: Policy) -> ProcessorState:
     review = loaded.review
-    suspects = review.suspects or (policy.delivery.batch_size if review.deaths >= failing.SUSPICIOUS_DEATHS else 0)
+    suspects = review.suspects or (policy.delivery.batch_limit if review.deaths >= failing.SUSPICIOUS_DEATHS else 0)
     if review.kills and not suspects:
         suspects = 1
     state = replace(
@@ -195,16 +204,18 @@ def _after_load(state: ProcessorState, loaded: h.Loaded, now: float, policy: Pol
         suspicion=failing.Suspicion(suspects) if policy.bisects and suspects else None,
     )  # fmt: skip
     if state.exhausted:
-        return replace(state, step=Step.HOLD, due=inf, state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED)
+        return stopping.resume(state, now)
     return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
 def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: Policy) -> ProcessorState:
     batch = fetched.batch
     if batch.matched:
-        return replace(state, step=Step.HANDLE, due=now, batch=batch, idle=0)
+        some = _may_isolate(state, policy) and state.block is not None and batch.matched_count > state.block
+        step = Step.ISOLATE if some else Step.HANDLE
+        return replace(state, step=step, due=now, batch=batch, idle=0, failed=(), turn_began=now)
     if batch.aside:
-        return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, idle=0)
+        return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, idle=0, failed=(), turn_began=now)
     if batch.waits_for is not None and batch.examined == batch.after:
         return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
@@ -212,6 +223,7 @@ def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: 
         state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1,
         unstored_since=state.unstored_since if state.unstored_rows else now,
         unstored_rows=state.unstored_rows + (max(batch.examined_count, 1) if moved else 0),
+        turns=decide_after_nothing(state.turns, Turn.FRESH),
     )  # fmt: skip
     state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
     left = state.unstored_since + UNSTORED_SECONDS - now
@@ -220,26 +232,20 @@ def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: 
     wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
     if state.unstored_rows:
         wait = min(wait, left)
-    return _or_held(replace(state, step=Step.FETCH, due=now + wait), now)
-
-
-def _or_held(state: ProcessorState, now: float) -> ProcessorState:
-    """Held messages that are due before the next look at the outbox come first."""
-    if state.held_due > state.due:
-        return state
-    return replace(state, step=Step.TAKE_HELD, due=max(now, state.held_due))
+    return or_held(replace(state, step=Step.FETCH, due=now + wait), now)
 
 
 def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorState:
     """Mode Ordered at a delayed message: not early, nothing overtakes it. What came before it and failed goes on."""
     state = replace(
         state, step=Step.FETCH, due=now + min(max(delayed.seconds, 0.01), DELAYED_LOOK), batch=None,
-        state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
+        idle=state.idle + 1, state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
         message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
         f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
         "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
+        turns=decide_after_nothing(state.turns, Turn.FRESH),
     )  # fmt: skip
-    return _or_held(state, now)
+    return or_held(state, now)
 
 
 def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
@@ -247,26 +253,34 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
     if state.doubt is not None:
         # What was set aside in it may be forgotten by now: look what is held before the next message.
         state = replace(state, blocking=True, held_due=now)
-    state = _with_asides(_narrowed(_trusted(state), pair), now)
+    if state.batch is not None:
+        state = replace(state, turns=decide_after_turn(state.turns, Turn.FRESH, now - state.turn_began))
+    if state.step is Step.HANDLE and state.block is not None:
+        state = replace(state, block=smaller_block(state.block * 2, policy))
+    state = with_asides(_narrowed(_trusted(state), pair), now)
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
-        unstored_rows=0, exhausted=False, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
+        unstored_rows=0, exhausted=False, stopped=None, given_up=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING,
+        message="",
     )  # fmt: skip
-    return _or_held(state, now)
+    return or_held(state, now)
 
 
-def _with_asides(state: ProcessorState, now: float) -> ProcessorState:
-    """What was set aside with the checkpoint is held from now on."""
-    batch, verdict = state.batch, state.verdict
-    if verdict is not None and verdict.action is not failing.Action.SKIP:
-        state = replace(state, blocking=state.blocking or verdict.blocks)
-        if verdict.action is failing.Action.HOLD and verdict.wait is not None:
-            state = replace(state, held_due=min(state.held_due, now + verdict.wait))
-    if batch is not None and batch.aside and batch.delayed_count:
-        # When they are due the database says.
-        state = replace(state, held_due=now)
-    return state
+def _after_isolation(state: ProcessorState, found: h.Isolated, now: float, policy: Policy) -> ProcessorState:
+    """What failed is held, or will be with the checkpoint."""
+    state = replace(
+        state, batch=found.batch, failed=found.failed, block=smaller_block(found.next_block, policy)
+    )  # fmt: skip
+    if not found.stored:
+        return replace(state, step=Step.STORE, due=now, delivered=True)
+    return _after_store(state, found.batch.examined, now, policy)
+
+
+def _may_isolate(state: ProcessorState, policy: Policy) -> bool:
+    """Say whether the messages that fail may be found in one step: not where they block all, or processes died."""
+    passes = policy.delivery.blocking is not Blocks.PARTITION
+    return policy.isolates and passes and state.suspicion is None and state.limit is None
 
 
 def _trusted(state: ProcessorState) -> ProcessorState:
@@ -330,12 +344,20 @@ def _after_failure(
     error = failed.error
     kind = retry.classify_error(error, policy.delivery.retry)
     batch = state.batch
-    if kind is not retry.ErrorKind.OUTSIDE and state.lease is not None and state.step not in _WRITING_DOWN:
+    # Where the target names what failed, all else goes on, whatever kind of failure it is.
+    apart = kind is not retry.ErrorKind.OUTSIDE or isinstance(error, MessagesFailedError)
+    if apart and state.lease is not None and state.step not in _WRITING_DOWN:
         if batch is not None and batch.held:
-            return _after_held_failure(state, batch, error, now, policy, chance)
+            return after_held_failure(state, batch, error, now, policy, chance)
+        several = batch is not None and batch.matched_count > 1 and state.step is Step.HANDLE
+        if several and _may_isolate(state, policy) and failing.is_refusal(error, policy.delivery.retry):
+            return replace(
+                state, step=Step.ISOLATE, due=now, block=None, failures=0, state=WorkerState.RETRYING,
+                reason=error.reason, message=str(error),
+            )  # fmt: skip
         if policy.bisects and batch is not None and batch.matched_count > 1 and error.reason not in _NOBODYS_FAULT:
             return _bisected(state, batch, error, now)
-        return _after_attempt(state, batch, error, now, policy, chance)
+        return _after_attempt(state, batch, failed, now, policy, chance)
     failures = state.failures + 1
     wait = max(
         retry.infrastructure_backoff(failures, policy.delivery.retry, chance),
@@ -351,14 +373,16 @@ def _after_failure(
 
 
 def _after_attempt(
-    state: ProcessorState, batch: Batch | None, error: OutboxError, now: float, policy: Policy, chance: float
+    state: ProcessorState, batch: Batch | None, failed: h.Failed, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     """One message failed alone (or, where nothing is halved, a batch): again here, aside, or no more."""
-    delivery = policy.delivery
+    delivery, error = policy.delivery, failed.error
     attempt = state.attempt + 1
     state = replace(state, attempt=attempt, failures=0, reason=error.reason, message=str(error))
     nobodys = error.reason in _NOBODYS_FAULT or not policy.bisects or batch is None
-    if delivery.blocking is Blocks.PARTITION or nobodys:
+    if (verdict := stopping.decide_given_up(state, failed)) is not None:
+        pass
+    elif delivery.blocking is Blocks.PARTITION or nobodys:
         decision = retry.decide_retry(attempt, delivery.retry, chance, error)
         if not decision.stop and not failing.is_given_up(error):
             return replace(
@@ -368,65 +392,8 @@ def _after_attempt(
     else:
         verdict = failing.decide_verdict(error, attempt, delivery, chance)
     if verdict is None:
-        return replace(
-            state, step=Step.HOLD, due=inf, batch=None, exhausted=True, state=WorkerState.STOPPED,
-            reason=Reason.ATTEMPTS_EXHAUSTED,
-            message=f"gave up after {attempt} attempts{_place(batch)} ({error.reason}): {error}; mend it, then "
-            "change the resource or its ConfigMap, or restart the worker",
-        )  # fmt: skip
+        return stopping.stop(state, failed, batch, now)
     return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
-
-
-def _after_holding(
-    state: ProcessorState,
-    happened: h.HeldTaken | h.HeldHandled | h.HeldFailed | h.HeldChanged,
-    now: float,
-    policy: Policy,
-) -> ProcessorState:
-    """After a look at what is held, or an attempt at some of it."""
-    match happened:
-        case h.HeldTaken():
-            return _after_take(state, happened, now)
-        case h.HeldHandled():
-            return _after_held(state, now, policy)
-        case h.HeldFailed():
-            return replace(state, step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now)
-        case h.HeldChanged():
-            return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
-
-
-def _after_take(state: ProcessorState, taken: h.HeldTaken, now: float) -> ProcessorState:
-    if taken.batch is not None:
-        return replace(state, step=Step.HANDLE_HELD, due=now, batch=taken.batch, blocking=True)
-    due = inf if taken.next_in is None else now + max(taken.next_in, 0.01)
-    return replace(
-        state, step=Step.FETCH, due=now, held_due=due, blocking=taken.blocking, held_limit=None, batch=None
-    )  # fmt: skip
-
-
-def _after_held(state: ProcessorState, now: float, policy: Policy) -> ProcessorState:
-    """Held messages were handled: more of them at once next time, but first a look at the outbox."""
-    limit = None if state.held_limit is None else state.held_limit * 2
-    if limit is not None and limit >= policy.delivery.batch_size:
-        limit = None
-    return replace(
-        state, step=Step.FETCH, due=now, batch=None, held_due=now, held_limit=limit, failures=0, idle=0,
-        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
-    )  # fmt: skip
-
-
-def _after_held_failure(
-    state: ProcessorState, batch: Batch, error: OutboxError, now: float, policy: Policy, chance: float
-) -> ProcessorState:
-    """Several: half of them at once. One: another attempt of it is used up, and the outbox goes on meanwhile."""
-    if len(batch.held) > 1:
-        return replace(
-            state, step=Step.TAKE_HELD, due=now, batch=None, held_limit=len(batch.held) // 2, failures=0
-        )  # fmt: skip
-    (held,) = batch.held
-    attempt = held.attempts + 1
-    verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
-    return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, held_limit=1, failures=0)
 
 
 def _throttled(state: ProcessorState, throttled: h.Throttled, now: float) -> ProcessorState:
@@ -439,22 +406,18 @@ def _throttled(state: ProcessorState, throttled: h.Throttled, now: float) -> Pro
 
 
 def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: float) -> ProcessorState:
-    """Try the first half at once: what is good gets through, and in the end the message that fails is alone."""
+    """Try the first half at once: what is good gets through, and in the end the message that fails is alone.
+
+    Where the target names the messages that failed, all before the first of them instead.
+    """
+    half = (batch.matched_count + len(batch.aside)) // 2
+    if isinstance(error, MessagesFailedError):
+        half = max(1, [message.checkpoint in error.failed for message in batch].index(True))
     return replace(
-        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=(batch.matched_count + len(batch.aside)) // 2,
+        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=half,
         suspect=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
         message=f"{error}; looking for the message among {batch.matched_count}",
     )  # fmt: skip
-
-
-def _place(batch: Batch | None) -> str:
-    """Name the message that failed alone."""
-    if batch is None or batch.matched_count != 1:
-        return ""
-    if not batch.messages:
-        return f" at the message up to {batch.examined}"
-    message = batch.messages[0]
-    return f" at message {message.message_id!r} of type {message.message_type!r}, {message.checkpoint}"
 
 
 def _after_loss(state: ProcessorState, lost: h.OwnershipLost, now: float) -> ProcessorState:
@@ -477,7 +440,7 @@ def _after_sharing(state: ProcessorState, happened: h.Wanted | h.Unwanted | h.Re
 
 def _parked(state: ProcessorState) -> ProcessorState:
     return replace(
-        _without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False,
+        _without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
         state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
     )  # fmt: skip
 
@@ -486,7 +449,7 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: what was given up is tried again."""
     if state.step is Step.PARK:
         return state
-    state = replace(state, attempt=0, exhausted=False, due=now)
+    state = replace(state, attempt=0, exhausted=False, stopped=None, due=now)
     if state.lease is None or state.step not in (Step.HOLD, Step.FETCH, Step.TAKE_HELD):
         return state
     return replace(state, step=Step.LOAD, batch=None, forgiven=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Reason, WorkerState
+from outbox_core.turns import Turns
 
 if TYPE_CHECKING:
     from outbox_core import happening as h
     from outbox_core.checkpoint import Checkpoint
-    from outbox_core.failing import Suspicion, Verdict
+    from outbox_core.failing import Failure, Suspicion, Verdict
     from outbox_core.message import Batch
     from outbox_core.spec import Delivery, Guarantee
 
@@ -34,6 +35,8 @@ class Step(StrEnum):
     FETCH = "fetch"
     HANDLE = "handle"
     """Transactional: handle and store in one transaction. AtLeastOnce: check the lease and deliver."""
+    ISOLATE = "isolate"
+    """Handle a batch in parts: what fails is found and held, the rest gets through."""
     STORE = "store"
     """Store a checkpoint alone, in its own transaction."""
     SET_ASIDE = "set aside"
@@ -72,8 +75,8 @@ class Step(StrEnum):
     def needs_lease(self) -> bool:
         """Not worth starting without the lease. Whatever was started already is left to the contract to refuse."""
         return self in (
-            Step.LOAD, Step.FETCH, Step.HANDLE, Step.HOLD, Step.SET_ASIDE, Step.TAKE_HELD, Step.HANDLE_HELD,
-            Step.FAIL_HELD,
+            Step.LOAD, Step.FETCH, Step.HANDLE, Step.ISOLATE, Step.HOLD, Step.SET_ASIDE, Step.TAKE_HELD,
+            Step.HANDLE_HELD, Step.FAIL_HELD,
         )  # fmt: skip
 
     @property
@@ -102,6 +105,8 @@ class Policy:
     guarantee: Guarantee
     bisects: bool = True
     """A failing batch is halved until the message that fails is alone (engine Worker)."""
+    isolates: bool = False
+    """The messages of a batch that fail can be found and the others handled in one step (effects in a database)."""
 
     @property
     def poll_interval(self) -> float:
@@ -112,6 +117,24 @@ class Policy:
     def standby_poll(self) -> float:
         """A standby looks more often than the lease lasts."""
         return min(STANDBY_POLL, self.delivery.lease_duration.total_seconds() / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Attempts ran out at one message, or at a batch.
+
+    Attributes:
+        place: of the message, as a person names it; None: not known.
+        message: what people are told.
+        pair: the checkpoint before it; None in mode Competing.
+        unnamed: the batch of that one message, where looking up its place failed.
+
+    """
+
+    place: str | None
+    message: str
+    pair: Checkpoint | None = None
+    unnamed: Batch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +155,15 @@ class ProcessorState:
         failures: faults in a row that do not count as attempts.
         idle: looks in a row that found nothing.
         exhausted: attempts ran out.
+        stopped: where, and what is told about it.
+        given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
         limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
         suspect: the end of the batch that failed; it is looked for up to here.
         verdict: what becomes of the message that failed alone; being written down.
+        failed: of the batch in hand, messages that failed alone and are to be held with its checkpoint.
+        block: how many messages of a batch are tried at once, because some failed lately; None: all.
+        held_block: the same for held messages.
+        turns: how fresh and held messages share the time; `turn_began`: when the one in hand was taken.
         suspicion: former owners died here: ever fewer messages at a time.
         blocking: later messages of some key must wait: each batch is looked through for them.
         held_due: when held messages are to be looked at; inf: none is held that is due by itself.
@@ -160,9 +189,16 @@ class ProcessorState:
     failures: int = 0
     idle: int = 0
     exhausted: bool = False
+    stopped: Stopped | None = None
+    given_up: str | None = None
     limit: int | None = None
     suspect: Checkpoint | None = None
     verdict: Verdict | None = None
+    failed: tuple[Failure, ...] = ()
+    block: int | None = None
+    held_block: int | None = None
+    turns: Turns = field(default_factory=Turns)
+    turn_began: float = 0.0
     suspicion: Suspicion | None = None
     blocking: bool = False
     held_due: float = inf

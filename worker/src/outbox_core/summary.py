@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from outbox_core.state import ProcessorState
 
-_TELLING: Final = (
+TELLING: Final = (
     WorkerState.BLOCKED,
     WorkerState.STOPPED,
     WorkerState.RETRYING,
@@ -36,7 +36,7 @@ def summarize(states: Mapping[int, ProcessorState]) -> ProcessorState:
     """
     if len(states) == 1:
         return next(iter(states.values()))
-    partition, state = min(states.items(), key=lambda item: (_TELLING.index(item[1].state), item[0]))
+    partition, state = min(states.items(), key=lambda item: (TELLING.index(item[1].state), item[0]))
     if state.state is WorkerState.ACTIVE:
         busy = any(each.reason is Reason.RUNNING for each in states.values())
         return replace(state, reason=Reason.RUNNING if busy else Reason.IDLE)

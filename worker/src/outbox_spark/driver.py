@@ -69,6 +69,14 @@ class SparkSteps(Steps):
         self._counted = 0.0
 
     @override
+    def _prepare(self, state: ProcessorState) -> h.Happening:
+        """Stop the query where the server has crashed; FETCH opens it again, or finds that Spark is ahead."""
+        prepared = super()._prepare(state)
+        if isinstance(prepared, h.Prepared) and prepared.crashed:
+            self._pipeline.stop()
+        return prepared
+
+    @override
     def _fetch(self, state: ProcessorState) -> h.Happening:
         """Wait for a batch of Spark's; begin the query if this lease has none."""
         if state.lease is None or state.stored is None:
@@ -84,6 +92,7 @@ class SparkSteps(Steps):
             # Neither idle nor well: how often it failed counts on until it is stored.
             return h.Throttled(0.0, Reason.RUNNING, "")
         if prepared is None:
+            self._look_at_run()
             return h.Fetched(Batch(state.stored, state.stored, (), 0, full=True, matched_count=0))
         if prepared.effects is None:
             return self._answer_replay(state.lease, prepared)

@@ -8,6 +8,7 @@
 | `table` | `schema.table` of an outbox that exists already | `messages` in `schema` |
 | `publications`, `messageTypes` | read only these; comma-separated | all |
 | `batchSize` | most rows that one micro-batch examines | 10000 |
+| `batchBytes` | about how many bytes of data one micro-batch has at most, and at least one row | no limit |
 | `partitions` | into how many pieces a range is read in parallel | 2 |
 | `fetchSize` | rows fetched at once by an executor | 5000 |
 | `start` | `beginning`, `end`, a checkpoint `transaction_id:position` (what lies after it), or an RFC 3339 time \
@@ -16,9 +17,10 @@
 
 Secrets are no options: Spark shows options in plans, logs and its web page.
 
-Two more are for the processor's driver: `source`, the whole source as JSON (column mapping included), in place of
+Three more are for the processor's driver: `source`, the whole source as JSON (column mapping included), in place of
 schema, table, publications and messageTypes; `floor`, a checkpoint up to which everything is handled: a range that
-Spark plans again is read only after it.
+Spark plans again is read only after it; `interval`, the seconds between two looks for messages while a look finds
+less than a full micro-batch.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pydantic import ValidationError
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint, parse_checkpoint
 from outbox_core.errors import ConfigurationError
+from outbox_core.plain import plain_faults
 from outbox_core.spec import Connection, ObjectRef, Source, StartFrom, StartType, Table
 
 if TYPE_CHECKING:
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 
 _KNOWN: Final = frozenset(
     {
-        "connection", "schema", "table", "publications", "messagetypes", "batchsize", "partitions", "fetchsize",
-        "start", "end", "source", "floor",
+        "connection", "schema", "table", "publications", "messagetypes", "batchsize", "batchbytes", "partitions",
+        "fetchsize", "start", "end", "source", "floor", "interval",
     }
 )  # fmt: skip
 _SECRET: Final = frozenset({"password", "uri", "url", "dsn", "user", "conninfo"})
@@ -56,11 +59,13 @@ class ReadOptions:
     connection: Path
     source: Source
     batch_size: int
+    batch_bytes: int | None
     partitions: int
     fetch_size: int
     start: Checkpoint | StartFrom
     end: Checkpoint | None
     floor: Checkpoint
+    interval: float
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -81,11 +86,13 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         connection=Path(given["connection"]),
         source=_source(given),
         batch_size=_whole(given, "batchsize", _BATCH_SIZE),
+        batch_bytes=_whole(given, "batchbytes", 1) if "batchbytes" in given else None,
         partitions=_whole(given, "partitions", _PARTITIONS),
         fetch_size=_whole(given, "fetchsize", _FETCH_SIZE),
         start=_start(given.get("start", "beginning")),
         end=_pair(given, "end"),
         floor=_pair(given, "floor") or BEGINNING,
+        interval=float(given.get("interval", "0")),
     )
 
 
@@ -114,9 +121,7 @@ def _source(given: Mapping[str, str]) -> Source:
             message_types=_names(given.get("messagetypes", "")),
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"the options do not name a source: {where}: {first['msg']}") from error
+        raise ConfigurationError(f"the options do not name a source: {plain_faults(error.errors())}") from error
 
 
 def _names(text: str) -> list[str]:

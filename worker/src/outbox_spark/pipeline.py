@@ -8,7 +8,7 @@ loop's.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.errors import HandlerError, OutboxError, PermanentError, TransientError
@@ -23,7 +23,7 @@ from outbox_spark.options import parse_options
 from outbox_spark.query import QueryParts, QueryRun
 from outbox_spark.reader import RangeReader
 from outbox_spark.resume import Resume, decide_resume
-from outbox_spark.session import SessionStarter, count_executors, is_alive
+from outbox_spark.session import SessionStarter, count_executors, is_alive, runs_on_kubernetes
 from outbox_spark.staging import StagingArea
 from outbox_spark.stream import StreamBuilder, find_stateful
 from outbox_worker.logs import get_logger
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from outbox_worker.transaction import Transaction
 
 _log = get_logger("outbox.spark")
+_FIRST_SECONDS: Final = 120.0
+"""More than `delivery.timeout` for this process's first batch: executors' images are pulled, their Python is started
+and the plan is compiled in it."""
 
 
 class AheadError(PermanentError):
@@ -89,6 +92,7 @@ class SparkPipeline:
         self._seen = ""
         self._run: QueryRun | None = None
         self._prepared: PreparedBatch | None = None
+        self._has_prepared = False
         self.epoch: int | None = None
 
     def check(self) -> None:
@@ -165,6 +169,7 @@ class SparkPipeline:
             # Messages alone have no state: a plan that nobody wrote needs no look, which costs seconds.
             plain = self._application.transform is None
             stateful = frozenset[str]() if plain else find_stateful(builder.build(stored, stored))
+            self._refuse_unshared_state(stateful)
             directory = self._directory(connection, stored, stateful=bool(stateful))
             floor = BEGINNING if stateful else stored
             apply, count, code = self._apply, self._count, self._code()
@@ -173,7 +178,6 @@ class SparkPipeline:
                 parts,
                 builder.build(directory.start, floor),
                 output_mode=builder.output_mode(stateful),
-                trigger_seconds=self._trigger_seconds(),
             )
         except Exception as error:
             self._check_alive()
@@ -197,7 +201,9 @@ class SparkPipeline:
         if self._run is None:
             return None
         try:
-            self._prepared = self._run.next_batch(wait=wait, timeout=timeout)
+            allowed = timeout if self._has_prepared else timeout + _FIRST_SECONDS
+            self._prepared = self._run.next_batch(wait=wait, timeout=allowed)
+            self._has_prepared = self._has_prepared or self._prepared is not None
         except Exception as error:
             self.stop()
             self._check_alive()
@@ -309,15 +315,31 @@ class SparkPipeline:
             return "the batch"
         return f"{application.module}.{'handle' if self._application.handle else 'transform'}"
 
+    def _refuse_unshared_state(self, stateful: frozenset[str]) -> None:
+        """Executor pods write the state, the driver's pod reads it: both need the directory.
+
+        Raises:
+            PermanentError: they do not share it.
+
+        """
+        plan = self._config.spark
+        if not stateful or plan is None or not runs_on_kubernetes(plan.config):
+            return
+        if not plan.shares(plan.query_checkpoint_path):
+            raise PermanentError(
+                f"transform keeps state ({', '.join(sorted(stateful))}), and spark.queryCheckpointPath "
+                f"{plan.query_checkpoint_path} lies on no volume that driver and executors share: add a "
+                "PersistentVolumeClaim to spark.volumes whose mountPath holds that path, or keep the state in tables "
+                "with handle(messages, effects)",
+                reason=Reason.INVALID_CONFIGURATION,
+            )
+
     def _query_path(self) -> Path:
         return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
 
-    def _trigger_seconds(self) -> float:
-        return self._config.spark.trigger.processing_time.total_seconds() if self._config.spark else 2.0
 
-
-def _fixed(relation: sql.Composed) -> Callable[[Batch], sql.Composed]:
-    def always(_batch: Batch) -> sql.Composed:
+def _fixed(relation: sql.Composed) -> Callable[[Batch, sql.SQL | None], sql.Composed]:
+    def always(_batch: Batch, _only: sql.SQL | None) -> sql.Composed:
         return relation
 
     return always

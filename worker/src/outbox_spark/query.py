@@ -68,8 +68,8 @@ class QueryParts:
 class QueryRun:
     """A started query."""
 
-    def __init__(self, parts: QueryParts, rows: DataFrame, *, output_mode: str, trigger_seconds: float) -> None:
-        """Start it."""
+    def __init__(self, parts: QueryParts, rows: DataFrame, *, output_mode: str) -> None:
+        """Start it; when a micro-batch begins is the source's to say (`interval`): at once while there is more."""
         self._parts = parts
         self._handover = Handover()
         self._last_batch = -1
@@ -77,7 +77,7 @@ class QueryRun:
             rows.writeStream.foreachBatch(self._on_batch)
             .outputMode(output_mode)
             .option("checkpointLocation", file_uri(parts.directory.location))
-            .trigger(processingTime=f"{max(int(trigger_seconds * 1000), 1)} milliseconds")
+            .trigger(processingTime="0 seconds")
             .start()
         )
 

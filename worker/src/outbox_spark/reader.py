@@ -20,6 +20,7 @@ from outbox_worker.postgres import checkpoints, holding
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.table import within_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +36,13 @@ _PAGE_BYTES: Final = 8_000_000
 
 _PAGE: Final = sql.SQL(
     """SELECT r.position, r.transaction_id::text AS t, r.message_id, r.message_type, r.publication_id, r.partition_key,
-              r.data::text AS d, r.metadata::text AS m, (extract(epoch FROM r.scheduled) * 1000000)::bigint AS s
+              r.data::text AS d, r.metadata::text AS m, (extract(epoch FROM {scheduled}) * 1000000)::bigint AS s
        FROM ({relation}) AS r
        ORDER BY r.transaction_id, r.position
        LIMIT {limit}"""
 )  # aliases: ORDER BY would sort the text of a column that keeps its name
+
+_SCHEDULED: Final = within_python(sql.SQL("r.scheduled"))
 
 _BOUNDARIES: Final = sql.SQL(
     """SELECT n.t::text, n.p
@@ -49,6 +52,18 @@ _BOUNDARIES: Final = sql.SQL(
        WHERE n.number < n.total AND n.number % greatest(ceil(n.total / {pieces}::numeric)::bigint, 1) = 0
        ORDER BY n.t, n.p"""
 )
+
+_REACH: Final = sql.SQL(
+    """SELECT n.t::text, n.p
+       FROM (SELECT r.transaction_id AS t, r.position AS p, row_number() OVER pairs AS number,
+                    sum(coalesce(pg_column_size(r.data), 0)) OVER pairs AS bytes,
+                    sum(coalesce(pg_column_size(r.data), 0)) OVER () AS total
+             FROM ({relation}) AS r
+             WINDOW pairs AS (ORDER BY r.transaction_id, r.position)) AS n
+       WHERE n.total > {most} AND (n.bytes <= {most} OR n.number = 1)
+       ORDER BY n.number DESC
+       LIMIT 1"""
+)  # pg_column_size: as stored, so that what PostgreSQL keeps compressed or out of line is not read for it
 
 _COUNT: Final = sql.SQL("SELECT count(*) FROM ({relation}) AS r")
 
@@ -68,8 +83,11 @@ class RangeReader:
         with self._connect() as connection:
             return fetch_start_pair(connection, self._options, start)
 
-    def fetch_end(self, after: Checkpoint, limit: int) -> Checkpoint:
-        """Return the last settled pair after `after`, at most `limit` rows on; `after` itself when nothing is there."""
+    def fetch_end(self, after: Checkpoint, limit: int) -> tuple[Checkpoint, bool]:
+        """Return the last settled pair of the next micro-batch, and whether it is full: more may wait behind it.
+
+        It has at most `limit` rows and about `batchBytes`; the pair is `after` itself when nothing is there.
+        """
         with self._connect() as connection:
             reader = MessageReader(self._options.source)
             reach = reader.bound_of(connection, after, limit)
@@ -79,7 +97,17 @@ class RangeReader:
                 reach = holding.cut_at_delayed(
                     connection, reach, rows, lambda most: reader.bound_of(connection, after, most)
                 )
-            return reach.examined
+            return self._within_bytes(connection, OffsetRange(after, reach.examined), full=reach.full)
+
+    def _within_bytes(
+        self, connection: psycopg.Connection[Any], whole: OffsetRange, *, full: bool
+    ) -> tuple[Checkpoint, bool]:
+        """Return the end of the part of the range that has at most `batchBytes`, and whether the batch is full."""
+        if self._options.batch_bytes is None or whole.empty:
+            return whole.end, full
+        query = _REACH.format(relation=self._relation(whole), most=sql.Literal(self._options.batch_bytes))
+        cut = _rows(connection, query)
+        return (Checkpoint(int(cut[0][0]), int(cut[0][1])), True) if cut else (whole.end, full)
 
     def fetch_settled(self) -> Checkpoint:
         """Return a pair at or after the last settled row, and before everything that is not settled."""
@@ -106,7 +134,7 @@ class RangeReader:
         schema, limit = message_arrow_schema(), min(self._options.fetch_size, _FIRST_PAGE)
         with self._connect() as connection:
             while not piece.empty:
-                query = _PAGE.format(relation=self._relation(piece), limit=sql.Literal(limit))
+                query = _PAGE.format(relation=self._relation(piece), limit=sql.Literal(limit), scheduled=_SCHEDULED)
                 rows = _rows(connection, query)
                 if rows:
                     page = _to_arrow(rows, schema)

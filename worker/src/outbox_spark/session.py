@@ -69,7 +69,7 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
         "spark.sql.shuffle.partitions": str(plan.partitions if plan else 2),
     }
     chosen |= plan.config if plan else {}
-    quick = _QUICK_DRIVER if chosen.get("spark.master", "").startswith(_KUBERNETES) else _QUICK
+    quick = _QUICK_DRIVER if runs_on_kubernetes(chosen) else _QUICK
     # Executors are of the same image.
     classes = map_classes(environment[CLASSES]) if environment.get(CLASSES) else ""
     for key, ours in ((_DRIVER_OPTIONS, quick), (_EXECUTOR_OPTIONS, _QUICK)):
@@ -89,13 +89,18 @@ _REQUIRED: Final = {
 }
 
 
+def runs_on_kubernetes(configuration: Mapping[str, str]) -> bool:
+    """Say whether executors are pods of their own."""
+    return configuration.get("spark.master", "").startswith(_KUBERNETES)
+
+
 def _place(chosen: Mapping[str, str], environment: Mapping[str, str], nonce: str) -> dict[str, str]:
     """Say where driver and executors are."""
     master = chosen.get("spark.master", "")
     if not master:
         cores = environment.get("OUTBOX_SPARK_LOCAL_CORES", "2")
         return {"spark.master": f"local[{cores},{_TASK_ATTEMPTS}]", "spark.driver.host": "127.0.0.1"}
-    if not master.startswith(_KUBERNETES):
+    if not runs_on_kubernetes(chosen):
         return {}
     learned = {
         "spark.kubernetes.driver.pod.name": environment.get("POD_NAME", ""),

@@ -10,6 +10,7 @@ Whoever wants effects and checkpoint in one transaction runs the query by the dr
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from outbox_spark.options import ReadOptions
 
 FORMAT: Final = "outbox"
+_WAIT_SECONDS: Final = 0.2
 
 
 class OutboxPartition(InputPartition):
@@ -75,6 +77,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Remember the options; connect to nothing."""
         self._options = options
         self._last: Checkpoint | None = None
+        self._due = 0.0
 
     @override
     def initialOffset(self) -> dict[str, Any]:
@@ -87,14 +90,31 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @override
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         start_pair = parse_offset(start)
+        if self._waits():
+            return format_offset(start_pair)
         after = max(start_pair, self._options.floor)
         reader = RangeReader(self._options)
-        end = reader.fetch_end(after, limit.max_rows) if isinstance(limit, ReadMaxRows) else reader.fetch_settled()
+        full = False
+        if isinstance(limit, ReadMaxRows):
+            end, full = reader.fetch_end(after, limit.max_rows)
+        else:
+            end = reader.fetch_settled()
+        self._due = 0.0 if full else time.monotonic() + self._options.interval
         if self._last is not None:
             end = min(end, self._last)
         elif isinstance(limit, ReadMinRows) and reader.fetch_count(OffsetRange(after, end)) < limit.min_rows:
             end = start_pair
         return format_offset(max(end, after, start_pair))
+
+    def _waits(self) -> bool:
+        """Say whether it is too early for the next look, after a short wait: Spark asks again at once.
+
+        The waits are short because Spark cannot interrupt one, and the query may be asked to end.
+        """
+        wait = self._due - time.monotonic()
+        if wait > 0:
+            time.sleep(min(wait, _WAIT_SECONDS))
+        return wait > _WAIT_SECONDS
 
     @override
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -43,11 +43,12 @@ _Method = TypeVar("_Method")
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A mandatory message that no queue took."""
+    """A mandatory message that no queue took, with the headers that it was published with."""
 
     reply: str
     exchange: str
     routing_key: str
+    headers: dict[str, Any]
 
 
 class AmqpConnection:
@@ -71,6 +72,7 @@ class AmqpConnection:
         self.blocked: str | None = None
         self.confirms = ConfirmTracker()
         self.returned: list[Returned] = []
+        self._returning: commands.Basic.Return | None = None
         self._socket = self._open_socket()
         try:
             self._log_in(name)
@@ -252,8 +254,9 @@ class AmqpConnection:
                 accepted = isinstance(value, commands.Basic.Ack)
                 self.confirms.answer(value.delivery_tag, multiple=value.multiple, accepted=accepted)
             case commands.Basic.Return():
-                reply = f"{value.reply_code} {value.reply_text}"
-                self.returned.append(Returned(reply, value.exchange, value.routing_key or ""))
+                self._returning = value  # which message it was, its header says: the next frame
+            case header.ContentHeader() if self._returning is not None:
+                self._take_returned(self._returning, value)
             case commands.Connection.Blocked():
                 self.blocked = value.reason
             case commands.Connection.Unblocked():
@@ -265,6 +268,12 @@ class AmqpConnection:
             case _:
                 self._inbox.append(value)
                 del self._inbox[:-8]  # contents of returned messages are not kept
+
+    def _take_returned(self, method: commands.Basic.Return, content: header.ContentHeader) -> None:
+        self._returning = None
+        reply = f"{method.reply_code} {method.reply_text}"
+        headers = content.properties.headers or {}
+        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))
 
     def _closed_by_broker(self, code: int, text: str) -> OutboxError:
         if code == 403:

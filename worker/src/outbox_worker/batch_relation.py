@@ -19,23 +19,32 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.messages import MessageReader
 
 
-def build_batch_relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
-    """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`."""
+def build_batch_relation(config: ProcessorConfig) -> Callable[[Batch, sql.SQL | None], sql.Composed]:
+    """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`.
+
+    Of those only that a condition names, on the columns of `r`, where there is one.
+    """
     if config.delivery.competing is not None:
         taken = build_relation(config)
-        return lambda batch: _numbered(taken(batch), batch)
+        return lambda batch, only: _numbered(_only(taken(batch), only), batch)
     readers: dict[int, MessageReader] = {}
 
-    def relation(batch: Batch) -> sql.Composed:
+    def relation(batch: Batch, only: sql.SQL | None) -> sql.Composed:
         if batch.held:
             key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
             return holding.held_relation(key, batch.held)
         if batch.partition not in readers:
             readers[batch.partition] = reader_of(config, batch.partition)
+        if batch.only and (picked := readers[batch.partition].picked_relation(batch.only)) is not None:
+            return _numbered(picked, batch)
         rows = readers[batch.partition].batch_relation(batch.after, batch.examined)
-        return _numbered(holding.without_aside(rows, batch.aside) if batch.aside else rows, batch)
+        return _numbered(_only(holding.without_aside(rows, batch.aside) if batch.aside else rows, only), batch)
 
     return relation
+
+
+def _only(rows: sql.Composed, condition: sql.SQL | None) -> sql.Composed:
+    return rows if condition is None else sql.SQL("SELECT r.* FROM ({}) AS r WHERE {}").format(rows, condition)
 
 
 def _numbered(rows: sql.Composed, batch: Batch) -> sql.Composed:

@@ -62,7 +62,12 @@ def read_broker_address(directory: Path) -> BrokerAddress:
         return _from_uri(uri, values["ca.crt"])
     host = values["host"]
     if not host:
-        raise _invalid("it has neither the key `uri` nor the key `host`")
+        raise _invalid(
+            f"there is no folder {directory}; name one that holds the files of a connection"
+            if not directory.is_dir()
+            else f"{directory} has no file `uri` and no file `host`; put amqp://user:password@host:5672/vhost into "
+            "`uri`, or one value each into `host`, `port`, `username`, `password` and `vhost`"
+        )
     tls = values["ca.crt"] is not None
     return BrokerAddress(
         host=host,

@@ -1,4 +1,4 @@
-"""A consumer in mode Competing: its parts put together, its lane for the loop, its heartbeat and its eyes."""
+"""A consumer in mode Competing: its parts put together, its lane for the loop, its heartbeat and its observer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 from typing_extensions import override
 
 from outbox_core import happening as h
-from outbox_core.competing import Completed, ConsumerState, Lost, decide_consumer
+from outbox_core.competing import Completed, ConsumerState, Lost, Sifted, decide_consumer
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import CheckpointView, Reason, WorkerState
 from outbox_core.state import Policy, ProcessorState, Step
@@ -92,7 +92,7 @@ def build_consumer(parts: Parts, pod_uid: str) -> BuiltConsumer:
     config = parts.config
     settings = settings_of(config)
     consumer = calls.Consumer(f"{pod_uid}/{parts.token}", parts.pod, config.resource.uid, settings.lease_duration)
-    taker = calls.BatchTaker(parts.key, consumer, config.source, settings, config.delivery.batch_size)
+    taker = calls.BatchTaker(parts.key, consumer, config.source, settings, config.delivery.batch_limit)
     return BuiltConsumer(consumer, taker)
 
 
@@ -132,8 +132,9 @@ class ConsumerLane:
         self._steps = steps
         self._telemetry = telemetry
         self._random = chance
-        self._policy = Policy(parts.config.delivery, parts.config.guarantee)
+        self._policy = Policy(parts.config.delivery, parts.config.guarantee, isolates=parts.transactional_target)
         self._piece_began = 0.0
+        self._shown = self._show(self.state)
 
     @property
     def owns(self) -> bool:
@@ -169,13 +170,15 @@ class ConsumerLane:
         self._count(before, found)
         self.state = decide_consumer(before, found, time.monotonic(), self._policy, self._random.random())
         self._steps.tell_in_hand(self.state.work)
-        self._tell(before, found)
-        self.parts.board.set_state(self._shown(self.state))
+        before_shown, self._shown = self._shown, self.parts.gate.shown(self._show(self.state))
+        self._tell(before, found, before_shown)
+        self.parts.board.set_state(self._shown)
 
     def _perform(self, state: ConsumerState) -> CompetingHappening:
         if state.step is Step.HANDLE and state.piece is not None:
             self._piece_began = time.monotonic()
-            self.parts.gate.begin(state.piece.matched_count)
+            if not self._steps.sifts(state):
+                self.parts.gate.begin(state.piece.matched_count)
         return attempt(self.parts, lambda: self._steps.carry_out(state), {"step": state.step.value})
 
     def _count(self, state: ConsumerState, happened: CompetingHappening) -> None:
@@ -185,6 +188,8 @@ class ConsumerLane:
                 board.add_batch(happened.count)
                 self.parts.gate.succeed()
                 self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=True)
+            case Sifted() if happened.settled:
+                self._count_sifted(state, happened)
             case Lost():
                 board.add_refusal(4)
             case h.Failed():
@@ -196,16 +201,31 @@ class ConsumerLane:
             case _:
                 pass
 
-    def _shown(self, state: ConsumerState) -> ProcessorState:
+    def _count_sifted(self, state: ConsumerState, sifted: Sifted) -> None:
+        board, gate, piece = self.parts.board, self.parts.gate, state.piece
+        if self._steps.sifts(state):
+            gate.begin(sifted.behind)
+        if sifted.handled:
+            board.add_batch(sifted.handled)
+            gate.succeed(sifted.handled)
+        elif piece is not None and sifted.refusals:
+            keys = [each.message.partition_key or each.message.message_id for each in sifted.refusals]
+            gate.fail_messages(keys, time.monotonic(), more=piece.full, retried=piece.is_retried)
+        if sifted.refusals:
+            error = sifted.refusals[-1].error
+            board.set_error(error.detail or str(error))
+        self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=True)
+
+    def _show(self, state: ConsumerState) -> ProcessorState:
         """What status and metrics read of any worker; to them every consumer at work is an owner."""
         at_work = state.state in _AT_WORK
         return ProcessorState(
             step=state.step, due=state.due, state=state.state, reason=state.reason, message=state.message,
             lease=h.HeldLease(0, 0, self.parts.token) if at_work else None, attempt=state.attempt,
-            start_from_used=state.start_from_used,
+            failures=state.failures, start_from_used=state.start_from_used,
         )  # fmt: skip
 
-    def _tell(self, before: ConsumerState, happened: CompetingHappening) -> None:
+    def _tell(self, before: ConsumerState, happened: CompetingHappening, shown: ProcessorState) -> None:
         after = self.state
         if isinstance(happened, Lost):
             _log.warning("batch lost", extra={"batch": before.work.id if before.work else None})
@@ -216,10 +236,10 @@ class ConsumerLane:
                        "detail": happened.error.detail, "piece": before.piece.matched_count if before.piece else None,
                        "retryInSeconds": round(max(0.0, after.due - time.monotonic()), 3)},
             )  # fmt: skip
-        if (before.state, before.message) != (after.state, after.message):
+        told = self._shown
+        if (shown.state, shown.message) != (told.state, told.message):
             _log.info(
-                "state",
-                extra={"state": after.state.value, "reason": after.reason.value, "why": after.message or None},
+                "state", extra={"state": told.state.value, "reason": told.reason.value, "why": told.message or None}
             )
 
 
@@ -265,7 +285,6 @@ class CompetingObserver(Observer):
             return
         if emptied := calls.maintain(connection, self._key, self._competing):
             _log.debug("emptied", extra={"tables": emptied})
-        self._keep_small(connection)
         with self._limited(connection):
             stored = checkpoints.load(connection, self._key)
             if stored is not None:

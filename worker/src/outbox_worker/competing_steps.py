@@ -5,49 +5,57 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from typing_extensions import override
 
 from outbox_core import happening as h
 from outbox_core.competing import (
-    Action,
     Completed,
     Deferred,
     Joined,
     Lost,
     NothingTaken,
-    Piece,
+    Sifted,
     Taken,
-    Verdict,
-    Work,
-    judge,
 )
-from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.errors import ConfigurationError, MessagesFailedError, OutboxError, TransientError
+from outbox_core.ports import PartsTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
 from outbox_core.state import ProcessorState, Step
+from outbox_core.turns import Turn, decide_turn
+from outbox_core.work import Action, Piece, Verdict
 from outbox_worker.company import NOTICED_SECONDS
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import competing as calls
 from outbox_worker.postgres import partitions
+from outbox_worker.postgres.giving_up import FoundMessage
 from outbox_worker.postgres.window import Stretch
 from outbox_worker.shutdown import Interrupted
+from outbox_worker.sifting import Sifting, most_at_once, tell
 from outbox_worker.steps import Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import psycopg
 
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.competing import CompetingHappening, ConsumerState
     from outbox_core.message import Message
     from outbox_core.ports import BrokerTarget, TransactionTarget
+    from outbox_core.stopping import Named
+    from outbox_core.work import Work
     from outbox_worker.company import Company
     from outbox_worker.steps import Parts
     from outbox_worker.transaction import Transaction
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks for what others left: batches handed back, lapsed, or to be tried again; and delayed messages."""
+PROMOTED_AGAIN: Final = 100
+"""Messages of a queue that failed before and are handed out again at once: so few delay others by little."""
+Answer = TypeVar("Answer")
 _log = get_logger("outbox.worker")
 
 
@@ -74,7 +82,7 @@ class CompetingSteps(Steps):
         self._company = company
         self._arrived = False
         self._random = random.SystemRandom()
-        self._next_look = 0.0
+        self._next_look = dict.fromkeys(Turn, 0.0)
         self._work_steps: dict[Step, Callable[[ConsumerState], CompetingHappening]] = {
             Step.LOAD: self._join,
             Step.FETCH: self._take,
@@ -102,8 +110,15 @@ class CompetingSteps(Steps):
         """
         if state.step in self._work_steps:
             return self._work_steps[state.step](state)
-        # What comes before the first batch is every worker's; no lease, no checkpoint, nothing in hand.
-        return cast("CompetingHappening", self._actions[state.step](ProcessorState(state.step, state.due)))
+        # What comes before the first batch, and a person's decision, is every worker's; no lease, no checkpoint.
+        told = ProcessorState(state.step, state.due, stopped=state.stopped)
+        return cast("CompetingHappening", self._actions[state.step](told))
+
+    @override
+    def _prepare(self, state: ProcessorState) -> h.Happening:
+        prepared = super()._prepare(state)
+        self._taker.server_run = self._runner.server_run
+        return prepared
 
     def _join(self, _state: ConsumerState) -> CompetingHappening:
         parts, source = self._parts, self._parts.config.source
@@ -141,24 +156,69 @@ class CompetingSteps(Steps):
         return h.Released()
 
     def _take(self, state: ConsumerState) -> CompetingHappening:
-        connection = self._connection()
-        work = state.work
-        most = self._parts.gate.limit(self._parts.config.delivery.batch_size)
-        if work is None and time.monotonic() >= self._next_look:
-            work = self._taker.take_left(connection, most)
-            if work is None:
-                self._next_look = time.monotonic() + LOOK_SECONDS
+        gate, size = self._parts.gate, self._parts.config.delivery.batch_limit
+        work, promoted = state.work, 0
         if work is None:
-            found = self._taker.cut(connection, most)
+            found, promoted = self._find(Turn.FRESH if gate.prefers_fresh else decide_turn(state.turns))
             if isinstance(found, NothingTaken):
-                return found
+                return replace(found, promoted=promoted)
             work = found
-        piece = self._read(work, most if state.limit is None else min(most, state.limit))
+        most = gate.limit(size, retried=work.again)
+        if state.limit is not None:
+            most = min(most, state.limit)
+        if (block := self._block_of(work, state)) is not None:
+            most = min(most, most_at_once(block))
+        piece = self._read(work, most)
         if piece.matched:
-            return Taken(piece)
+            return Taken(piece, promoted)
         # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
-        done = self._taker.complete(connection, work, piece.examined, 0)
-        return NothingTaken(moved=True) if done else Lost()
+        done = self._taker.complete(self._connection(), work, piece.examined, 0)
+        return NothingTaken(moved=True, promoted=promoted) if done else Lost()
+
+    def _find(self, turn: Turn) -> tuple[Work | NothingTaken, int]:
+        """Find a batch of the one kind or else of the other; with how many messages of a queue were promoted."""
+        promoted = 0
+        if turn is Turn.AGAIN:
+            again, promoted = self._find_again()
+            if again is not None:
+                return again, 0
+        found = self._find_fresh()
+        if turn is Turn.AGAIN or not isinstance(found, NothingTaken) or found.contended or found.moved:
+            return found, promoted
+        again, promoted = self._find_again()
+        if again is not None:
+            return again, 0
+        return (self._find_fresh(), promoted) if promoted else (found, 0)
+
+    def _find_fresh(self) -> Work | NothingTaken:
+        connection = self._connection()
+        most = self._parts.gate.limit(self._parts.config.delivery.batch_limit)
+        if time.monotonic() >= self._next_look[Turn.FRESH]:
+            work = self._taker.take_left(connection, Turn.FRESH, most)
+            if work is not None:
+                return work
+            self._next_look[Turn.FRESH] = time.monotonic() + LOOK_SECONDS
+        return self._taker.cut(connection, most)
+
+    def _find_again(self) -> tuple[Work | None, int]:
+        """Take messages that failed before; those of a queue come with its others from now on."""
+        if time.monotonic() < self._next_look[Turn.AGAIN]:
+            return None, 0
+        connection = self._connection()
+        most = self._parts.gate.limit(self._parts.config.delivery.batch_limit, retried=True)
+        if self._taker.reader.is_queue:
+            work, promoted = None, self._taker.promote_failed(connection, min(most, PROMOTED_AGAIN))
+        else:
+            work, promoted = self._taker.take_left(connection, Turn.AGAIN, most), 0
+        if work is None and not promoted:
+            self._next_look[Turn.AGAIN] = time.monotonic() + LOOK_SECONDS
+        return work, promoted
+
+    def _block_of(self, work: Work, state: ConsumerState) -> int | None:
+        """Return how many messages at once are tried within a transaction; None: all of a piece, without savepoints."""
+        if not self._parts.transactional_target:
+            return None
+        return 1 if work.again else state.block
 
     def _read(self, work: Work, limit: int) -> Piece:
         """Read what is left of the batch, or at most `limit` messages of it."""
@@ -179,43 +239,109 @@ class CompetingSteps(Steps):
 
     def _handle_piece(self, state: ConsumerState) -> CompetingHappening:
         work, piece = _in_hand(state)
-        if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
-            return self._in_one_transaction(work, piece)
+        transactional = self._parts.config.guarantee is Guarantee.TRANSACTIONAL
+        if self.sifts(state):
+            if not transactional and not self._taker.renew(self._connection(), work):
+                return Lost()
+            return self._isolate_piece(state, self._block_of(work, state) or 1, complete=transactional)
+        if transactional:
+            return self._run(work, piece, complete=True)
         # What is handed over cannot be recalled: only for a batch that is ours, and for as long as that lasts.
         if not self._taker.renew(self._connection(), work):
             return Lost()
         if self._parts.transactional_target:
             happened = self._run(work, piece, complete=False)
             return h.Delivered(happened.count) if isinstance(happened, Completed) else happened
+        return self._hand_to_broker(state)
+
+    def _hand_to_broker(self, state: ConsumerState) -> CompetingHappening:
+        """Hand the piece to a broker; what that names as failed leaves the batch with the piece's completion."""
+        work, piece = _in_hand(state)
         target = cast("BrokerTarget", self._parts.target)
         try:
             count = self._parts.shutdown.limited(self._timeout, lambda: target.deliver(piece, work.attempt))
         except Interrupted as err:
             raise err.as_error("handing the batch over") from err
+        except MessagesFailedError as err:
+            sifted = self._sifting(state, piece.messages).sort_named(err)
+            tell(sifted)
+            return replace(sifted, settled=False, named=self._named_stop(sifted))
         return h.Delivered(count)
-
-    def _in_one_transaction(self, work: Work, piece: Piece) -> CompetingHappening:
-        return self._run(work, piece, complete=True)
 
     def _run(self, work: Work, piece: Piece, *, complete: bool) -> CompetingHappening:
         """Effects, and with `complete` the batch's completion: both or neither."""
-        target = cast("TransactionTarget", self._parts.target)
         connection = self._connection()
 
         def effects(transaction: Transaction) -> int:
-            self._parts.ownership.enter(connection)
-            try:
-                count = self._parts.shutdown.limited(self._timeout, lambda: target.handle(transaction, piece))
-            except Interrupted as err:
-                raise err.as_error("the batch") from err
-            finally:
-                self._parts.ownership.leave()
+            count = self._limited(transaction, lambda: self._hand_over(transaction, piece))
             if complete and not self._taker.complete(connection, work, piece.examined, piece.matched_count):
                 raise BatchLostError("the batch is another consumer's by now")
             return count
 
+        return self._commit(work, effects)
+
+    def sifts(self, state: ConsumerState) -> bool:
+        """Say whether the piece in hand is handled in parts, within one transaction."""
+        work, piece = _in_hand(state)
+        block = self._block_of(work, state)
+        return block is not None and (work.again or block < piece.matched_count)
+
+    def _isolate_piece(self, state: ConsumerState, block: int, *, complete: bool) -> CompetingHappening:
+        """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
+        work, piece = _in_hand(state)
+        connection, stretch = self._connection(), Stretch.of(work, upto=piece.examined)
+        messages = piece.messages or self._taker.reader.fetch(connection, stretch)
+        if not messages:
+            # The rows were deleted meanwhile.
+            return self._complete_piece(work, piece)
+        sifting = self._sifting(state, messages)
+        found: list[Sifted] = []
+
+        def effects(transaction: Transaction) -> int:
+            target = self._parts.target
+            try_parts = target.open_parts(transaction, piece) if isinstance(target, PartsTarget) else None
+            # One bound for all parts: a step must not take longer than the loop says of it.
+            sifted = self._limited(
+                transaction,
+                lambda: sifting.run(connection, lambda part: self._hand_over(transaction, part), block, try_parts),
+            )
+            found.append(sifted)
+            if complete and not self._settle(work, sifted):
+                raise BatchLostError("the batch is another consumer's by now")
+            return sifted.handled
+
+        happened = self._commit(work, effects)
+        if not isinstance(happened, Completed):
+            return happened
+        tell(found[0])
+        return replace(found[0], settled=complete, named=self._named_stop(found[0]))
+
+    def _sifting(self, state: ConsumerState, messages: tuple[Message, ...]) -> Sifting:
+        """Make what judges these messages, the first ones of the piece in hand."""
+        work, piece = _in_hand(state)
+        before = self._failed_before(work, Stretch.of(work, upto=piece.examined, limit=len(messages)))
+        return Sifting(piece, work, messages, before, self._parts.config.delivery, self._random, state.given_up)
+
+    def _settle(self, work: Work, sifted: Sifted) -> bool:
+        if sifted.upto is None:
+            return True
+        return self._taker.defer(self._connection(), work, sifted.upto, sifted.behind, sifted.refusals)
+
+    def _hand_over(self, transaction: Transaction, piece: Piece) -> int:
+        return cast("TransactionTarget", self._parts.target).handle(transaction, piece)
+
+    def _limited(self, transaction: Transaction, act: Callable[[], Answer]) -> Answer:
+        self._parts.ownership.enter(transaction.connection)
+        try:
+            return self._parts.shutdown.limited(self._timeout, act)
+        except Interrupted as err:
+            raise err.as_error("the batch") from err
+        finally:
+            self._parts.ownership.leave()
+
+    def _commit(self, work: Work, effects: Callable[[Transaction], int]) -> CompetingHappening:
         lease = h.HeldLease(self._parts.key.partition, work.id, self._parts.token)
-        happened = self._runner.run(connection, lease, None, effects)
+        happened = self._runner.run(self._connection(), lease, None, effects)
         if isinstance(happened, h.Stored):
             return Completed(happened.count)
         if isinstance(happened, h.Failed) and isinstance(happened.error, BatchLostError):
@@ -224,6 +350,11 @@ class CompetingSteps(Steps):
 
     def _complete(self, state: ConsumerState) -> CompetingHappening:
         work, piece = _in_hand(state)
+        if state.sifted is None:
+            return self._complete_piece(work, piece)
+        return replace(state.sifted, settled=True) if self._settle(work, state.sifted) else Lost()
+
+    def _complete_piece(self, work: Work, piece: Piece) -> CompetingHappening:
         done = self._taker.complete(self._connection(), work, piece.examined, piece.matched_count)
         return Completed(piece.matched_count) if done else Lost()
 
@@ -239,25 +370,26 @@ class CompetingSteps(Steps):
             # The row was deleted meanwhile: nothing is left to try again.
             done = self._taker.complete(connection, work, piece.examined, 0)
             return Deferred(Verdict(Action.SKIP, 0), piece.examined) if done else Lost()
-        delivery = self._parts.config.delivery
-        attempts = work.deaths + 1 + self._failed_before(work, stretch, messages[0])
-        verdict = judge(attempts, state.failure, delivery.retry, delivery.when_exhausted, self._random.random())
-        if verdict.action is Action.STOP:
-            return Deferred(verdict)
-        wait = timedelta(seconds=verdict.wait)
-        if not self._taker.defer(connection, work, messages[0], verdict, state.failure, wait):
+        message, left = messages[0], self._sifting(state, messages).refuse(0, state.failure)
+        if left.verdict.action is Action.STOP:
+            return Deferred(left.verdict, named=self._named_message(message))
+        if not self._taker.defer(connection, work, message.checkpoint, 1, [left]):
             return Lost()
-        _log.warning(
-            "a message left its batch",
-            extra={"messageId": messages[0].message_id, "action": verdict.action.value, "attempts": attempts,
-                   "error": str(state.failure)},
-        )  # fmt: skip
-        return Deferred(verdict, messages[0].checkpoint)
+        tell(Sifted(1, message.checkpoint, (left,), 1))
+        return Deferred(left.verdict, message.checkpoint)
 
-    def _failed_before(self, work: Work, stretch: Stretch, message: Message) -> int:
+    def _named_stop(self, sifted: Sifted) -> Named | None:
+        return None if sifted.stop is None else self._named_message(sifted.stop.message)
+
+    def _named_message(self, message: Message) -> Named:
+        key = message.message_id if message.partition_key is None else message.partition_key
+        return self._named(FoundMessage(message.checkpoint, message.message_id, message.message_type, key))
+
+    def _failed_before(self, work: Work, stretch: Stretch) -> Mapping[Checkpoint, int]:
+        """Return how often messages failed before; of those that are left out: never."""
         if self._taker.reader.is_queue:
             return self._taker.reader.fetch_attempts(self._connection(), stretch)
-        return dict(work.listed).get(message.checkpoint, 0)
+        return dict(work.listed)
 
 
 def _in_hand(state: ConsumerState) -> tuple[Work, Piece]:

@@ -28,6 +28,10 @@ class ConfirmTracker:
         """How many published messages are not answered yet."""
         return self.last - self._lowest + 1 - len(self._answered)
 
+    def is_accepted(self, tag: int) -> bool:
+        """Say whether the broker acknowledged this tag. Not after `take_nacked`."""
+        return (tag < self._lowest or tag in self._answered) and tag not in self.nacked
+
     def answer(self, tag: int, *, multiple: bool, accepted: bool) -> None:
         """Take an ack or nack; 0 with `multiple` means all.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import time
 import traceback
 from datetime import timedelta
 from math import isfinite
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _DETAIL: Final = 1500
 _FRAMES: Final = 12
+_LOOK: Final = 0.02
+"""Seconds: parts of a batch are handled faster than that, and the files are not looked at for each of them."""
 _Signature = tuple[tuple[str, int, int, int], ...]
 
 
@@ -39,6 +42,7 @@ class HandlerModule:
         self._target = target
         self._directory = directory
         self._seen: _Signature | None = None
+        self._asked = 0.0
         self._function: Callable[..., Any] | None = None
         if str(directory) not in sys.path:
             sys.path.insert(0, str(directory))
@@ -53,12 +57,16 @@ class HandlerModule:
         return self._seen is not None and self._signature() != self._seen
 
     def function(self) -> Callable[..., Any]:
-        """Return the function, imported anew if a file changed.
+        """Return the function, imported anew if a file changed: looked at when it was not asked for a moment ago.
 
         Raises:
             ConfigurationError: `HandlerInvalid`, with what to do.
 
         """
+        now = time.monotonic()
+        if self._function is not None and now - self._asked < _LOOK:
+            return self._function
+        self._asked = now
         if self._function is None or self.changed():
             self._seen = self._signature()
             self._function = None
@@ -130,9 +138,9 @@ def _invalid(message: str, detail: str | None = None) -> ConfigurationError:
     return ConfigurationError(message, reason=Reason.HANDLER_INVALID, detail=detail)
 
 
-def summary(error: BaseException, directory: Path) -> str:
+def summary(error: BaseException, directory: Path, frames: list[traceback.FrameSummary] | None = None) -> str:
     """Say an exception in one line, with the user's own innermost line: `ValueError: no total (orders.py:12)`."""
-    frames = _user_frames(error, directory)
+    frames = _user_frames(error, directory, frames)
     own = [each for each in frames if each.filename.startswith(str(directory))] or frames
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     if isinstance(error, SyntaxError) and error.filename:

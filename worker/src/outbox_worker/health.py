@@ -1,6 +1,6 @@
 """The HTTP contract with kubelet, Prometheus and operator: /livez /readyz /metrics /status, and POST /intent.
 
-Answers come from memory. `outbox_spark` serves the same contract with it.
+Answers come from memory; `access.py` says who gets one. `outbox_spark` serves the same contract with it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
+from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER
 from outbox_core.report import Intent
+from outbox_worker.access import Question
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_core.report import Report
+    from outbox_worker.access import Access
 
 _LARGEST_BODY: Final = 4096
 _SLOWEST_CLIENT: Final = 10.0
@@ -31,31 +34,34 @@ class HealthServer:
 
     def __init__(
         self,
-        port: int,
+        address: tuple[str, int],
         *,
+        access: Access,
         overdue: Callable[[], list[str]],
         is_ready: Callable[[], bool],
         report: Callable[[], Report],
         metrics: Callable[[], bytes],
         set_intent: Callable[[Intent], None],
-        host: str = "",
     ) -> None:
-        """Bind the port; 0 takes a free one.
+        """Bind host and port: an empty host is every interface, port 0 takes a free one.
 
         Raises:
-            ConfigurationError: the port is taken.
+            ConfigurationError: the port is taken, or this machine does not have the address.
 
         """
+        self._access = access
         self._overdue = overdue
         self._is_ready = is_ready
         self._report = report
         self._metrics = metrics
         self._set_intent = set_intent
+        host, port = address
         try:
-            self._server = _Server((host, port), self._handler())
+            self._server = _Server(address, self._handler())
         except OSError as err:
+            where = f" of {host}" if host else ""
             raise ConfigurationError(
-                f"port {port} for status cannot be opened ({err.strerror}); choose another"
+                f"port {port}{where} for status cannot be opened ({err.strerror}); choose another"
             ) from err
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="http", daemon=True)
 
@@ -73,6 +79,17 @@ class HealthServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2.0)
+
+    def answer(self, question: Question) -> tuple[HTTPStatus, str, bytes]:
+        """Answer whoever may ask."""
+        if not self._access.admits(question):
+            text = b"only the operator may ask here; /metrics takes a bearer token too (worker/README.md)\n"
+            return HTTPStatus.UNAUTHORIZED, "text/plain", text
+        return self.get(question.path) if question.method == "GET" else self.post(question.path, question.body)
+
+    def sign(self, question: Question, answer: bytes) -> str | None:
+        """Sign the answer to a signed question."""
+        return self._access.sign(question, answer)
 
     def get(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Answer a GET: status, content type, body."""
@@ -117,20 +134,38 @@ class HealthServer:
 
             def do_GET(self) -> None:
                 """Answer from memory."""
-                self._answer(*health.get(self.path.partition("?")[0]))
+                self._answer(b"")
 
             def do_POST(self) -> None:
                 """Take an intent."""
                 length = self.headers.get("Content-Length", "")
                 if not length.isdecimal() or int(length) > _LARGEST_BODY:
-                    self._answer(HTTPStatus.BAD_REQUEST, "text/plain", b"a short body with Content-Length, please\n")
+                    self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"a short body with Content-Length, please\n")
                     return
-                self._answer(*health.post(self.path, self.rfile.read(int(length))))
+                self._answer(self.rfile.read(int(length)))
 
-            def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+            def _answer(self, body: bytes) -> None:
+                scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+                question = Question(
+                    method=self.command,
+                    path=self.path.partition("?")[0],
+                    client=self.client_address[0],
+                    body=body,
+                    nonce=self.headers.get(NONCE_HEADER, ""),
+                    signature=self.headers.get(SIGNATURE_HEADER, ""),
+                    token=token.strip() if scheme.lower() == "bearer" else "",
+                )
+                status, content_type, text = health.answer(question)
+                self._send(status, content_type, text, health.sign(question, text))
+
+            def _send(self, status: HTTPStatus, content_type: str, body: bytes, signature: str | None = None) -> None:
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
+                if signature is not None:
+                    self.send_header(SIGNATURE_HEADER, signature)
+                if status == HTTPStatus.UNAUTHORIZED:
+                    self.send_header("WWW-Authenticate", "Bearer")
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -145,6 +180,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        if address[0]:
+            self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, handler)
 
     @override
     def server_bind(self) -> None:

@@ -14,12 +14,13 @@ import psycopg
 
 from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer
-from outbox_core.errors import HandlerError, OutboxError, TransientError
-from outbox_core.failing import HELD_DEATHS, KILLS
+from outbox_core.errors import HandlerError, MessagesFailedError, OutboxError, TransientError
+from outbox_core.failing import HELD_DEATHS, KILLS, Failure, is_refusal
 from outbox_core.message import Batch
+from outbox_core.part import Place
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, Mode
-from outbox_worker.postgres import checkpoints, holding
+from outbox_worker.postgres import apart, checkpoints, holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,14 @@ if TYPE_CHECKING:
 
 LARGEST_HELD_BATCH: Final = 1000
 """Held messages tried at once: each is written down before."""
-_GONE: Final = "the lease went before what became of a held message was written down"
+GONE: Final = "the lease went before what became of a held message was written down"
+
+
+def lease_of(state: ProcessorState) -> h.HeldLease:
+    """Return the lease of a state in a step that only owners do."""
+    if state.lease is None:
+        raise TransientError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
+    return state.lease
 
 
 class HeldSteps:
@@ -44,6 +52,7 @@ class HeldSteps:
     _parts: Parts
     _reader: MessageReader
     _runner: TransactionRunner
+    _isolates: bool
 
     def _connection(self) -> psycopg.Connection[Any]:
         raise NotImplementedError
@@ -51,18 +60,13 @@ class HeldSteps:
     def _source_connection(self) -> psycopg.Connection[Any]:
         raise NotImplementedError
 
-    def _lease_of(self, state: ProcessorState) -> h.HeldLease:
-        if state.lease is None:
-            raise TransientError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
-        return state.lease
-
-    def _limit(self, state: ProcessorState) -> int:
+    def _limit(self, state: ProcessorState, *, retried: bool = False) -> int:
         """Most messages of the next batch."""
-        most = self._parts.config.delivery.batch_size
+        most = self._parts.config.delivery.batch_limit
         wanted = state.limit or most
         if state.suspicion is not None:
             wanted = min(wanted, state.suspicion.next_size)
-        return min(wanted, self._parts.gate.limit(most))
+        return min(wanted, self._parts.gate.limit(most, retried=retried))
 
     def _sift(self, state: ProcessorState, batch: Batch) -> Batch:
         """Take out of a batch what is not to be handled now. Costs nothing while nothing is held or delayed."""
@@ -88,9 +92,16 @@ class HeldSteps:
 
     def _read_outbox(self, after: Checkpoint, limit: int) -> Batch:
         """Read the outbox, as much of it as the target needs."""
-        if self._parts.transactional_target and not self._needs_payload():
-            return self._reader.bound_of(self._source_connection(), after, limit)
-        return self._reader.fetch(self._source_connection(), after, limit)
+        without_payload = self._parts.transactional_target and not self._needs_payload()
+        read = self._reader.bound_of if without_payload else self._reader.fetch
+        connection = self._source_connection()
+        if not self._parts.databases.apart:
+            return read(connection, after, limit)
+
+        def is_new(batch: Batch) -> bool:
+            return (batch.examined, batch.examined.window) != (after, after.window)
+
+        return apart.read_durably(connection, lambda: read(connection, after, limit), is_new)
 
     def _relation(self, batch: Batch) -> sql.Composed:
         """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one."""
@@ -100,17 +111,33 @@ class HeldSteps:
     def _keeper(self, state: ProcessorState) -> Callable[[psycopg.Connection[Any]], h.Happening | None] | None:
         """Return what holds a batch's messages in the transaction that passes them; None: there are none."""
         batch, verdict = state.batch, state.verdict
-        if batch is None or not (batch.aside or verdict):
+        if batch is None or not (batch.aside or verdict or state.failed):
             return None
-        lease = self._lease_of(state)
+        lease = lease_of(state)
         # Here, not in the transaction, which would be idle while another database is read.
         rows = self._relation(batch)
+        failed = state.failed
+        if verdict is not None:
+            failed = tuple(Failure(each.checkpoint, verdict, each.key) for each in self._places(batch))
 
         def keep(connection: psycopg.Connection[Any]) -> h.Happening | None:
-            kept = holding.set_aside(connection, self._parts.key, lease, rows, aside=batch.aside, verdict=verdict)
-            return None if kept else h.OwnershipLost(_GONE)
+            kept = holding.hold(connection, self._parts.key, lease, rows, aside=batch.aside, failed=failed)
+            return None if kept else h.OwnershipLost(GONE)
 
         return keep
+
+    def _places(self, batch: Batch) -> tuple[Place, ...]:
+        """Return where the messages of a batch are that are to be handled, with their keys, in order."""
+        if batch.held:
+            return tuple(Place(each.checkpoint, each.key) for each in batch.held)
+        rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+        found = holding.list_range(
+            self._source_connection(), holding.without_aside(rows, batch.aside) if batch.aside else rows
+        )
+        if not batch.messages:
+            return found
+        keys = {each.checkpoint: each.key for each in found}
+        return tuple(Place(each.checkpoint, keys.get(each.checkpoint, each.message_id)) for each in batch)
 
     def _set_aside(self, state: ProcessorState) -> h.Happening:
         """Pass the batch without handling it."""
@@ -125,7 +152,7 @@ class HeldSteps:
 
     def _begin_suspect(self, state: ProcessorState, batch: Batch) -> h.Happening | None:
         """Write messages down before they are tried; say so if one killed too many processes to be tried again."""
-        lease = self._lease_of(state)
+        lease = lease_of(state)
         connection = self._connection()
         rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
         last = holding.find_last(
@@ -133,32 +160,42 @@ class HeldSteps:
         )
         kills = holding.begin_suspect(
             connection, self._parts.key, lease, last or batch.examined,
-            suspects=batch.matched_count, generation=self._parts.config.generation,
+            suspects=batch.matched_count, generation=self._parts.config.fingerprint,
         )  # fmt: skip
         if kills < 0:
             stored = checkpoints.load(self._connection(), self._parts.key)
             return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
         return _killer(kills) if kills >= KILLS and batch.matched_count == 1 else None
 
-    def _answered(self, state: ProcessorState, attempt: Callable[[], h.Happening]) -> h.Happening:
-        """Attempt what was written down before; when it fails, write down that this process did not die of it."""
+    def _answered(
+        self, state: ProcessorState, attempt: Callable[[], h.Happening], *, goes_on: bool = False
+    ) -> h.Happening:
+        """Attempt what was written down before; when it fails, write down that this process did not die of it.
+
+        `goes_on`: the very same messages are tried again at once, so they stay written down.
+        """
         try:
             happened = attempt()
         except (OutboxError, psycopg.Error):
             self._end_suspect(state)
             raise
         if isinstance(happened, h.Failed):
+            if goes_on and is_refusal(happened.error, self._parts.config.delivery.retry):
+                return happened
             self._end_suspect(state)
         return happened
 
     def _end_suspect(self, state: ProcessorState) -> None:
         """Say that the attempt was answered. Where that cannot be said, this process says so by coming again."""
         with suppress(OutboxError, psycopg.Error):
-            holding.end_suspect(self._connection(), self._parts.key, self._lease_of(state))
+            holding.end_suspect(self._connection(), self._parts.key, lease_of(state))
 
     def _take_held(self, state: ProcessorState) -> h.Happening:
-        lease = self._lease_of(state)
-        limit = min(state.held_limit or LARGEST_HELD_BATCH, self._limit(replace(state, suspicion=None, limit=None)))
+        lease = lease_of(state)
+        limit = min(
+            state.held_limit or LARGEST_HELD_BATCH,
+            self._limit(replace(state, suspicion=None, limit=None), retried=True),
+        )
         payload = not self._parts.transactional_target or self._needs_payload()
         taken = holding.take_due(
             self._connection(), self._parts.key, lease, limit=min(limit, LARGEST_HELD_BATCH), payload=payload
@@ -178,25 +215,29 @@ class HeldSteps:
         return cast("TransactionTarget", self._parts.target).needs_payload
 
     def _handle_held(self, state: ProcessorState) -> h.Happening:
-        batch, lease = state.batch, self._lease_of(state)
+        batch, lease = state.batch, lease_of(state)
         if batch is None:
             raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
         if batch.held[0].deaths >= HELD_DEATHS:
             return _killer(batch.held[0].deaths)
 
-        return self._answered(state, lambda: self._attempt_held(batch, lease, state))
+        goes_on = self._isolates and len(batch.held) > 1
+        return self._answered(state, lambda: self._attempt_held(batch, lease, state), goes_on=goes_on)
 
     def _attempt_held(self, batch: Batch, lease: h.HeldLease, state: ProcessorState) -> h.Happening:
         def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
             count = holding.settle(connection, self._parts.key, lease, batch.held)
             if count < 0:
-                return h.OwnershipLost(_GONE)
+                return h.OwnershipLost(GONE)
             return None if count == len(batch.held) else h.HeldChanged()
 
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
             happened = self._in_transaction(lease, None, batch, settle)
         else:
-            happened = self._deliver(state, batch)
+            try:
+                happened = self._deliver(state, batch)
+            except MessagesFailedError as err:
+                return self._sort_named_held(batch, lease, err)
             if isinstance(happened, h.Refused):
                 return h.OwnershipLost("the lease went before held messages were handed over")
             if isinstance(happened, h.Delivered):
@@ -215,13 +256,17 @@ class HeldSteps:
     def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
         raise NotImplementedError
 
+    def _sort_named_held(self, batch: Batch, lease: h.HeldLease, error: MessagesFailedError) -> h.Happening:
+        raise NotImplementedError
+
     def _fail_held(self, state: ProcessorState) -> h.Happening:
         batch, verdict = state.batch, state.verdict
         if batch is None or verdict is None:
             raise TransientError("no held message is in hand", reason=Reason.INTERNAL_ERROR)
-        answer = holding.fail(self._connection(), self._parts.key, self._lease_of(state), batch.held[0], verdict)
+        failed = (Failure(batch.held[0].checkpoint, verdict),)
+        answer = holding.fail(self._connection(), self._parts.key, lease_of(state), failed)
         if answer < 0:
-            return h.OwnershipLost(_GONE)
+            return h.OwnershipLost(GONE)
         return h.HeldFailed() if answer else h.HeldChanged()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from outbox_core import happening as h
 from outbox_core.processor import decide_next
@@ -11,6 +12,7 @@ from outbox_core.spec import Engine
 from outbox_core.state import Policy, Step
 from outbox_worker.attempt import attempt
 from outbox_worker.logs import get_logger
+from outbox_worker.steps import isolates
 
 if TYPE_CHECKING:
     from random import Random
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from outbox_worker.telemetry import Telemetry
 
 _log = get_logger("outbox.worker")
+_HANDLING: Final = frozenset({Step.HANDLE, Step.HANDLE_HELD, Step.ISOLATE})
 
 
 class Lane:
@@ -44,9 +47,15 @@ class Lane:
         self._random = chance
         self._membership = membership
         self._policy = Policy(
-            parts.config.delivery, parts.config.guarantee, bisects=parts.config.engine is Engine.WORKER
+            parts.config.delivery,
+            parts.config.guarantee,
+            bisects=parts.config.engine is Engine.WORKER,
+            isolates=isolates(parts),
         )
         self._batch_began = 0.0
+        self._found_fresh = True
+        """The last look at the outbox gave the target something, or there was none yet."""
+        self._shown = state
         parts.board.set_state(state, parts.key.partition)
 
     @property
@@ -101,45 +110,69 @@ class Lane:
         if happened is None and not self.parts.ownership.begin_step() and before.step.needs_lease:
             self.parts.ownership.drop_lease()
             happened = h.Released()
+        if before.step is Step.TAKE_HELD and self.parts.gate.prefers_fresh and self._found_fresh:
+            before = replace(before, step=Step.FETCH)
         if happened is None:
             blocked = self.parts.gate.find_obstacle(time.monotonic()) if before.step.uses_target else None
             happened = blocked or self._perform(before)
+        if isinstance(happened, h.Fetched):
+            self._found_fresh = happened.batch.matched
         self._count(before, happened)
         self.state = decide_next(before, happened, time.monotonic(), self._policy, self._random.random())
         if self.state.step.rests:
             self.parts.ownership.rest()
-        self._tell(before, happened)
-        self.parts.board.set_state(self.state, self.parts.key.partition)
+        before_shown, self._shown = self._shown, self.parts.gate.shown(self.state)
+        self._tell(before, happened, before_shown)
+        self.parts.board.set_state(self._shown, self.parts.key.partition)
 
     def _perform(self, state: ProcessorState) -> h.Happening:
-        if state.step in (Step.HANDLE, Step.HANDLE_HELD) and state.batch is not None:
+        if state.step in _HANDLING and state.batch is not None:
             self._batch_began = time.monotonic()
             self.parts.gate.begin(state.batch.matched_count)
-        return attempt(self.parts, lambda: self._steps.perform(state), self._names | {"step": state.step.value})
+        happened = attempt(self.parts, lambda: self._steps.perform(state), self._names | {"step": state.step.value})
+        return self._steps.name_failed(state, happened) if isinstance(happened, h.Failed) else happened
 
     def _count(self, state: ProcessorState, happened: h.Happening) -> None:
         board = self.parts.board
         match happened:
             case h.HeldHandled():
                 board.add_batch(happened.count)
-                self.parts.gate.succeed()
+                self.parts.gate.succeed(happened.count)
             case h.Stored() if state.batch is not None:
                 board.add_batch(happened.count)
-                if state.step is not Step.SET_ASIDE:
-                    self.parts.gate.succeed()
+                if happened.count:
+                    self.parts.gate.succeed(happened.count)
                 self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=True)
+            case h.Isolated():
+                keys = {each.key for each in happened.failed}
+                self._count_some(
+                    happened.count, keys, stored=happened.stored, more=happened.batch.full, retried=False
+                )  # fmt: skip
+            case h.HeldSorted():
+                keys = {each.key for each in happened.failed}
+                self._count_some(happened.handled, keys, stored=True, more=False, retried=True)
             case h.Refused():
                 board.add_refusal(int(happened.answer))
             case h.Failed() | h.Unsure():
                 board.set_error(happened.error.detail or str(happened.error))
                 if state.batch is not None:
                     self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=False)
-                    if state.step in (Step.HANDLE, Step.HANDLE_HELD):
+                    if state.step in _HANDLING:
                         self.parts.gate.fail(happened.error, state.batch, time.monotonic())
             case _:
                 pass
 
-    def _tell(self, before: ProcessorState, happened: h.Happening) -> None:
+    def _count_some(self, count: int, keys: set[str], *, stored: bool, more: bool, retried: bool) -> None:
+        """Some of a batch failed: if none of it was handled, that says something of the target."""
+        if stored:
+            self.parts.board.add_batch(count)
+        self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=count > 0)
+        if count:
+            self.parts.gate.succeed(count)
+        elif keys:
+            self.parts.gate.fail_messages(keys, time.monotonic(), more=more, retried=retried)
+
+    def _tell(self, before: ProcessorState, happened: h.Happening, shown: ProcessorState) -> None:
         """Log what a person would want to read later: changes, refusals, failures. Not every batch."""
         after = self.state
         if isinstance(happened, h.Refused):
@@ -166,11 +199,12 @@ class Lane:
                     "retryInSeconds": round(max(0.0, after.due - time.monotonic()), 3),
                 },
             )
-        if (before.state, before.message) != (after.state, after.message):
+        told = self._shown
+        if (shown.state, shown.message) != (told.state, told.message):
             _log.info(
                 "state",
                 extra=self._names
-                | {"state": after.state.value, "reason": after.reason.value, "why": after.message or None},
+                | {"state": told.state.value, "reason": told.reason.value, "why": told.message or None},
             )
 
     @property

@@ -10,9 +10,12 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Final
 
 from typing_extensions import override
+
+from outbox_core.plain import plain_checkpoints
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -28,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        line |= _fields(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
@@ -40,10 +43,16 @@ class TextFormatter(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        fields = {name: value for name, value in vars(record).items() if name not in _STANDARD and value is not None}
-        told = " ".join(f"{name}={value}" for name, value in fields.items())
+        told = " ".join(f"{name}={value}" for name, value in _fields(record).items() if value is not None)
+        told = plain_checkpoints(told)
         line = f"{time} {record.levelname.lower():<7} {record.getMessage()} {told}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields of `extra`; a number without end (a retry that never comes) is none: JSON has no infinity."""
+    fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in fields.items()}
 
 
 LOG_FORMAT: Final = "OUTBOX_LOG_FORMAT"

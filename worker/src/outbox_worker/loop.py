@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core import happening as h
 from outbox_core.state import Step
+from outbox_worker.status import Activity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,12 +43,14 @@ class Loop:
         self._progress = progress
         self._longest = lanes[0].parts.config.delivery.timeout.total_seconds() + _SLACK
         self._next_tick = 0.0
+        self._activity = Activity(lanes[0].parts.board)
 
     def run(self) -> None:
         """Run to the end; or until all lanes are obsolete, because the number of partitions changed."""
         while live := [lane for lane in self._lanes if not lane.state.step.is_terminal]:
             if all(lane.is_obsolete for lane in live):
                 return
+            self._activity.look()
             if self._interrupt(live):
                 continue
             self._share(live)
@@ -61,6 +64,7 @@ class Loop:
             if self._tick():
                 for each in live:
                     each.advance(h.TargetChanged())
+        self._activity.tell()
 
     def _share(self, live: Sequence[Lane | ConsumerLane]) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""

@@ -14,6 +14,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
 from outbox_core.spec import Guarantee
 from outbox_core.state import initial_state
+from outbox_worker.access import read_access
 from outbox_worker.batch_relation import build_batch_relation
 from outbox_worker.competing import (
     CompetingHeartbeat,
@@ -26,6 +27,7 @@ from outbox_worker.competing import (
 from outbox_worker.databases import open_databases
 from outbox_worker.gate import Gate, HeldWatch
 from outbox_worker.health import HealthServer
+from outbox_worker.index_builder import IndexBuilder
 from outbox_worker.lane import Lane
 from outbox_worker.logs import get_logger, set_up_logging
 from outbox_worker.loop import Loop
@@ -34,13 +36,14 @@ from outbox_worker.observer import Observer, PartitionedObserver
 from outbox_worker.one_shot import run_once
 from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
 from outbox_worker.parting import give_back
-from outbox_worker.partition_steps import Outage, PartitionSteps
+from outbox_worker.partition_steps import PartitionSteps, Shared
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.reading import divided_into
 from outbox_worker.rebuilding import PartitionRebuildSteps, RebuildSteps
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
 from outbox_worker.source_watch import SourceWatch
+from outbox_worker.speaker import Speaker
 from outbox_worker.status import Identity, Progress, StatusBoard, write_last_word, write_termination
 from outbox_worker.steps import Steps
 from outbox_worker.telemetry import Telemetry
@@ -129,7 +132,8 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
         Shutdown(wakeup, settings.grace_seconds), board, telemetry,
     )  # fmt: skip
     health = HealthServer(
-        settings.port,
+        (settings.host, settings.port),
+        access=read_access(settings),
         overdue=progress.overdue,
         is_ready=lambda: board.is_ready,
         report=board.report,
@@ -165,10 +169,17 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     crew, target = _build_crew(process, config, membership)
     watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
     heartbeat = _build_heartbeat(crew, process, watching.home, membership)
-    watch = SourceWatch(crew[0].observer, watching.reading) if watching.apart else None
+    beside: list[SourceWatch | IndexBuilder] = []
+    if watching.apart:
+        beside.append(SourceWatch(crew[0].observer, watching.reading))
+    if config.delivery.partitions is not None:
+        building = open_databases(config, process.settings.connections, f"{process.name} index").reading
+        beside.append(
+            IndexBuilder(crew[0].observer, process.board, building, config.source, config.delivery.partitions.key)
+        )
     heartbeat.start()
-    if watch is not None:
-        watch.start()
+    for thread in beside:
+        thread.start()
     chance = random.SystemRandom()
     outdated = False
     try:
@@ -184,8 +195,8 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
         outdated = any(lane.is_obsolete for lane in lanes) and not process.shutdown.requested
     finally:
         heartbeat.stop()
-        if watch is not None:
-            watch.stop()
+        for thread in beside:
+            thread.stop()
         if not outdated:
             give_back(crew)
             write_termination(process.board.report(), process.settings.termination_log)
@@ -262,6 +273,7 @@ def _heartbeat_wiring(crew: Sequence[WorkerParts], process: Process, session: Se
         "ownerships": [each.ownership for each in crew],
         "observer": parts.observer,
         "progress": process.progress,
+        "speaker": Speaker(parts.board, claim_uid=parts.config.resource.uid, pod=parts.pod, token=parts.token),
         "on_loss": process.wakeup.wake,
     }
 
@@ -281,13 +293,13 @@ def _make_steps(
     """Make the steps of each partition; the first of them takes the claim over, if that is asked."""
     if membership is None:
         return [process.engine.make_steps(crew[0], take_over=take_over)]
-    outage, rest = Outage(), crew
+    shared, rest = Shared(), crew
     first: list[Steps] = []
     if crew[0].config.rebuild_of is not None:
-        first = [PartitionRebuildSteps(crew[0], take_over=take_over, outage=outage, membership=membership, crew=crew)]
+        first = [PartitionRebuildSteps(crew[0], take_over=take_over, shared=shared, membership=membership, crew=crew)]
         rest = crew[1:]
     return first + [
-        PartitionSteps(parts, take_over=take_over and parts is crew[0], outage=outage, membership=membership)
+        PartitionSteps(parts, take_over=take_over and parts is crew[0], shared=shared, membership=membership)
         for parts in rest
     ]
 
@@ -314,7 +326,7 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
     if target is not None and target.sql is not None:
         from outbox_worker.sinks.sql import SqlSink
 
-        return SqlSink(target.sql, build_batch_relation(config)), True
+        return SqlSink(target.sql, build_batch_relation(config), config.source.schema_name), True
     if target is not None and target.python is not None:
         from outbox_worker.sinks.python import PythonSink
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg import sql
 from typing_extensions import override
 
 from outbox_core.errors import TransientError
@@ -15,12 +13,14 @@ from outbox_worker.change import look_at_change
 from outbox_worker.gate import HeldWatch
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import checkpoints, conflicts, holding, partitions, stop_line
+from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.messages import LAG_CAP
 from outbox_worker.postgres.stall import BoundObserver
 from outbox_worker.reading import reader_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     import psycopg
 
@@ -36,39 +36,26 @@ _LIMIT_SHARE: Final = 0.15
 """Of the lease: a statement that takes longer is cut, so that the heartbeat is in time."""
 _BUDGET_SHARE: Final = 0.3
 """Of the lease: after that nothing more is looked at this time, whatever each statement took."""
-_SIZE_SECONDS: Final = 10.0
-"""Between two looks at how large the table of checkpoints is."""
 _log = get_logger("outbox.observer")
 
 
 class Observer:
     """Fills the board with checkpoint, conflicts, lag and bound."""
 
-    def __init__(
-        self,
-        key: ProcessorKey,
-        board: StatusBoard,
-        *,
-        lease: float,
-        apart: bool = False,
-        large: int = checkpoints.LARGE_BYTES,
-    ) -> None:
+    def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float, apart: bool = False) -> None:
         """Observe nothing until the main loop found the schema to be there.
 
         `apart`: the messages are in another database, which is observed on a connection, and in a thread, of its own.
-        `large`: bytes of the table of checkpoints from which it is written anew.
         """
         self._apart = apart
-        self._large = large
         self._stored: Mapping[int, StoredCheckpoint] = {}
         self._key = key
         self._board = board
-        self._limit = max(100, int(lease * _LIMIT_SHARE * 1000))
+        self._limit = max(0.1, lease * _LIMIT_SHARE)
         self._budget = lease * _BUDGET_SHARE
         self.watch = HeldWatch()
         self._reader: MessageReader | None = None
         self._bound: BoundObserver | None = None
-        self._sized = 0.0
 
     @property
     def ready(self) -> bool:
@@ -82,11 +69,10 @@ class Observer:
             self._reader = reader
 
     def observe(self, connection: psycopg.Connection[Any]) -> None:
-        """Look once, and keep the table of checkpoints small. A count that takes too long is left out."""
+        """Look once. A count that takes too long is left out."""
         if not self.ready:
             return
         enough = time.monotonic() + self._budget
-        self._keep_small(connection)
         with self._limited(connection):
             stored = self._load(connection)
             if stored:
@@ -117,21 +103,6 @@ class Observer:
         if stored and time.monotonic() < enough:
             self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
 
-    def _keep_small(self, connection: psycopg.Connection[Any]) -> None:
-        now = time.monotonic()
-        if now - self._sized < _SIZE_SECONDS:
-            return
-        self._sized = now
-        try:
-            with self._limited(connection):
-                rewritten = checkpoints.keep_small(connection, self._key.schema, self._large)
-        except TransientError as err:
-            if err.reason is not Reason.STATEMENT_FAILED:
-                raise
-            rewritten = False
-        if rewritten:
-            _log.info("the table of checkpoints was written anew: somebody's snapshot keeps its dead rows")
-
     def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
         stored = checkpoints.load(connection, self._key)
         return {} if stored is None else {self._key.partition: stored}
@@ -157,13 +128,8 @@ class Observer:
                 raise
             return None
 
-    @contextmanager
-    def _limited(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
-        with connection.transaction():
-            connection.execute(
-                sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(sql.Literal(str(self._limit)))
-            )
-            yield
+    def _limited(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
+        return limited(connection, self._limit)
 
 
 class PartitionedObserver(Observer):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from outbox_worker.observer import Observer
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.session import Session
+    from outbox_worker.speaker import Speaker
     from outbox_worker.status import Progress
 
 OBSERVE_SECONDS: Final = 2.0
@@ -197,10 +198,12 @@ class Heartbeat(threading.Thread):
         ownerships: Sequence[Ownership],
         observer: Observer,
         progress: Progress,
+        speaker: Speaker,
         on_loss: Callable[[], None],
     ) -> None:
         """Keep what is needed: an ownership for each partition; `on_loss` wakes the main thread."""
         super().__init__(name="heartbeat", daemon=True)
+        self._speaker = speaker
         self._session = session
         self._key = key
         self._resource = resource
@@ -245,7 +248,7 @@ class Heartbeat(threading.Thread):
             return
         try:
             connection = self._session.connection()
-            if now >= self._next_beat:
+            if now >= self._next_beat or (self._claimed and self._speaker.has_news):
                 self._beat(connection)
                 self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
             if now >= self._next_observation:
@@ -265,6 +268,8 @@ class Heartbeat(threading.Thread):
         self._renew(connection)
         if self._claimed:
             self._say_claim(connection)
+        if self._claimed:
+            self._speaker.say(connection, self._key, self._lease)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         (ownership,) = self._ownerships

@@ -12,6 +12,7 @@ from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
 from outbox_worker.postgres import partitions
 from outbox_worker.shutdown import Interrupted
+from outbox_worker.speaker import Speaker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,14 @@ def _give_back(lanes: Sequence[Parts], *, claimed: bool) -> None:
             calls.release_lease(connection, lane.key, epoch=lease.epoch, token=lease.token)
             lane.ownership.drop_lease()
     if claimed:
+        _say_last_word(parts, connection)
         _settle_claim(parts, connection)
+
+
+def _say_last_word(parts: Parts, connection: psycopg.Connection[object]) -> None:
+    """Leave in the database what was before the end; not worth failing for."""
+    speaker = Speaker(parts.board, claim_uid=parts.config.resource.uid, pod=parts.pod, token=parts.token)
+    speaker.say(connection, parts.key, parts.config.delivery.lease_duration, ended=True)
 
 
 def _settle_claim(parts: Parts, connection: psycopg.Connection[object]) -> None:

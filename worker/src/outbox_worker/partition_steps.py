@@ -14,15 +14,16 @@ from outbox_core.message import Batch
 from outbox_core.report import Reason
 from outbox_core.state import Step
 from outbox_core.stop_line import describe_key, describe_line
+from outbox_worker.held_steps import lease_of
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import checkpoints, ownership, partitions, starts, stop_line
-from outbox_worker.postgres.slots import ensure_slot_index
 from outbox_worker.reading import reader_of
-from outbox_worker.steps import Steps, lease_of
+from outbox_worker.steps import Steps
 
 if TYPE_CHECKING:
     import psycopg
 
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
     from outbox_core.stop_line import Partitioning
@@ -35,8 +36,14 @@ _ECHO: Final = 0.5
 
 
 @dataclass(slots=True)
-class Outage:
-    """The last failure to prepare, shared by the partitions of a process."""
+class Shared:
+    """What the partitions of a process have in common.
+
+    Attributes:
+        error: the last failure to prepare.
+        until: for so long it is every partition's.
+
+    """
 
     error: OutboxError | None = None
     until: float = 0.0
@@ -45,10 +52,10 @@ class Outage:
 class PartitionSteps(Steps):
     """The steps of one partition."""
 
-    def __init__(self, parts: Parts, *, take_over: bool, outage: Outage, membership: Membership) -> None:
+    def __init__(self, parts: Parts, *, take_over: bool, shared: Shared, membership: Membership) -> None:
         """Keep the parts, and what is shared with the process's other partitions."""
         super().__init__(parts, take_over=take_over)
-        self._outage = outage
+        self._shared = shared
         self._membership = membership
         self._division: Partitioning | None = None
         self._actions[Step.RELEASE] = self._release
@@ -59,18 +66,14 @@ class PartitionSteps(Steps):
 
     @override
     def _prepare(self, state: ProcessorState) -> h.Happening:
-        if self._outage.error is not None and time.monotonic() < self._outage.until:
-            raise self._outage.error
+        if self._shared.error is not None and time.monotonic() < self._shared.until:
+            raise self._shared.error
         try:
             prepared = super()._prepare(state)
-            if self._parts.key.partition == 0:
-                self._parts.board.set_advice(
-                    ensure_slot_index(self._source_connection(), self._parts.config.source, self._divided.key)
-                )
         except OutboxError as err:
-            self._outage.error, self._outage.until = err, time.monotonic() + _ECHO
+            self._shared.error, self._shared.until = err, time.monotonic() + _ECHO
             raise
-        self._outage.error = None
+        self._shared.error = None
         return prepared
 
     @override
@@ -100,6 +103,15 @@ class PartitionSteps(Steps):
         membership.note_count(there)
 
     @override
+    def _acquire(self, state: ProcessorState) -> h.Happening:
+        answered = super()._acquire(state)
+        if not isinstance(answered, h.LeaseAnswered) or answered.lease is not None:
+            return answered
+        # Somebody has it, or there is no such partition any more.
+        self._membership.note_count(partitions.fetch_count(self._connection(), self._parts.key))
+        return h.Unwanted() if self._membership.outdated else answered
+
+    @override
     def _load(self, state: ProcessorState) -> h.Happening:
         loaded = super()._load(state)
         # Checked under the lease: whoever holds one since then holds it under this number, for a change ends them all.
@@ -110,23 +122,15 @@ class PartitionSteps(Steps):
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
         config, key = self._parts.config, self._parts.key
         count, by = self._divided.count, describe_key(self._divided.key)
-        stored = checkpoints.load_unedited(connection, key)
-        # Computed once for all partitions: one that is first owned later must not start later.
-        start = self._start_pair(connection) if stored is None else None
-        answer = partitions.begin(
-            connection, key, count=count, by=by, start=start, epoch=lease.epoch, token=lease.token
-        )
-        if not answer.owned:
-            return None
-        if answer.by != by:
-            there = f"{answer.count} partitions by {answer.by}" if answer.count else "not divided"
-            raise ConfigurationError(
-                f"processor {key.processor_id!r} is {there} here, and {count} partitions by {by} are asked for: the "
-                "same keys would go to other checkpoints. Ask for what is there, or use another processorId",
-                reason=Reason.PARTITIONS_DIFFER,
-            )
-        if answer.count != count:
-            self._membership.note_count(answer.count)
+        # Before it is asked whether somebody edited the checkpoint: from here on the lease is locked against a change
+        # of the number, and the checkpoint of a partition that is no more was deleted by nobody.
+        answer, stored = self._begin(connection, lease, None), None
+        if answer.owned and answer.count in (None, count):
+            stored = checkpoints.load_unedited(connection, key)
+        if answer.owned and answer.count is None and stored is None:
+            # Computed once for all partitions: one that is first owned later must not start later.
+            answer = self._begin(connection, lease, self._start_pair(connection))
+        if not answer.owned or not self._is_as_asked(answer):
             return None
         if answer.begun and config.start_from.processor_id is not None:
             other = self._find_other(connection, config.start_from.processor_id)
@@ -144,6 +148,32 @@ class PartitionSteps(Steps):
             )
         checkpoints.check_kind(key, config.source, stored.pair)
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
+
+    def _begin(
+        self, connection: psycopg.Connection[Any], lease: h.HeldLease, start: Checkpoint | None
+    ) -> partitions.Begun:
+        return partitions.begin(
+            connection, self._parts.key, count=self._divided.count, by=describe_key(self._divided.key), start=start,
+            epoch=lease.epoch, token=lease.token,
+        )  # fmt: skip
+
+    def _is_as_asked(self, found: partitions.Begun) -> bool:
+        """Say whether the processor is divided as this process believes; it may learn another number.
+
+        Raises:
+            ConfigurationError: it is divided by another key, or not at all.
+
+        """
+        count, by = self._divided.count, describe_key(self._divided.key)
+        if found.by != by:
+            there = f"{found.count} partitions by {found.by}" if found.count else "not divided"
+            raise ConfigurationError(
+                f"processor {self._parts.key.processor_id!r} is {there} here, and {count} partitions by {by} are asked "
+                "for: the same keys would go to other checkpoints. Ask for what is there, or use another processorId",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        self._membership.note_count(found.count)
+        return found.count == count
 
     @override
     def _fetch(self, state: ProcessorState) -> h.Happening:

@@ -30,6 +30,7 @@ from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, Tr
 from outbox_core.report import Reason, RebuildState, RebuildView
 from outbox_worker.catching_up import CatchUp, NotNowError, plan_ways
 from outbox_worker.guard import GuardedConnection
+from outbox_worker.held_steps import lease_of
 from outbox_worker.logs import get_logger
 from outbox_worker.partition_steps import PartitionSteps
 from outbox_worker.postgres import rebuilds, stop_line
@@ -38,7 +39,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.statement import find_transaction_end
-from outbox_worker.steps import Steps, lease_of
+from outbox_worker.steps import Steps
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from outbox_core.spec import Rebuild
     from outbox_core.state import ProcessorState
     from outbox_worker.membership import Membership
-    from outbox_worker.partition_steps import Outage
+    from outbox_worker.partition_steps import Shared
     from outbox_worker.postgres.rebuilds import Noted, Standing
     from outbox_worker.steps import Parts
 
@@ -133,6 +134,10 @@ class Rebuilder:
             raise ConfigurationError(
                 f"rebuildOf.swapStatement holds {command}: the transaction is the worker's, take it out"
             )
+
+    def note_run(self, server_run: str | None) -> None:
+        """Keep under which run of the server the lane learned what it knows: a swap under another one is refused."""
+        self._swapper.server_run = server_run
 
     def look(self, state: ProcessorState) -> h.Happening | None:
         """See, every so often, how far the other processor is ahead; None: go on."""
@@ -334,7 +339,9 @@ class _BesideFormer(Steps):
     @override
     def _prepare(self, state: ProcessorState) -> h.Happening:
         self._rebuilder.check()
-        return super()._prepare(state)
+        prepared = super()._prepare(state)
+        self._rebuilder.note_run(self._runner.server_run)
+        return prepared
 
     @override
     def _fetch(self, state: ProcessorState) -> h.Happening:
@@ -354,10 +361,10 @@ class PartitionRebuildSteps(_BesideFormer, PartitionSteps):
     """The steps of the first partition of a divided one: its owner makes the swap for all of them."""
 
     def __init__(
-        self, parts: Parts, *, take_over: bool, outage: Outage, membership: Membership, crew: Sequence[Parts]
+        self, parts: Parts, *, take_over: bool, shared: Shared, membership: Membership, crew: Sequence[Parts]
     ) -> None:
         """Keep the parts; `crew` are those of all partitions of this process."""
-        super().__init__(parts, take_over=take_over, outage=outage, membership=membership)
+        super().__init__(parts, take_over=take_over, shared=shared, membership=membership)
         self._rebuilder = Rebuilder(parts, on_swapped=lambda: _let_go(crew, parts))
 
 

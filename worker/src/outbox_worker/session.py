@@ -1,4 +1,4 @@
-"""A connection that is opened when needed and dropped when it broke. A process has two: main loop and heartbeat."""
+"""A connection, opened when needed and dropped when it broke. Each thread that needs the database has its own."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import socket
 import uuid
 from dataclasses import dataclass
@@ -12,13 +14,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, ProcessorConfig
+from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH, ProcessorConfig
 from outbox_core.errors import ConfigurationError
+from outbox_core.plain import plain_faults, port_number
 from outbox_core.report import STATUS_PORT, TERMINATION_LOG
+from outbox_core.spec import read_other_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_log = logging.getLogger(__name__)
 _GRACE_SECONDS = 30.0
 _IDENTITY_NAMESPACE = uuid.UUID("6f1f2a52-6d0d-5d0e-9a51-0b2f0d3b8f10")
 
@@ -34,19 +39,26 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One process's settings; `pod_uid` and `pod` are inventions outside a cluster."""
+    """One process's settings; outside a cluster `in_pod` is false, `pod_uid` and `pod` are inventions.
+
+    An empty `host` is every address.
+    """
 
     act: Act
     take_over: bool
     config: Path
     connections: Path
     handler: Path
+    key: Path
+    metrics_hash: str
     termination_log: Path
     cluster_id: str | None
     hand_over: tuple[str, str, str] | None
+    host: str
     port: int
     pod: str
     pod_uid: str
+    in_pod: bool
     grace_seconds: float
     log_level: str
 
@@ -63,12 +75,16 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         config=given.config,
         connections=given.connections,
         handler=given.handler,
+        key=given.key,
+        metrics_hash=environment.get("OUTBOX_METRICS_TOKEN_SHA256", ""),
         termination_log=given.termination_log,
         cluster_id=given.cluster_id,
         hand_over=given.hand_over,
+        host=given.host,
         port=given.port,
         pod=environment.get("POD_NAME") or socket.gethostname(),
         pod_uid=environment.get("POD_UID") or str(uuid.uuid4()),
+        in_pod=bool(environment.get("POD_UID")),
         grace_seconds=float(grace) if grace.replace(".", "", 1).isdecimal() else _GRACE_SECONDS,
         log_level=environment.get("OUTBOX_LOG_LEVEL", "INFO").upper(),
     )
@@ -96,10 +112,17 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--handler", type=Path, default=HANDLER_PATH, help="directory of Python files (%(default)s)")
     parser.add_argument(
-        "--cluster-id", help="instead of the configuration's cluster: this process is another resource there"
+        "--key", type=Path, default=KEY_PATH, help="the key of those who may ask for status, if it exists (%(default)s)"
     )
     parser.add_argument(
-        "--port", type=int, default=environment.get("OUTBOX_STATUS_PORT") or STATUS_PORT, help="HTTP port; 0: any"
+        "--cluster-id", help="instead of the configuration's cluster: this process is another resource there"
+    )
+    parser.add_argument("--host", default="", help="address to serve HTTP on; absent: every one of the machine")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        default=environment.get("OUTBOX_STATUS_PORT") or STATUS_PORT,
+        help="HTTP port; 0: any",
     )
     parser.add_argument("--termination-log", type=Path, default=Path(TERMINATION_LOG), help="written if it exists")
     return parser
@@ -121,14 +144,18 @@ def read_config(settings: Settings) -> ProcessorConfig:
 
     """
     try:
-        config = ProcessorConfig.model_validate_json(settings.config.read_bytes())
+        document = json.loads(settings.config.read_bytes())
+        config, ignored = read_other_version(ProcessorConfig, document)
     except OSError as err:
         raise ConfigurationError(f"cannot read {settings.config}: {err.strerror}") from err
     except ValidationError as err:
-        faults = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc']) or 'file'}: {fault['msg']}" for fault in err.errors()[:5]
-        )
+        faults = plain_faults(err.errors())
         raise ConfigurationError(f"{settings.config} is not a processor's configuration: {faults}") from err
+    except ValueError as err:
+        raise ConfigurationError(f"{settings.config} is not JSON: {err}") from err
+    if ignored:
+        config = config.model_copy(update={"ignored": ignored})
+        _log.warning("fields that this version does not know are ignored", extra={"fields": ", ".join(ignored)})
     if settings.cluster_id is None or settings.cluster_id == config.resource.cluster:
         return config
     # The same uid every time, so that it keeps its claim over restarts; never the original's.

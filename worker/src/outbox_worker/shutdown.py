@@ -30,6 +30,10 @@ _MOMENT: Final = 0.5
 """Of these, for rolling back what was interrupted."""
 _LAST: Final = 2.5
 """Of these, for giving back."""
+_AGAIN: Final = 1.0
+"""Seconds after which an alarm that ended nothing comes once more. Python's own handler runs between two bytecodes, and
+a blocking call is interrupted only by a signal that comes while it blocks. One that comes just before, as while this
+thread waits for another to take the interpreter's lock, is only noted, and the call blocks as long as it likes."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -135,7 +139,7 @@ class Shutdown:
 
     def _arm(self) -> None:
         until = self._until()
-        signal.setitimer(signal.ITIMER_REAL, 0 if isinf(until) else max(until - time.monotonic(), 0.001))
+        signal.setitimer(signal.ITIMER_REAL, 0 if isinf(until) else max(until - time.monotonic(), 0.001), _AGAIN)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
@@ -150,6 +154,6 @@ class Shutdown:
             self._arm()  # meant for a call that ended at this moment
             return
         draining = self._deadline is not None and self._deadline <= self._armed_until
-        # Once more in a while, should somebody swallow the interruption.
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        # From now on, should somebody swallow the interruption: what it undoes shall have this time.
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
         raise Interrupted(draining=draining)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.report import CheckpointView, ConflictSummary, FailureSummary, Intent, LeaseView, Report
+from outbox_core.report import CheckpointView, ConflictSummary, FailureSummary, Intent, LeaseView, Report, WorkerState
 from outbox_core.summary import is_ready, summarize
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.words import Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +21,20 @@ if TYPE_CHECKING:
     from outbox_core.report import Bound, DivisionView, Lag, RebuildView, ResourceRef, Unfinished
     from outbox_core.state import ProcessorState
 
+_log = get_logger("outbox.worker")
+_TOLD: Final = frozenset(
+    {WorkerState.ACTIVE, WorkerState.RETRYING, WorkerState.STOPPED, WorkerState.BLOCKED, WorkerState.UNAVAILABLE}
+)
+"""What a process says of a partition in the database too."""
+_NOT_OURS: Final = frozenset({WorkerState.STANDBY, WorkerState.CLAIM_REFUSED})
+"""Another process speaks for the partition. In all other states what was said last stays: what was before the end is
+what a person wants to know."""
+_WORD: Final = 300
 TERMINATION_BYTES: Final = 4000
 """The kubelet keeps 4,096; a report that was cut in the middle could not be read."""
+ACTIVITY_SECONDS: Final = 10.0
+"""Between two lines of the log that say what was handled."""
+_SHOWN: Final = 4
 _MESSAGE: Final = 1000
 _ERROR: Final = 1500
 
@@ -59,6 +73,7 @@ class StatusBoard:
         self._config = config
         self._identity = identity
         self._states = {0: initial}
+        self._words: dict[int, Word] = {}
         self._observed = Observed()
         self._claim_holder: ResourceRef | None = None
         self._lease_pod: str | None = None
@@ -93,11 +108,22 @@ class StatusBoard:
         """Take the loop's state of one partition."""
         with self._lock:
             self._states[partition] = state
+            if state.state in _TOLD:
+                self._words[partition] = Word(partition, state.state, state.reason, state.message[:_WORD])
+            elif state.state in _NOT_OURS:
+                self._words.pop(partition, None)
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """What this process says of its partitions in the database."""
+        with self._lock:
+            return tuple(self._words.values())
 
     def redivide(self, count: int, initial: ProcessorState) -> None:
         """Forget the partitions: there are `count` now."""
         with self._lock:
             self._states = dict.fromkeys(range(count), initial)
+            self._words = {}
             self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
 
     def set_advice(self, advice: str | None) -> None:
@@ -188,7 +214,7 @@ class StatusBoard:
                 circuit=self._circuit() if self._circuit is not None else None,
                 executors=self._executors,
                 unfinished=seen.unfinished,
-                advice=self._advice,
+                advice="; ".join(filter(None, (self._advice, _name_ignored(self._config)))) or None,
                 rebuild=self._rebuild,
             )
 
@@ -258,6 +284,50 @@ def write_last_word(text: str, path: Path) -> None:
         path.write_bytes(text.encode()[:TERMINATION_BYTES])
 
 
+class Activity:
+    """Tells the log every ten seconds what was handled since the last line; nothing handled, nothing told."""
+
+    def __init__(self, board: StatusBoard, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count from now on."""
+        self._board = board
+        self._clock = clock
+        self._told = board.handled
+        self._since = clock()
+
+    def look(self) -> None:
+        """Tell, if it is time. A rest before the first message does not count for the rate."""
+        if self._board.handled == self._told:
+            self._since = self._clock()
+        elif self._clock() - self._since >= ACTIVITY_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what was not told yet."""
+        count, now = self._board.handled - self._told, self._clock()
+        if not count:
+            return
+        report, seconds = self._board.report(), max(now - self._since, 0.001)
+        _log.info(
+            "handled",
+            extra={
+                "messages": count,
+                "perSecond": round(count / seconds, 1),
+                "checkpoint": _checkpoints_in_words(report),
+                "lag": None if report.lag is None else f"{report.lag.messages}{'+' if report.lag.at_least else ''}",
+            },
+        )
+        self._told, self._since = self._told + count, now
+
+
+def _checkpoints_in_words(report: Report) -> str | None:
+    """Write the checkpoint; of several partitions the first few, each with its number."""
+    views = report.checkpoints
+    if len(views) <= 1:
+        return views[0].pair if views else None
+    more = f",+{len(views) - _SHOWN} more" if len(views) > _SHOWN else ""
+    return ",".join(f"{view.partition}={view.pair}" for view in views[:_SHOWN]) + more
+
+
 class Progress:
     """Whether the threads still move: each says before it does something how long that may take."""
 
@@ -276,3 +346,9 @@ class Progress:
         now = time.monotonic()
         with self._lock:
             return [name for name, deadline in self._deadlines.items() if now > deadline]
+
+
+def _name_ignored(config: ProcessorConfig) -> str:
+    if not config.ignored:
+        return ""
+    return f"the pods' image does not know {', '.join(config.ignored)} and ignores it: use the operator's own image"

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from typing_extensions import override
 
 from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
-from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
 from outbox_core.report import Reason
-from outbox_core.spec import CheckpointTime, Guarantee
+from outbox_core.spec import CheckpointTime, Engine, Guarantee
 from outbox_core.state import Step
-from outbox_worker.held_steps import HeldSteps
+from outbox_worker.held_steps import lease_of
+from outbox_worker.isolated_steps import IsolatedSteps
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, conflicts, holding, identity, ownership, partitions, rebuilds, starts
+from outbox_worker.postgres import (
+    apart,
+    checkpoints,
+    conflicts,
+    holding,
+    identity,
+    mappings,
+    ownership,
+    partitions,
+    rebuilds,
+    starts,
+)
 from outbox_worker.reading import reader_of
 from outbox_worker.shutdown import Interrupted
+from outbox_worker.stopped_steps import StoppedSteps
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
     from uuid import UUID
 
     import psycopg
@@ -41,6 +54,8 @@ if TYPE_CHECKING:
     from outbox_worker.status import StatusBoard
 
 _log = get_logger("outbox.worker")
+RUN_LOOK_SECONDS: Final = 1.0
+"""Between two looks of an idle lane whether the server recovered from a crash."""
 
 
 class Parts(Protocol):
@@ -61,7 +76,7 @@ class Parts(Protocol):
     watch: HeldWatch
 
 
-class Steps(HeldSteps):
+class Steps(IsolatedSteps, StoppedSteps):
     """One method for each step that does something."""
 
     def __init__(self, parts: Parts, *, take_over: bool) -> None:
@@ -69,11 +84,12 @@ class Steps(HeldSteps):
         self._parts = parts
         self._force = take_over
         self._timeline: int | None = None
-        self._started_at: datetime | None = None
+        self._next_run_look = 0.0
         self._prepared = (0, 0)
         self._start: Checkpoint | None = None
         self._reader = reader_of(parts.config, parts.key.partition)
         delivery = parts.config.delivery
+        self._isolates = isolates(parts)
         self._lease = delivery.lease_duration
         self._timeout = delivery.timeout.total_seconds()
         self._runner = TransactionRunner(parts.key, lease=self._lease.total_seconds(), timeout=self._timeout)
@@ -86,6 +102,8 @@ class Steps(HeldSteps):
             Step.LOAD: self._load,
             Step.FETCH: self._fetch,
             Step.HANDLE: self._handle,
+            Step.ISOLATE: self._isolate,
+            Step.HOLD: self._look_for_decision,
             Step.STORE: self._store,
             Step.CONFIRM: self._confirm,
             Step.RECORD: self._record,
@@ -130,20 +148,24 @@ class Steps(HeldSteps):
         found = self._parts.databases.prepare()
         self._prepared = self._parts.databases.opened
         self._parts.observer.start(self._reader)
-        before, self._timeline = self._timeline, found.timeline
-        restarted = self._started_at not in (None, found.started_at)
-        self._started_at = found.started_at
-        if state.lease is not None and (promoted := self._after_promotion(before)) is not None:
-            return promoted
-        return h.Prepared(restarted)
+        # Before anything is loaded: what is learned from here on is of this run, or is found not to be.
+        run = identity.fetch_run(self._connection(), self._parts.key.schema)
+        known, self._runner.server_run = self._runner.server_run, run
+        crashed = known not in (None, run)
+        if crashed:
+            self._reader.forget()
+        promoted = self._find_promotion(found.timeline)
+        return promoted if promoted is not None and state.lease is not None else h.Prepared(crashed=crashed)
 
-    def _after_promotion(self, before: int | None) -> h.OwnershipLost | None:
+    def _find_promotion(self, timeline: int) -> h.OwnershipLost | None:
         """Believe nothing that was stored on another timeline: the promoted standby may not have received all of it."""
-        if before in (None, self._timeline):
+        before, self._timeline = self._timeline, timeline
+        if before in (None, timeline):
             return None
+        self._reader.forget()
         self._parts.ownership.drop_lease()
         return h.OwnershipLost(
-            f"the server was promoted (timeline {before} to {self._timeline}): what is stored is read again"
+            f"the server was promoted (timeline {before} to {timeline}): what is stored is read again"
         )
 
     def _claim(self, _state: ProcessorState) -> h.Happening:
@@ -156,6 +178,7 @@ class Steps(HeldSteps):
         if answer.granted:
             self._force = False
             parts.ownership.note_claim()
+            mappings.note(self._connection(), parts.key, parts.config.resource.uid, parts.config.source)
             return h.ClaimAnswered(granted=True, holder=answer.holder)
         parts.ownership.drop_claim()
         if self._force:
@@ -224,7 +247,9 @@ class Steps(HeldSteps):
         self._start = None
         if self._parts.databases.apart and checkpoints.load(connection, self._parts.key) is None:
             # Before the transaction, which would be idle for as long as the other database looks for the start.
-            self._start = self._start_pair(connection)
+            self._start = apart.read_durably(
+                self._source_connection(), lambda: self._start_pair(connection), lambda _: True
+            )
         try:
             with connection.transaction():
                 ownership.limit_transaction(connection, self._lease)
@@ -236,7 +261,7 @@ class Steps(HeldSteps):
             return h.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})
         review = holding.review(
-            connection, self._parts.key, lease, generation=self._parts.config.generation, forgive=state.forgiven
+            connection, self._parts.key, lease, generation=self._parts.config.fingerprint, forgive=state.forgiven
         )
         if review is None:
             return h.OwnershipLost("the lease went before it was seen what former owners left")
@@ -276,7 +301,26 @@ class Steps(HeldSteps):
         after = state.cursor
         if after is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        return h.Fetched(self._sift(state, self._read_outbox(after, self._limit(state))))
+        batch = self._sift(state, self._read_outbox(after, self._limit(state)))
+        if not (batch.matched or batch.aside):
+            self._look_at_run()
+        return h.Fetched(batch)
+
+    def _look_at_run(self) -> None:
+        """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
+
+        Raises:
+            TransientError: the server recovered from a crash that a pooler hid.
+
+        """
+        if time.monotonic() < self._next_run_look:
+            return
+        self._next_run_look = time.monotonic() + RUN_LOOK_SECONDS
+        self._check_run()
+
+    def _check_run(self) -> None:
+        if self._runner.server_run != identity.fetch_run(self._connection(), self._parts.key.schema):
+            raise identity.crashed()
 
     def _handle(self, state: ProcessorState) -> h.Happening:
         batch = state.batch
@@ -292,7 +336,10 @@ class Steps(HeldSteps):
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
             request = self._request(state, batch)
             return self._in_transaction(request.lease, request, batch, self._keeper(state))
-        return self._deliver(state, batch)
+        try:
+            return self._deliver(state, batch)
+        except MessagesFailedError as err:
+            return self._sort_named(state, batch, err)
 
     @override
     def _request(self, state: ProcessorState, batch: Batch) -> StoreRequest:
@@ -325,13 +372,8 @@ class Steps(HeldSteps):
     def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
-        connection = self._connection()
-        if not ownership.keep_lease(
-            connection, self._parts.key, epoch=lease.epoch, token=lease.token, lease=self._lease
-        ):
-            stored = checkpoints.load(connection, self._parts.key)
-            pair = stored.pair if stored else None
-            return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, pair)
+        if (told := self._find_loss(state, batch)) is not None:
+            return told
         if self._parts.transactional_target:
             happened = self._in_transaction(lease, None, batch)
             return h.Delivered(happened.count) if isinstance(happened, h.Stored) else happened
@@ -340,6 +382,14 @@ class Steps(HeldSteps):
             return h.Delivered(self._parts.shutdown.limited(self._timeout, lambda: target.deliver(batch, lease.epoch)))
         except Interrupted as err:
             raise err.as_error("handing the batch over") from err
+
+    @override
+    def _find_loss(self, state: ProcessorState, batch: Batch) -> h.Refused | None:
+        lease, connection = lease_of(state), self._connection()
+        if ownership.keep_lease(connection, self._parts.key, epoch=lease.epoch, token=lease.token, lease=self._lease):
+            return None
+        stored = checkpoints.load(connection, self._parts.key)
+        return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
 
     def _store(self, state: ProcessorState) -> h.Happening:
         new = state.batch.examined if state.delivered and state.batch else state.cursor
@@ -363,7 +413,9 @@ class Steps(HeldSteps):
             if not settled.owned:
                 return h.Refused(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
             if settled.pair == doubt.new and settled.pair.window == doubt.new.window:
-                return h.Stored(doubt.new, state.batch.matched_count if state.batch else 0)
+                # Of a batch that was handled in part nothing says any more how much of that part failed.
+                whole = state.batch is not None and doubt.new == state.batch.examined
+                return h.Stored(doubt.new, state.batch.matched_count if state.batch and whole else 0)
         answer = self._runner.ask(connection, StoreRequest(lease, doubt.expected, doubt.new))
         if answer is StoreAnswer.STORED:
             return h.NotStored()
@@ -378,9 +430,9 @@ class Steps(HeldSteps):
         lease = lease_of(state)
         connection = self._connection()
         if refused.answer.needs_person:
-            # A pool hides a failover: nobody edited the row, the promoted standby is older.
-            before, self._timeline = self._timeline, identity.fetch_timeline(connection, parts.key.schema)
-            if (promoted := self._after_promotion(before)) is not None:
+            # A pool hides a crash and a failover: nobody edited the row, the server has lost the latest commits.
+            self._check_run()
+            if (promoted := self._find_promotion(identity.fetch_timeline(connection, parts.key.schema))) is not None:
                 return promoted
         refusal = conflicts.Refusal(
             code=refused.answer,
@@ -417,8 +469,6 @@ def _open_conflict(conflict: Conflict) -> h.OpenConflict:
     )
 
 
-def lease_of(state: ProcessorState) -> h.HeldLease:
-    """Return the lease of a state in a step that only owners do."""
-    if state.lease is None:
-        raise OutboxError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
-    return state.lease
+def isolates(parts: Parts) -> bool:
+    """Say whether the messages of a batch that fail are found under savepoints: effects are in a database of ours."""
+    return parts.transactional_target and parts.config.engine is Engine.WORKER

@@ -10,7 +10,7 @@ advisory lock shows the transaction to the next owner, who ends it.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -21,7 +21,7 @@ from outbox_core.checkpoint import BEGINNING
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.guard import MARK
-from outbox_worker.postgres import checkpoints
+from outbox_worker.postgres import checkpoints, identity
 from outbox_worker.postgres.errors import translate
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ class StoreRequest:
     first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What effects answer that went only through a part: how far, with so many messages handled."""
+
+    new: Checkpoint
+    count: int
+
+
 class TransactionRunner:
     """Runs transactions of one processor on connections in autocommit."""
 
@@ -60,13 +68,15 @@ class TransactionRunner:
         self._key = key
         self._idle_limit = max(1, int(lease * _IDLE_SHARE * 1000))
         self._statement_limit = max(1, int(timeout * 1000))
+        self.server_run: str | None = None
+        """Of the server, in which everything was learned that a transaction may store; None: not asked yet."""
 
     def run(
         self,
         connection: psycopg.Connection[Any],
         lease: h.HeldLease,
         request: StoreRequest | None,
-        effects: Callable[[Transaction], int] | None = None,
+        effects: Callable[[Transaction], int | Reached] | None = None,
         finish: Callable[[psycopg.Connection[Any]], h.Happening | None] | None = None,
     ) -> h.Happening:
         """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
@@ -80,6 +90,9 @@ class TransactionRunner:
             transaction = self._begin(connection, lease)
             refused = self._store(connection, request) if request and request.first else None
             count = effects(transaction) if effects and refused is None else 0
+            if isinstance(count, Reached):
+                request = replace(request, new=count.new) if request else None
+                count = count.count
             if request and not request.first:
                 refused = self._store(connection, request)
             if refused is not None:
@@ -107,15 +120,25 @@ class TransactionRunner:
             self._roll_back(connection)
 
     def _begin(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> Transaction:
-        """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip."""
+        """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip.
+
+        The server is the one that it was when this process last looked, and stays so to the end of the transaction: a
+        crash ends it.
+
+        Raises:
+            TransientError: it recovered from a crash since.
+
+        """
         mark = uuid.uuid4().hex
-        connection.execute(
+        cursor = connection.execute(
             sql.SQL(
                 "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
                 "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
                 "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
-                "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int)"
+                "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int), "
+                "{schema}.server_run()::text"
             ).format(
+                schema=sql.Identifier(self._key.schema),
                 idle=sql.Literal(str(self._idle_limit)),
                 statement=sql.Literal(str(self._statement_limit)),
                 name=sql.Literal(MARK),
@@ -124,6 +147,11 @@ class TransactionRunner:
                 epoch=sql.Literal(lease.epoch),
             )
         )
+        while cursor.nextset():
+            pass
+        row = cursor.fetchone()
+        if self.server_run is not None and (row is None or row[-1] != self.server_run):
+            raise identity.crashed()
         return Transaction(connection, mark)
 
     def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:

@@ -17,6 +17,7 @@ from outbox_core.spec.base import (
     SqlIdentifier,
     format_duration,
     parse_duration,
+    read_other_version,
 )
 from outbox_core.spec.competing import Competing
 from outbox_core.spec.delivery import (
@@ -88,4 +89,5 @@ __all__ = [
     "WhenExhausted",
     "format_duration",
     "parse_duration",
+    "read_other_version",
 ]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping  # noqa: TC003 - pydantic asks
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -58,6 +67,38 @@ class SpecModel(BaseModel):
     """Base of every spec object: camelCase outside, snake_case inside, unknown fields refused."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def read_other_version(model: type[_Model], document: Mapping[str, Any]) -> tuple[_Model, tuple[str, ...]]:
+    """Read what another version of this product wrote.
+
+    Fields that this version does not know are left out: a newer version gives every field a default that keeps what
+    was so before, and writes a field only where it is set.
+
+    Args:
+        model: what it is.
+        document: as parsed from JSON.
+
+    Returns:
+        What was read, and the fields that were left out, as `delivery.batchSize`.
+
+    Raises:
+        pydantic.ValidationError: a field that this version knows is wrong, or missing without those that it does not.
+
+    """
+    try:
+        return model.model_validate(document), ()
+    except ValidationError as err:
+        unknown = [fault["loc"] for fault in err.errors() if fault["type"] == "extra_forbidden"]
+        try:
+            read = model.model_validate(document, extra="ignore")
+        except ValidationError:
+            # Without the unknown fields it says something else, or nothing: a target of a later version.
+            raise err from None
+        return read, tuple(".".join(str(part) for part in place) for place in unknown)
 
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
 from outbox_core.spec.base import Duration, SpecModel, SqlIdentifier, rule, rules
 from outbox_core.spec.competing import Competing
+
+_BATCH_SIZE: Final = 1000
 
 
 class Mode(StrEnum):
@@ -85,7 +87,8 @@ class Retry(SpecModel):
         default_factory=list,
         max_length=64,
         description=(
-            "Error classes that are no message's fault (ConnectionError): tried again for ever like a target that "
+            "Error classes that are no message's fault (ConnectionError; MessageUnroutable where a queue that is not "
+            "bound yet is waited for): tried again for ever like a target that "
             "cannot be reached, everything waits, nothing is counted as an attempt."
         ),
         json_schema_extra={"x-kubernetes-list-type": "set"},
@@ -95,7 +98,8 @@ class Retry(SpecModel):
         max_length=64,
         description=(
             "Faults of the target that are a message's fault here and count as attempts, for example "
-            "MessageUnroutable. Absent: only what the handler, the statement or the broker says of the messages."
+            "MessageUnroutable where the exchange is not declared. Absent: only what the handler, the statement or the "
+            "broker says of the messages, a message that no queue takes among it."
         ),
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
@@ -150,14 +154,16 @@ class CircuitBreaker(SpecModel):
     failures: Annotated[int, Field(ge=1, le=10_000)] = Field(
         10,
         description=(
-            "Failures in a row that open it: of the target as a whole, or of different messages with none handled "
-            "between them."
+            "Failures in a row, with nothing handled between them, that open it: of the target as a whole. Of messages "
+            "that were not tried before, 200 times as many keys; from this many keys on due retries wait. A message "
+            "that is tried again opens nothing."
         ),
     )
     open_for: Duration = Field(
         timedelta(seconds=10),
         description=(
-            "How long nothing is tried; then one message is the probe. Doubled by each bad probe, up to 8 times."
+            "How long nothing is tried; then one message that was not tried before is the probe. Doubled by each bad "
+            "probe, up to 8 times."
         ),
     )
     probes: Annotated[int, Field(ge=1, le=100)] = Field(
@@ -263,7 +269,12 @@ class Delivery(SpecModel):
             "where the target can (sql, python, Spark), else AtLeastOnce (rabbitmq, log)."
         ),
     )
-    batch_size: Annotated[int, Field(ge=1, le=100_000)] = Field(1000, description="Most messages in one batch.")
+    batch_size: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        None,
+        description=(
+            "Most messages in one batch. Absent: 1000; for engine Spark 50000, or as many as have about 32 MB of data."
+        ),
+    )
     poll_interval: Duration = Field(
         timedelta(milliseconds=500), description="Longest wait between two looks while nothing is there."
     )
@@ -307,6 +318,11 @@ class Delivery(SpecModel):
             "never committed before the handling."
         ),
     )
+
+    @property
+    def batch_limit(self) -> int:
+        """Most messages in one batch of engine Worker: as asked, or 1000."""
+        return self.batch_size or _BATCH_SIZE
 
     @property
     def blocking(self) -> Blocks:

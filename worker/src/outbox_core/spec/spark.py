@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import Field
 
-from outbox_core.spec.base import Duration, ObjectRef, SpecModel
+from outbox_core.spec.base import Duration, ObjectName, ObjectRef, SpecModel
 
 
 class Application(SpecModel):
@@ -24,7 +25,26 @@ class Application(SpecModel):
 class Trigger(SpecModel):
     """When a micro-batch starts."""
 
-    processing_time: Duration = Field(timedelta(seconds=2), description="Start a micro-batch this often.")
+    processing_time: Duration = Field(
+        timedelta(seconds=2),
+        description="Look for messages this often; after a full micro-batch the next one starts at once.",
+    )
+
+
+class SparkVolume(SpecModel):
+    """A volume that driver and executors mount at the same path."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] = Field(
+        description="Name of the volume."
+    )
+    claim_name: ObjectName = Field(description="PersistentVolumeClaim in the same namespace.")
+    mount_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=r"^/")] = Field(
+        description="Where driver and executors see it."
+    )
+
+    def holds(self, path: str) -> bool:
+        """Tell whether a path lies on this volume; the CRD's rule for target.parquet.path says the same."""
+        return PurePosixPath(path).is_relative_to(self.mount_path)
 
 
 class SparkPlan(SpecModel):
@@ -53,3 +73,16 @@ class SparkPlan(SpecModel):
             "needs about 500 MB beside it. What the fields here and the operator say (image, executors, ports) wins."
         ),
     )
+    volumes: list[SparkVolume] = Field(
+        default_factory=list,
+        max_length=16,
+        description=(
+            "Volumes of driver and executors: Parquet output, and Spark's query checkpoint. Where a transform keeps "
+            "state (aggregation, deduplication, stream join) queryCheckpointPath must lie on one."
+        ),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+    def shares(self, path: str) -> bool:
+        """Say whether driver and executors see the same directory at this path."""
+        return any(volume.holds(path) for volume in self.volumes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from outbox_core.spec.base import Connection, ObjectRef, SpecModel, rule, rules
 
@@ -57,7 +57,8 @@ class RabbitmqTarget(SpecModel):
     )
     mandatory: bool = Field(
         True,
-        description="A message that no queue takes fails the batch. False: the broker drops it silently.",
+        description="A message that no queue takes fails, and that counts as an attempt. False: the broker drops it "
+        "silently.",
     )
     persistent: bool = Field(True, description="Delivery mode 2: the broker writes it to disk.")
 
@@ -77,6 +78,7 @@ class ParquetTarget(SpecModel):
 
 
 TARGETS: Final = ("sql", "python", "rabbitmq", "log", "parquet")
+_ONE_TARGET: Final = "set exactly one target: " + ", ".join(TARGETS)
 
 
 class Target(SpecModel):
@@ -86,7 +88,7 @@ class Target(SpecModel):
         json_schema_extra=rules(
             rule(
                 "[" + ", ".join(f"has(self.{t})" for t in TARGETS) + "].filter(x, x).size() == 1",
-                "set exactly one target: " + ", ".join(TARGETS),
+                _ONE_TARGET,
             )
         )
     )
@@ -96,6 +98,13 @@ class Target(SpecModel):
     rabbitmq: RabbitmqTarget | None = Field(None, description="RabbitMQ (engine Worker).")
     log: LogTarget | None = Field(None, description="A JSON line on standard output for each message (engine Worker).")
     parquet: ParquetTarget | None = Field(None, description="Parquet files (engine Spark).")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        """As the CRD's rule: a worker's file may name a target of a later version."""
+        if sum(getattr(self, name) is not None for name in TARGETS) != 1:
+            raise ValueError(_ONE_TARGET)
+        return self
 
     @property
     def database(self) -> Connection | None:

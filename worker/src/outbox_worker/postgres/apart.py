@@ -7,9 +7,10 @@ checkpoint, which database is read, and whoever reads another one is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from psycopg import sql
+import psycopg
+from psycopg import pq, sql
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
@@ -20,7 +21,7 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
-    import psycopg
+    from collections.abc import Callable
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.spec import Source
@@ -98,6 +99,43 @@ def check_reach(source: SourceIdentity, stored: Checkpoint | None) -> None:
         reached = parse_snapshot(stored.window.end).xmax - 1
     if reached >= source.next_transaction_id:
         raise _behind(source.next_transaction_id, reached)
+
+
+_T = TypeVar("_T")
+
+
+def read_durably(connection: psycopg.Connection[Any], read: Callable[[], _T], is_new: Callable[[_T], bool]) -> _T:
+    """Read on a connection in autocommit; once this returns, no crash of its server can take back what was read.
+
+    Beside its messages a checkpoint is as durable as they are. In another server it outlives what the source had not
+    flushed: messages whose commit nothing waited for, and ids of rolled back transactions, which are then handed out
+    again. So all is one transaction, which a crash would end, and at its end the source's WAL is flushed.
+
+    Args:
+        connection: to the source.
+        read: the statements, on the same connection.
+        is_new: whether there is anything in the answer that will be remembered.
+
+    """
+    with translated():
+        connection.execute(load("begin_durable_read"))
+    try:
+        found = read()
+        with translated():
+            connection.execute(load("end_durable_read") if is_new(found) else "COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
+    return found
+
+
+def _roll_back(connection: psycopg.Connection[Any]) -> None:
+    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()
 
 
 def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:

@@ -12,7 +12,7 @@ committed row would (a known fault of other implementations).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     from outbox_core.spec import Source, StartFrom
     from outbox_worker.postgres.key import ProcessorKey
-
-LARGE_BYTES: Final = 2 << 20
-"""Of the table of checkpoints and its indexes: VACUUM alone keeps it far below, unless somebody's snapshot is old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +121,6 @@ def load_unedited(connection: psycopg.Connection[Any], key: ProcessorKey) -> Sto
     if row is not None:
         raise EditedError(Edit(_pair(*row[:2]), _pair(*row[2:])))
     return stored
-
-
-def keep_small(connection: psycopg.Connection[Any], schema: str, large: int = LARGE_BYTES) -> bool:
-    """Rewrite the table of checkpoints if dead versions that VACUUM may not remove made it `large`, in bytes.
-
-    Returns whether it was.
-
-    In a READ COMMITTED transaction that does nothing else. It waits for a lock for 50 ms at most.
-    """
-    with translated():
-        row = connection.execute(in_schema("rewrite_checkpoints", schema), {"bytes": large}).fetchone()
-    return row is not None and bool(row[0])
 
 
 def store(

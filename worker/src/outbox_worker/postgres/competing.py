@@ -5,32 +5,36 @@ Each call is a fixed number of statements, however many messages a batch has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import pq, sql
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.competing import NothingTaken, Window, Work, choose_lane
+from outbox_core.competing import NothingTaken, choose_lane
 from outbox_core.errors import ConfigurationError
 from outbox_core.failing import shown_error
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_core.snapshot import Snapshot, parse_snapshot
+from outbox_core.turns import Turn
+from outbox_core.work import Window, Work
 from outbox_worker.postgres.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.identity import crashed
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import LAG_CAP, WINDOW
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.window import LIVE, Stretch, WindowReader, start_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import timedelta
 
-    from outbox_core.competing import Verdict
-    from outbox_core.errors import OutboxError
-    from outbox_core.message import Message
     from outbox_core.spec import Competing, Source, StartFrom
-    from outbox_worker.postgres.key import ProcessorKey
+    from outbox_core.work import Refusal
+    from outbox_worker.postgres.overview import ProcessorView
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """A queue's segment that is larger is left for the next one, to be emptied."""
@@ -142,21 +146,37 @@ class BatchTaker:
         self._limit = batch_size
         self.in_hand: Work | None = None
         """What the consumer knows to be its own: set by the loop, read by the heartbeat."""
+        self.server_run: str | None = None
+        """Of the server, in which this consumer took what it has in hand; None: not asked yet."""
+        self._reached: dict[int, int] = {}
+        """Of each lane, the transaction id before which its last message is."""
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
 
-    def take_left(self, connection: psycopg.Connection[Any], limit: int | None = None) -> Work | None:
-        """Take what is there already: a batch handed back or lapsed, or at most `limit` messages that are due."""
+    def take_left(self, connection: psycopg.Connection[Any], turn: Turn, limit: int | None = None) -> Work | None:
+        """Take what is there already: a batch handed back or lapsed, or at most `limit` messages that are due.
+
+        Turn.AGAIN: of messages that failed before; those of a queue are handed out with its others, once promoted.
+        """
+        again = turn is Turn.AGAIN
+        most = self._most(limit)
         with translated():
-            if self._competing.queue is not None:
-                connection.execute(
-                    in_schema("promote_delayed", self._key.schema),
-                    {"queue": self._competing.queue, "limit": PROMOTED},
-                )
+            if self._competing.queue is not None and not again:
+                self._promote(connection, PROMOTED, failed=False)
             row = connection.execute(
-                in_schema("take_batch", self._key.schema), self._names | {"limit": self._most(limit)}
+                in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
             ).fetchone()
-        return None if row is None else _work(row)
+        return None if row is None else _work(row, again=again)
+
+    def promote_failed(self, connection: psycopg.Connection[Any], limit: int) -> int:
+        """Let at most `limit` messages of the queue that failed before be handed out again; return how many."""
+        with translated():
+            return self._promote(connection, limit, failed=True)
+
+    def _promote(self, connection: psycopg.Connection[Any], limit: int, *, failed: bool) -> int:
+        parameters = {"queue": self._competing.queue, "limit": limit, "failed": failed}
+        row = connection.execute(in_schema("promote_waiting", self._key.schema), parameters).fetchone()
+        return 0 if row is None else int(row[0])
 
     def _most(self, limit: int | None) -> int:
         return self._limit if limit is None else min(limit, self._limit)
@@ -195,9 +215,17 @@ class BatchTaker:
         if over:
             return over[0]
         if not heads:
-            return None
+            return next((each for each in frontiers if self._is_to_settle(each, now)), None)
         lane = choose_lane(heads, self._competing.ageing)
         return next(each for each in frontiers if each.lane == lane)
+
+    def _is_to_settle(self, frontier: Frontier, now: Snapshot) -> bool:
+        """Say whether all that was in progress beside the last message is over, and the frontier does not show it.
+
+        It is moved once then, without a batch: else the checkpoint would stay before that message, caught up or not.
+        """
+        lower = frontier.window.lower
+        return lower.xmin < self._reached.setdefault(frontier.lane, lower.xmax) <= now.xmin
 
     def _cut(
         self, connection: psycopg.Connection[Any], frontier: Frontier, now: Snapshot, limit: int
@@ -205,10 +233,12 @@ class BatchTaker:
         window = max(limit, WINDOW) if self.reader.filters else limit
         stretch = Stretch(frontier.lane, frontier.window, frontier.after, limit=window)
         examined = self.reader.examine(connection, stretch, limit)
-        if examined is None and frontier.window.upper == now:
+        if examined is None and frontier.window.upper == now and not self._is_to_settle(frontier, now):
             return NothingTaken()
         whole = examined is None or (examined.rows < window and examined.matched < limit)
         upto = examined.upto if examined else frontier.after
+        if examined is not None:
+            self._reached[frontier.lane] = frontier.window.upper.xmax
         cursor = connection.execute(
             load("cut_batch").format(
                 schema=sql.Identifier(self._key.schema),
@@ -233,34 +263,32 @@ class BatchTaker:
 
     def complete(self, connection: psycopg.Connection[Any], work: Work, upto: Checkpoint, messages: int) -> bool:
         """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
-        parameters = self._names | {"batch": work.id, "attempt": work.attempt, "messages": messages}
+        parameters = self._names | {"batch": work.id, "attempt": work.attempt, "messages": messages,
+                                    "server_run": self.server_run}  # fmt: skip
         with translated():
             row = connection.execute(
                 in_schema("complete_batch", self._key.schema), parameters | pair_parameters("upto", upto)
             ).fetchone()
-        return row is not None and bool(row[0])
+        return _answer(row)
 
     def defer(
         self,
         connection: psycopg.Connection[Any],
         work: Work,
-        message: Message,
-        verdict: Verdict,
-        error: OutboxError,
-        wait: timedelta,
+        upto: Checkpoint,
+        messages: int,
+        failed: Iterable[Refusal],
     ) -> bool:
-        """Let the message that failed leave the batch; false: the batch is lost."""
+        """Say that so many messages are behind, and let those that failed leave the batch; false: it is lost."""
         parameters = self._names | {
-            "batch": work.id, "attempt": work.attempt, "action": verdict.action.value, "wait": wait,
-            "attempts": verdict.attempts, "transaction_id": str(message.checkpoint.transaction_id),
-            "position": message.checkpoint.position, "message_id": message.message_id,
-            "message_type": message.message_type, "publication_id": message.publication_id,
-            "partition_key": message.partition_key, "data": message.data, "metadata": message.metadata,
-            "scheduled": message.scheduled, "error_class": error.error_class, "error": shown_error(error),
+            "batch": work.id, "attempt": work.attempt, "messages": messages, "server_run": self.server_run,
+            "failed": json.dumps([_refusal_row(each) for each in failed], ensure_ascii=False),
         }  # fmt: skip
         with translated():
-            row = connection.execute(in_schema("defer_message", self._key.schema), parameters).fetchone()
-        return row is not None and bool(row[0])
+            row = connection.execute(
+                in_schema("defer_messages", self._key.schema), parameters | pair_parameters("upto", upto)
+            ).fetchone()
+        return _answer(row)
 
     def renew(self, connection: psycopg.Connection[Any], work: Work) -> int:
         """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
@@ -332,6 +360,16 @@ def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey) -> 
     return Unfinished(**dict(zip(names, row or (0,) * len(names), strict=True)))
 
 
+def with_consumers(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> ProcessorView:
+    """Say of a processor in mode Competing how many consumers are at work: nobody has a lease of it.
+
+    One that has just begun has a batch before its first heartbeat makes it a member.
+    """
+    found = count_unfinished(connection, ProcessorKey(schema, view.processor_id))
+    count = max(found.consumers, int(found.batches > found.free))
+    return replace(view, live=count > 0, pod=f"{count} consumer{'' if count == 1 else 's'}")
+
+
 def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str, str | None]:
     """Return the queue of each processor in mode Competing, None: the outbox; nothing where the schema is older."""
     try:
@@ -365,7 +403,30 @@ def measure_lag(
     return Lag(messages=messages, at_least=looked_at > cap, seconds=max(0.0, seconds))
 
 
-def _work(row: tuple[Any, ...]) -> Work:
+def _answer(row: tuple[Any, ...] | None) -> bool:
+    """Say whether the batch was still this consumer's.
+
+    Raises:
+        TransientError: the server recovered from a crash since it was taken.
+
+    """
+    if row is not None and row[0] is None:
+        raise crashed()
+    return row is not None and bool(row[0])
+
+
+def _refusal_row(refusal: Refusal) -> dict[str, object]:
+    message, error, verdict = refusal.message, refusal.error, refusal.verdict
+    return {
+        "t": str(message.checkpoint.transaction_id), "p": message.checkpoint.position, "action": verdict.action.value,
+        "wait": verdict.wait, "attempts": verdict.attempts, "id": message.message_id, "type": message.message_type,
+        "publication": message.publication_id, "key": message.partition_key, "data": message.data,
+        "metadata": message.metadata, "scheduled": None if message.scheduled is None else message.scheduled.isoformat(),
+        "error_class": error.error_class, "error": shown_error(error),
+    }  # fmt: skip
+
+
+def _work(row: tuple[Any, ...], *, again: bool = False) -> Work:
     (number, lane, attempt, lower, upper, after_t, after_p, upto_t, upto_p, count, piece, deaths, ids, positions,
      attempts, aside) = row  # fmt: skip
     listed = zip(ids or (), positions or (), attempts or (), strict=True)
@@ -374,7 +435,7 @@ def _work(row: tuple[Any, ...]) -> Work:
         Window(parse_snapshot(lower), parse_snapshot(upper)) if lower else None,
         tuple((Checkpoint(int(t), p), tries) for t, p, tries in listed),
         Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, piece, deaths,
-        tuple(aside or ()),
+        tuple(aside or ()), again,
     )  # fmt: skip
 
 

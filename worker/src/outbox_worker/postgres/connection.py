@@ -5,17 +5,19 @@ Works through PgBouncer in transaction mode: no prepared statements, no session 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
@@ -72,7 +74,12 @@ class ConnectionFiles:
             except psycopg.ProgrammingError:
                 raise self._invalid("`uri` is not postgresql://user:password@host:port/database") from None
         elif self._read("host") is None:
-            raise self._invalid("it has neither the key `uri` nor `host`, `port`, `database`, `user`, `password`")
+            raise self._invalid(
+                "there is no such folder; name one that holds the files of a connection"
+                if not self.directory.is_dir()
+                else "it has no file `uri` and no file `host`; put postgresql://user:password@host:5432/database into "
+                "`uri`, or one value each into `host`, `port`, `database`, `user` and `password`"
+            )
         for key, name in _KEYS.items():
             value = self._read(key)
             if value is not None and (uri is None or key == "sslmode"):
@@ -97,7 +104,7 @@ class ConnectionFiles:
 
     def _invalid(self, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"the Secret mounted at {self.directory} is not a database connection: {what}",
+            f"{self.directory} (a Secret's files) is not a database connection: {what}",
             reason=Reason.CONNECTION_SECRET_INVALID,
         )
 
@@ -114,6 +121,11 @@ def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
         parameters: dict[str, Any] = dict(_LIVENESS) | dict(conninfo.conninfo_to_dict(file.read_text().strip()))
         parameters["application_name"] = application_name
         return psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no file {file}: name one that holds postgresql://user:password@host:port/database",
+            reason=Reason.CONNECTION_SECRET_INVALID,
+        ) from None
     except (OSError, psycopg.ProgrammingError):
         raise ConfigurationError(
             f"{file} holds no connection URI (postgresql://user:password@host:port/database)",
@@ -141,3 +153,12 @@ def connect_environment(application_name: str) -> psycopg.Connection[Any]:
         ) from None
     except psycopg.Error as err:
         raise translate(err) from err
+
+
+@contextmanager
+def limited(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Open a transaction whose statements each end after so long: for what is worth no more time than that."""
+    milliseconds = sql.Literal(str(max(1, int(seconds * 1000))))
+    with connection.transaction():
+        connection.execute(sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(milliseconds))
+        yield

@@ -6,25 +6,27 @@ or failing. Statements over a range of the outbox get the reader's relation, so 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.failing import Action, Verdict
 from outbox_core.happening import Review
 from outbox_core.message import Batch, Delayed, Held, Message
+from outbox_core.part import Place
 from outbox_core.report import BlockedKey, FailureSummary
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.table import within_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import psycopg
 
+    from outbox_core.failing import Failure
     from outbox_core.happening import HeldLease
     from outbox_worker.postgres.key import ProcessorKey
 
@@ -32,7 +34,6 @@ COUNT_CAP: Final = 10_000
 """Held messages and dead letters are counted exactly up to here."""
 KEYS_NAMED: Final = 5
 """Blocked keys that a report names."""
-_NO_VERDICT: Final = Verdict(Action.HOLD, 0, "", "", None, blocks=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +102,32 @@ def cut_at_delayed(
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
 
 
-def set_aside(
+def list_range(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Place, ...]:
+    """Return where the messages of a range are, with their keys, in order; no payload travels."""
+    with translated():
+        found = connection.execute(load("list_range").format(rows=rows)).fetchall()
+    return tuple(Place(Checkpoint(int(t), position), key) for t, position, key in found)
+
+
+def hold(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
     lease: HeldLease,
     rows: sql.Composable,
     *,
     aside: Iterable[Checkpoint],
-    verdict: Verdict | None,
+    failed: Sequence[Failure],
 ) -> bool:
-    """Keep, in the open transaction, what the range has of `aside`; the rest of it failed where a verdict is given.
+    """Keep, in the open transaction, what the range has of `aside` and of those that failed.
 
     False: the lease is another's; roll back.
     """
-    said = verdict or _NO_VERDICT
-    statement = load("set_aside").format(
+    statement = load("hold_messages").format(
         rows=rows,
         epoch=sql.Literal(lease.epoch),
         token=sql.Literal(str(lease.token)),
-        failing=sql.Literal(verdict is not None),
-        action=sql.Literal(said.action.value),
-        attempts=sql.Literal(said.attempts),
-        error_class=sql.Literal(said.error_class),
-        error=sql.Literal(said.error),
-        wait=sql.Literal(_interval(said.wait)),
-        blocks=sql.Literal(said.blocks),
-        **_pairs(aside),
+        verdicts=sql.Literal(_verdicts(failed)),
+        **_pairs((*aside, *(each.checkpoint for each in failed))),
         **_identified(key),
     )
     with translated():
@@ -139,8 +140,11 @@ def take_due(
 ) -> Taken:
     """Return the held messages to be tried now, at most `limit`; one that processes died of comes alone."""
     parameters = _leased(key, lease) | {"limit": limit, "payload": payload}
+    statement = load("take_due_messages").format(
+        schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled"))
+    )
     with translated():
-        rows = connection.execute(in_schema("take_due_messages", key.schema), parameters).fetchall()
+        rows = connection.execute(statement, parameters).fetchall()
     owned, next_in, blocking = rows[0][:3]
     if not owned or rows[0][3] is None:
         return Taken(bool(owned), next_in, bool(blocking))
@@ -163,20 +167,11 @@ def settle(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLe
     return -1 if row is None else int(row[0])
 
 
-def fail(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, held: Held, verdict: Verdict) -> int:
-    """Write down what becomes of a held message; -1: not the owner, 0: it is held no more."""
-    parameters = _leased(key, lease) | {
-        "transaction_id": str(held.checkpoint.transaction_id),
-        "position": held.checkpoint.position,
-        "action": verdict.action.value,
-        "attempts": verdict.attempts,
-        "error_class": verdict.error_class,
-        "error": verdict.error,
-        "wait": _interval(verdict.wait),
-        "blocks": verdict.blocks,
-    }
+def fail(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
+    """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
+    parameters = _leased(key, lease) | {"verdicts": _verdicts(failed)}
     with translated():
-        row = connection.execute(in_schema("fail_held_message", key.schema), parameters).fetchone()
+        row = connection.execute(in_schema("fail_held_messages", key.schema), parameters).fetchone()
     return -1 if row is None else int(row[0])
 
 
@@ -262,8 +257,18 @@ def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[Fai
     return summary, {partition: Seen(due, blocking) for partition, due, blocking in seen}
 
 
-def _interval(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)
+def _verdicts(failed: Iterable[Failure]) -> str:
+    return json.dumps(
+        [
+            {
+                "t": str(each.checkpoint.transaction_id), "p": each.checkpoint.position,
+                "action": each.verdict.action.value, "attempts": each.verdict.attempts,
+                "class": each.verdict.error_class, "error": each.verdict.error, "wait": each.verdict.wait,
+                "blocks": each.verdict.blocks,
+            }
+            for each in failed
+        ]
+    )  # fmt: skip
 
 
 def _leased(key: ProcessorKey, lease: HeldLease) -> dict[str, Any]:

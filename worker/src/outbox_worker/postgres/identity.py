@@ -25,8 +25,6 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import psycopg
 
     from outbox_core.report import ResourceRef
@@ -42,14 +40,12 @@ class Identity:
         uuid: of the database.
         timeline: that its server is on.
         rebased: how often a repair has rebased its ids.
-        started_at: when its server was started; None of another database, of which that says nothing.
 
     """
 
     uuid: str
     timeline: int
     rebased: int = 0
-    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ def check_identity(
         )
     if behind is not None:
         raise ConfigurationError(f"{behind}: run `outbox repair` (docs/restoring.md)", reason=Reason.DATABASE_BEHIND)
-    return Identity(str(row["database_uuid"]), row["actual_timeline"], row["rebased"], row["started_at"])
+    return Identity(str(row["database_uuid"]), row["actual_timeline"], row["rebased"])
 
 
 def refuse_standby(connection: psycopg.Connection[Any]) -> None:
@@ -121,6 +117,22 @@ def fetch_timeline(connection: psycopg.Connection[Any], schema: str) -> int:
     with translated():
         row = connection.execute(in_schema("fetch_timeline", schema)).fetchone()
     return int(row[0]) if row is not None else 0
+
+
+def fetch_run(connection: psycopg.Connection[Any], schema: str) -> str:
+    """Return which run of the server this is: another one once it recovered from a crash, if only of one backend."""
+    with translated():
+        row = connection.execute(in_schema("fetch_run", schema)).fetchone()
+    return "" if row is None else str(row[0])
+
+
+def crashed() -> TransientError:
+    """Return what to raise where the run is another one than that in which this process learned what it remembers."""
+    return TransientError(
+        "the server recovered from a crash: what was read before may name transaction ids that are handed out again, "
+        "and is read again",
+        reason=Reason.DATABASE_UNAVAILABLE,
+    )
 
 
 def _find_behind(connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None) -> str | None:

@@ -16,6 +16,7 @@ A checkpoint of the cursor Snapshot has no place in this order: `windows.py` rea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -28,11 +29,13 @@ from outbox_core.report import Lag
 from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable, build_message
+from outbox_worker.postgres.table import OutboxTable, build_message, is_slot
 from outbox_worker.postgres.window_scan import WindowScan
 from outbox_worker.postgres.windows import WindowReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import psycopg
 
     from outbox_core.spec import PartitionKey, Partitions, Source
@@ -76,7 +79,7 @@ class MessageReader:
         """
         self._table = OutboxTable.of(source)
         self._partition = 0 if part is None else part.partition
-        self._slots = () if part is None else slots_of(part.partition, part.partitions.count)
+        self._slots = () if part is None else _slots_read(part, source)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
         line = None if part is None else part.line
         self._line = None if line is None or line.window is not None else line
@@ -86,11 +89,15 @@ class MessageReader:
             raise ConfigurationError(
                 "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
             )
-        scan = WindowScan(self._table, self._types, self._publications, self._slot, tuple(self._slots))
+        scan = WindowScan(self._table, self._types, self._publications, self._slot, self._slots)
         end = None if line is None or line.window is None else line.window.lower
         self._windows = WindowReader(scan, self._partition, end=end, apart=apart)
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
+
+    def forget(self) -> None:
+        """Keep nothing of what the server said before: it recovered from a crash."""
+        self._windows.forget()
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
@@ -169,6 +176,21 @@ class MessageReader:
             return self._windows.batch_relation(after, examined)
         columns = self._table.selection(payload="jsonb")
         return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
+
+    def picked_relation(self, pairs: Iterable[Checkpoint]) -> sql.Composed | None:
+        """Return the same SELECT of these messages, in any order; None: there may be no index for it."""
+        if self._publications:
+            return None
+        one = sql.SQL("({}) = ({})")
+        picked = [one.format(self._table.pair, _literal(pair)) for pair in pairs]
+        return sql.SQL("{} WHERE {}").format(self._whole, sql.SQL(" OR ").join(picked))
+
+    @cached_property
+    def _whole(self) -> sql.SQL:
+        """The beginning of a SELECT, as text: composing it takes longer than a small part of a batch."""
+        columns = self._table.selection(payload="jsonb")
+        text = sql.SQL("SELECT {} FROM {} AS o").format(columns, self._table.identifier).as_string(None)
+        return sql.SQL(text)  # of identifiers and literals only, quoted
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int = LAG_CAP) -> Lag:
         """Count what is committed behind `after`, also what the bound still hides; at most `cap` rows are looked at.
@@ -263,7 +285,8 @@ class MessageReader:
         """
         arm = sql.SQL("(SELECT {} FROM {} AS o WHERE {} ORDER BY {} {})")
         arms = [
-            arm.format(columns, self._table.identifier, conditions, self._table.pair, _limit(wanted))
+            arm.format(columns, self._table.identifier, conditions, self._table.slot_order(self._slot, number), limit)
+            for limit in [_limit(wanted)]
             for number in self._slots
             for conditions in [
                 sql.SQL(" AND ").join(self._slot_conditions(number, wanted, only_matching=only_matching))
@@ -273,22 +296,23 @@ class MessageReader:
             sql.SQL(" UNION ALL ").join(arms), _limit(wanted)
         )
 
-    def _slot_conditions(self, number: int, wanted: _Range, *, only_matching: bool) -> list[sql.Composable]:
+    def _slot_conditions(self, number: int | None, wanted: _Range, *, only_matching: bool) -> list[sql.Composable]:
         slot = sql.SQL("{}").format(self._slot)
-        row = sql.SQL("({}, {}) {} ({}, {})")
-        conditions: list[sql.Composable] = [
-            sql.SQL("{} = {}").format(slot, sql.Literal(number)),
-            row.format(slot, self._table.pair, sql.SQL(">"), sql.Literal(number), _literal(wanted.after)),
-        ]
+
+        def compared(sign: str, pair: Checkpoint) -> sql.Composable:
+            if number is None:  # nothing compares with null
+                return sql.SQL("({}) {} ({})").format(self._table.pair, sql.SQL(sign), _literal(pair))
+            row = sql.SQL("({}, {}) {} ({}, {})")
+            return row.format(slot, self._table.pair, sql.SQL(sign), sql.Literal(number), _literal(pair))
+
+        conditions: list[sql.Composable] = [is_slot(slot, number), compared(">", wanted.after)]
         if wanted.up_to is not None:
-            end = row.format(slot, self._table.pair, sql.SQL("<="), sql.Literal(number), _literal(wanted.up_to))
-            conditions.append(end)
+            conditions.append(compared("<=", wanted.up_to))
         elif wanted.below_bound:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
             if self._line is not None:
-                end = row.format(slot, self._table.pair, sql.SQL("<="), sql.Literal(number), _literal(self._line))
-                conditions.append(end)
+                conditions.append(compared("<=", self._line))
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:
@@ -306,6 +330,15 @@ class MessageReader:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
         return conditions
+
+
+def _slots_read(part: Slice, source: Source) -> tuple[int | None, ...]:
+    """Return the hash slots of a partition; None is the slot of rows that have neither key nor id: of partition 0.
+
+    Only a mapped table can have such rows. The index says null for them, and cannot be another one where it exists.
+    """
+    slots = slots_of(part.partition, part.partitions.count)
+    return (*slots, None) if part.partition == 0 and source.table is not None else slots
 
 
 def _limit(wanted: _Range) -> sql.Composable:

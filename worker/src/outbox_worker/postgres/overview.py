@@ -20,6 +20,7 @@ from outbox_worker.postgres.stop_line import build_partitioning
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
+    from uuid import UUID
 
     import psycopg
 
@@ -34,6 +35,7 @@ class ProcessorView:
         holder: the resource that claims the processor; None while nobody does.
         vacated_at: its last process left without a word; others may claim 30 s later.
         epoch: the lease's number; None while nobody ever had one.
+        token: of the process that has the lease.
         pod: who has the lease, live or lapsed.
         live: the lease has not lapsed, by the database's clock.
         pair: the stored checkpoint.
@@ -49,6 +51,7 @@ class ProcessorView:
     claimed_at: datetime | None
     vacated_at: datetime | None
     epoch: int | None
+    token: UUID | None
     pod: str | None
     expires_at: datetime | None
     live: bool
@@ -141,7 +144,13 @@ _ACT_FIELDS = ("id", "act", "processor_id", "partition", "reason", "decided_by",
 
 
 def record_act(
-    connection: psycopg.Connection[Any], schema: str, *, act: str, processor_id: str, reason: str, decided_by: str
+    connection: psycopg.Connection[Any],
+    schema: str,
+    *,
+    act: str,
+    processor_id: str | None,
+    reason: str,
+    decided_by: str,
 ) -> None:
     """Write an act down that no function of the schema records; for the schema's owner, in the act's transaction."""
     parameters = {"act": act, "processor_id": processor_id, "reason": reason, "decided_by": decided_by}
@@ -166,7 +175,18 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
             row["partition_count"], row["key"], row["next_count"], row["line_transaction_id"], row["line_position"],
             row["line_mark"], row["line_snapshot"],
         )  # fmt: skip
-    same = ("processor_id", "partition", "claimed_at", "vacated_at", "epoch", "pod", "expires_at", "live", "stored_at")
+    same = (
+        "processor_id",
+        "partition",
+        "claimed_at",
+        "vacated_at",
+        "epoch",
+        "token",
+        "pod",
+        "expires_at",
+        "live",
+        "stored_at",
+    )
     pair = _pair(row, "transaction_id", "position")
     if pair is not None:
         window = build_window(row["cursor_kind"], row["lower"], row["upper"], row["window_position"])

@@ -145,7 +145,7 @@ def acquire_lease(
 def renew_lease(
     connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta
 ) -> bool:
-    """Extend the lease. False: it lapsed or is another's; it never comes back under this epoch."""
+    """Extend the lease. False: it lapsed or is another's; it never comes back."""
     return _truth(connection, key, "renew_lease", epoch=epoch, token=token, lease=lease)
 
 

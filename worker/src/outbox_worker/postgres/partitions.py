@@ -97,7 +97,7 @@ def renew_membership(
     token: UUID,
     lease: timedelta,
 ) -> dict[int, int]:
-    """Say that this process lives; return the epochs of the partitions that it still owns."""
+    """Say that this process lives; return the epochs of the partitions it still owns."""
     parameters = _names(key) | {"claim_uid": claim_uid, "pod": pod, "token": token, "lease": lease}
     with translated():
         rows = connection.execute(in_schema("renew_membership", key.schema), parameters).fetchall()

@@ -123,7 +123,11 @@ def check_position_index(connection: psycopg.Connection[Any], source: Source) ->
     table = OutboxTable.of(source)
     faults = _missing_position_index(connection, table)
     if source.cursor is None:
-        faults = [f"{fault}, or set source.cursor to TransactionOrder, which needs none" for fault in faults]
+        faults = [
+            f"{fault} (`outbox adopt` builds it beside running writers). Cursor TransactionOrder needs none, but a "
+            "processor's cursor can never be changed"
+            for fault in faults
+        ]
     _refuse(table, faults)
 
 

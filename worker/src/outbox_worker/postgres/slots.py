@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 
     from outbox_core.spec import PartitionKey, Source
 
+_LOST: Final = (psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
+"""What is told to the one of two builders that came second. A deadlock: each waits for the other's lock or snapshot."""
+
 
 def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: PartitionKey) -> str | None:
     """Look for the index, and build it if that is ours to do; return what a person should run where it is missing.
 
     The connection must be outside a transaction. What a cut connection left half built is dropped and built anew.
+    Of two that build it at the same moment one fails, by its name or in a deadlock: it is told that the index is being
+    built. What is missing is to be looked for again.
 
     Raises:
         ConfigurationError: the key needs a column that the table does not have.
-        TransientError: the database went away.
+        TransientError: the database went away, or a lock was not free in time.
 
     """
     table = OutboxTable.of(source)
@@ -50,15 +55,17 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
     advice = f"reading a partition scans the whole outbox until somebody runs: {statement.as_string(connection)}"
     if source.table is not None or source.schema_ is not SchemaManagement.MANAGE:
         return advice
-    try:
-        if not _is_clear(connection, table, name):
-            return f"the index {table.schema}.{name} is being built; until then reading a partition scans the outbox"
-        connection.execute(statement)
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.DuplicateTable):
-        return advice
-    except psycopg.errors.UniqueViolation:
-        return advice  # another worker began to build it at the same moment
-    return None
+    with translated():
+        try:
+            if _is_clear(connection, table, name):
+                connection.execute(statement)
+                return None
+        except psycopg.errors.InsufficientPrivilege:
+            return advice
+        except _LOST:
+            if can_read_by_slot(connection, source, key):
+                return None
+    return f"the index {table.schema}.{name} is being built; until then reading a partition scans the outbox"
 
 
 def can_read_by_slot(connection: psycopg.Connection[Any], source: Source, key: PartitionKey) -> bool:

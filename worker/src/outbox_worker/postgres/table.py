@@ -51,15 +51,15 @@ class OutboxTable:
 
     @property
     def moment(self) -> sql.Composable:
-        """When `o` was stored, within what Python can hold: PostgreSQL has infinity, and years beyond 9999."""
+        """When `o` was stored, within what Python can hold; null where the row does not say."""
         if self.columns.scheduled is None:
-            return sql.SQL("clock_timestamp()")
-        return sql.SQL("least(greatest({}, '0001-01-03Z'::timestamptz), '9999-12-30Z'::timestamptz)").format(
-            _column(self.columns.scheduled)
-        )
+            return sql.SQL("NULL::timestamptz")  # not the time of reading: that says nothing of when it was stored
+        return within_python(_column(self.columns.scheduled))
 
     def slot(self, key: PartitionKey, functions: str, row: str | None = "o") -> sql.Composed:
         """Return the expression of a message's hash slot: of its key, or where that is null of its message id.
+
+        Null where both are: an index may stand on the expression, so it can never change.
 
         Args:
             key: what the resource says.
@@ -76,6 +76,13 @@ class OutboxTable:
             _column(self.columns.message_id, "text", row=row),
         )
 
+    def slot_order(self, slot: sql.Composable | None, number: int | None) -> sql.Composable:
+        """Return what the rows of one slot are sorted by, which is the order of their pairs, in the index's own words.
+
+        With a number the planner knows that the slot is always the same; of IS NULL it does not know that.
+        """
+        return self.pair if number is not None else sql.SQL("{}, {}").format(slot, self.pair)
+
     def key_text(self, key: PartitionKey | None) -> sql.Composed:
         """Return the expression of a message's key as text: the key, or where it is null the message id.
 
@@ -85,11 +92,16 @@ class OutboxTable:
             ConfigurationError: the key needs a column that the table does not have.
 
         """
-        message_id = _column(self.columns.message_id, "text")
+        message_id = self._message_id
         if key is None and self.columns.partition_key is None:
             return sql.Composed([message_id])
         own = _column(self.columns.partition_key, "text") if key is None else self._key(key, "o")
         return sql.SQL("coalesce({}, {})").format(own, message_id)
+
+    @property
+    def _message_id(self) -> sql.Composed:
+        """The id as text; of a message without one its place, which no other message has."""
+        return sql.SQL("coalesce({}, concat_ws(':', {}))").format(_column(self.columns.message_id, "text"), self.pair)
 
     @property
     def deliver_after(self) -> sql.Composable:
@@ -132,23 +144,37 @@ class OutboxTable:
         expressions = {
             "transaction_id": _column(columns.transaction_id),
             "position": _column(columns.position),
-            "message_id": _column(columns.message_id, "text"),
+            "message_id": self._message_id,
             "message_type": _column(columns.message_type, "text"),
             "publication_id": _column(columns.publication_id, "text", absent="'default'::text"),
             "partition_key": _column(columns.partition_key, "text", absent="NULL::text"),
             "data": sql.SQL("{}::{}").format(_column(columns.data), as_payload),
             "metadata": sql.SQL("{}::{}").format(_column(columns.metadata, absent="NULL"), as_payload),
-            "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="clock_timestamp()"),
+            "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="NULL::timestamptz"),
         }
         if payload == "text":
             expressions["deliver_after"] = (
-                sql.SQL("least(greatest({}, '0001-01-03Z'), '9999-12-30Z')").format(self.deliver_after)
-                if columns.deliver_after is not None
-                else sql.SQL("NULL::timestamptz")
+                within_python(self.deliver_after) if columns.deliver_after is not None else sql.SQL("NULL::timestamptz")
             )
         return sql.SQL(", ").join(
             sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
         )
+
+
+def within_python(moment: sql.Composable) -> sql.Composed:
+    """Bring a timestamptz into what Python can hold: PostgreSQL has infinity, years before 1 and beyond 9999.
+
+    Null stays null: `greatest` and `least` alone would pass it over and give the first day of year 1.
+    """
+    bounded = "CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z') END"
+    return sql.SQL(bounded).format(moment)
+
+
+def is_slot(slot: sql.Composable, number: int | None) -> sql.Composed:
+    """Whether a row is of this slot; None: it has neither key nor id."""
+    if number is None:
+        return sql.SQL("{} IS NULL").format(slot)
+    return sql.SQL("{} = {}").format(slot, sql.Literal(number))
 
 
 def build_message(row: tuple[Any, ...]) -> Message:

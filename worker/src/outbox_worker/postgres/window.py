@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from outbox_core.competing import Window, Work
     from outbox_core.message import Message
     from outbox_core.spec import Competing, Source
+    from outbox_core.work import Window, Work
 
     Selecting: TypeAlias = Callable[[OutboxTable], sql.Composable]
     """The columns of whichever table the rows are in."""
@@ -143,12 +143,12 @@ class WindowReader:
             found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
         return tuple(map(build_message, found))
 
-    def fetch_attempts(self, connection: psycopg.Connection[Any], stretch: Stretch) -> int:
-        """Return how often the first message of a queue's stretch has failed before."""
+    def fetch_attempts(self, connection: psycopg.Connection[Any], stretch: Stretch) -> dict[Checkpoint, int]:
+        """Return how often messages of a queue's stretch have failed before, of those that have."""
         rows = self._rows(lambda _: sql.SQL("o.transaction_id, o.position, o.attempts"), stretch, only_matching=True)
         with translated():
-            row = connection.execute(rows).fetchone()
-        return 0 if row is None else int(row[2])
+            found = connection.execute(load("fetch_attempts").format(rows=rows)).fetchall()
+        return {Checkpoint(int(t), p): attempts for t, p, attempts in found}
 
     def relation(self, stretch: Stretch) -> sql.Composed:
         """Return the SELECT that is the relation `batch` of a user's statement."""

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from outbox_core.snapshot import parse_snapshot
 from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.table import OutboxTable, is_slot
 
 if TYPE_CHECKING:
     from outbox_core.spec import Source
@@ -48,13 +48,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class WindowScan:
-    """One source, or one partition of it: the table and what of it is wanted."""
+    """One source, or one partition of it: the table and what of it is wanted.
+
+    Attributes:
+        slots: of one partition; None among them is the slot of rows that have neither key nor id.
+
+    """
 
     table: OutboxTable
     types: sql.Composable | None = None
     publications: tuple[str, ...] = ()
     slot: sql.Composable | None = None
-    slots: tuple[int, ...] = ()
+    slots: tuple[int | None, ...] = ()
 
     @classmethod
     def whole(cls, source: Source) -> WindowScan:
@@ -190,7 +195,9 @@ class WindowScan:
         if span.lower is not None:
             conditions.append(sql.SQL("NOT {}").format(_sees(span.lower, transaction_id)))
         if self.slot is not None:
-            conditions.append(sql.SQL("{} + 0 = ANY ({}::int[])").format(self.slot, sql.Literal(list(self.slots))))
+            # -1 is the slot that is null: ANY does not find a null in a list.
+            listed_slots = sql.Literal([-1 if number is None else number for number in self.slots])
+            conditions.append(sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(self.slot, listed_slots))
         if self.publications:
             listed = sql.Literal(list(self.publications))
             conditions.append(
@@ -210,7 +217,7 @@ class WindowScan:
         if bounded and span.up_to is not None:
             places.append(sql.SQL("{} + 0 <= {}").format(self._position, sql.Literal(span.up_to)))
         late, fresh = find_transactions(span.lower, span.upper or None)
-        arms = [self._late(columns, late, places, limit)] if late else []
+        arms = self._late(columns, late, places, limit) if late else []
         if fresh is not None:
             if span.upper and parse_snapshot(span.upper).in_progress:
                 places.append(_sees(span.upper, sql.SQL("o.{}").format(self._name("transaction_id"))))
@@ -221,30 +228,37 @@ class WindowScan:
 
     def _late(
         self, columns: sql.Composable, late: list[int], places: list[sql.Composable], limit: int | None
-    ) -> sql.Composed:
+    ) -> list[sql.Composed]:
         """Look up single transactions: those that were in progress."""
         transaction_id = self._name("transaction_id")
-        lists = [sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(sql.Literal([str(each) for each in late]))]
+        ids = sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(sql.Literal([str(each) for each in late]))
         conditions = [*places, sql.SQL("o.{} = late.id").format(transaction_id)]
-        if self.slot is not None:
-            lists.append(sql.SQL("unnest({}::int[]) AS wanted (slot)").format(sql.Literal(list(self.slots))))
-            conditions.append(sql.SQL("{} = wanted.slot").format(self.slot))
         if self.publications:
             conditions.append(self._published())
-        return sql.SQL(
+        arm = sql.SQL(
             "SELECT {columns} FROM {lists} CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} "
             "ORDER BY {p} {limit}) AS o"
-        ).format(
-            columns=columns, lists=sql.SQL(" CROSS JOIN ").join(lists), table=self.table.identifier,
-            conditions=sql.SQL(" AND ").join(conditions), p=self._position,
-            limit=_limit(limit) if limit else sql.SQL("OFFSET 0"),
-        )  # fmt: skip
+        )
+        wanted: list[tuple[sql.Composable, list[sql.Composable]]] = [(ids, [])]
+        if self.slot is not None:
+            numbers = [number for number in self.slots if number is not None]
+            slots = sql.SQL("{} CROSS JOIN unnest({}::int[]) AS wanted (slot)").format(ids, sql.Literal(numbers))
+            wanted = [(slots, [sql.SQL("{} = wanted.slot").format(self.slot)])]
+            if None in self.slots:
+                wanted.append((ids, [is_slot(self.slot, None)]))
+        return [
+            arm.format(
+                columns=columns, lists=lists, table=self.table.identifier,
+                conditions=sql.SQL(" AND ").join([*conditions, *of_slot]), p=self._position,
+                limit=_limit(limit) if limit else sql.SQL("OFFSET 0"),
+            )
+            for lists, of_slot in wanted
+        ]  # fmt: skip
 
     def _range(
         self, columns: sql.Composable, low: int, high: int | None, places: list[sql.Composable], limit: int | None
     ) -> list[sql.Composed]:
         """Walk the ids from `low` to before `high`: once, or once for each publication or slot."""
-        order = sql.SQL("ORDER BY {} {}").format(self.table.pair, _limit(limit)) if limit else sql.SQL("")
         arm = sql.SQL("SELECT {} FROM {} AS o WHERE {} {}")
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
         if self.slot is None:
@@ -255,17 +269,24 @@ class WindowScan:
             ends = [sql.SQL("{} >= {}::xid8").format(transaction_id, sql.Literal(str(low)))]
             if high is not None:
                 ends.append(sql.SQL("{} < {}::xid8").format(transaction_id, sql.Literal(str(high))))
-            wanted = [[*head, *ends, *places] for head in heads]
+            order: sql.Composable = self.table.pair
+            wanted = [(order, [*head, *ends, *places]) for head in heads]
         else:
-            wanted = [self._slot_range(number, transaction_id, low, high, places) for number in self.slots]
+            wanted = [
+                (self.table.slot_order(self.slot, number), self._slot_range(number, transaction_id, low, high, places))
+                for number in self.slots
+            ]
         return [
-            arm.format(columns, self.table.identifier, sql.SQL(" AND ").join(conditions), order)
-            for conditions in wanted
-        ]
+            arm.format(
+                columns, self.table.identifier, sql.SQL(" AND ").join(conditions),
+                sql.SQL("ORDER BY {} {}").format(order, _limit(limit)) if limit else sql.SQL(""),
+            )
+            for order, conditions in wanted
+        ]  # fmt: skip
 
     def _slot_range(
         self,
-        number: int,
+        number: int | None,
         transaction_id: sql.Composable,
         low: int,
         high: int | None,
@@ -273,13 +294,17 @@ class WindowScan:
     ) -> list[sql.Composable]:
         """The slot is part of the row that is compared, so that no other index can look cheaper."""
         slot = sql.SQL("{}").format(self.slot)
-        row = sql.SQL("({}, {}) {} ({}, {}::xid8)")
-        ends: list[sql.Composable] = [
-            sql.SQL("{} = {}").format(slot, sql.Literal(number)),
-            row.format(slot, transaction_id, sql.SQL(">="), sql.Literal(number), sql.Literal(str(low))),
-        ]
+
+        def compared(sign: str, transaction: int) -> sql.Composable:
+            end = sql.Literal(str(transaction))
+            if number is None:  # nothing compares with null
+                return sql.SQL("{} {} {}::xid8").format(transaction_id, sql.SQL(sign), end)
+            row = sql.SQL("({}, {}) {} ({}, {}::xid8)")
+            return row.format(slot, transaction_id, sql.SQL(sign), sql.Literal(number), end)
+
+        ends: list[sql.Composable] = [is_slot(slot, number), compared(">=", low)]
         if high is not None:
-            ends.append(row.format(slot, transaction_id, sql.SQL("<"), sql.Literal(number), sql.Literal(str(high))))
+            ends.append(compared("<", high))
         if self.publications:
             ends.append(self._published())
         return [*ends, *places]

@@ -32,7 +32,6 @@ from outbox_worker.postgres.window_scan import Limits, Span, WindowScan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     import psycopg
 
@@ -81,7 +80,6 @@ class WindowReader:
         self._scan = scan
         self._partition = partition
         self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str] | None = None
-        self._server_start: datetime | None = None
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
@@ -155,6 +153,10 @@ class WindowReader:
         self._opened = (connection, after, window.end, upper) if batch.examined_count else None
         return batch
 
+    def forget(self) -> None:
+        """Open the next window anew: the server may hand out again ids that the former one takes for over."""
+        self._opened = None
+
     def _open(self, connection: psycopg.Connection[Any], after: Checkpoint) -> str:
         if self._opened is not None:
             *opened, upper = self._opened
@@ -163,13 +165,14 @@ class WindowReader:
         if self._end is not None:
             # A person may have put the checkpoint beyond the line: nothing is read then, and nothing is read again.
             return self._end if _is_later(self._end, _window(after).end) else str(_window(after).end)
-        if self._apart:
-            return take_snapshot(connection, self._scan, _window(after).end)
-        snapshot, server_start = _look(connection)
-        before, self._server_start = self._server_start, server_start
-        if before not in (None, server_start):
-            # A pooler hides a restart, after which `after` may name transactions that never were.
-            raise TransientError("the server was restarted", reason=Reason.DATABASE_UNAVAILABLE)
+        end = _window(after).end
+        snapshot = take_snapshot(connection, self._scan if self._apart else None, end)
+        if not _is_later(snapshot, end):
+            raise TransientError(
+                f"the server's snapshot {snapshot} does not see all that the checkpoint has examined, {end}: the "
+                "server recovered from a crash, or is another one",
+                reason=Reason.DATABASE_UNAVAILABLE,
+            )
         return snapshot
 
     def _empty(self, after: Checkpoint, upper: str) -> Batch:
@@ -265,10 +268,6 @@ def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
         ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
 
     """
-    return _look(connection)[0]
-
-
-def _look(connection: psycopg.Connection[Any]) -> tuple[str, datetime]:
     with translated():
         row = connection.execute(load("fetch_snapshot")).fetchone()
     if row is None or row[1]:
@@ -277,7 +276,7 @@ def _look(connection: psycopg.Connection[Any]) -> tuple[str, datetime]:
             "progress, so messages would be lost. Let source.connection name the primary",
             reason=Reason.DATABASE_UNAVAILABLE,
         )
-    return str(row[0]), row[2]
+    return str(row[0])
 
 
 def take_snapshot(connection: psycopg.Connection[Any], apart: WindowScan | None, lower: str | None = None) -> str:

@@ -46,7 +46,7 @@ class LogSink:
             "messageType": message.message_type,
             "publicationId": message.publication_id,
             "partitionKey": message.partition_key,
-            "scheduled": message.scheduled.isoformat(),
+            "scheduled": None if message.scheduled is None else message.scheduled.isoformat(),
             "epoch": epoch,
         }
         if self._payload:

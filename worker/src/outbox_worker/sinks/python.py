@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
+from typing_extensions import override
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
@@ -14,15 +17,29 @@ from outbox_worker.postgres.errors import translate
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from outbox_core.message import Batch
+    from outbox_core.message import Batch, Message
     from outbox_core.spec import PythonTarget
     from outbox_worker.transaction import Transaction
 
 
 _HANDLERS_OWN = frozenset({"25P02", "57014"})
 """Of the errors that another try may mend: going on after an error, and a statement that ran into the timeout."""
+
+
+class _Counted(tuple["Message", ...]):  # noqa: SLOT001 - a tuple has no room for them
+    """Messages that know how many of them a handler's loop has begun; None once a loop has ended."""
+
+    begun: int | None = None
+
+    @override
+    def __iter__(self) -> Iterator[Message]:
+        for number, message in enumerate(super().__iter__(), 1):
+            self.begun = number
+            yield message
+        self.begun = None
 
 
 class PythonSink:
@@ -53,8 +70,9 @@ class PythonSink:
         """Call the function on the transaction's connection, guarded."""
         function = self._module.function()
         guarded = GuardedConnection(transaction.connection, transaction.mark)
+        messages = _Counted(batch.messages)
         try:
-            function(batch, guarded)
+            function(replace(batch, messages=messages), guarded)
             guarded.check_after()
         except Interrupted as err:
             raise err.as_error(self._module.name, detail=describe(err, self._directory)) from err
@@ -62,7 +80,9 @@ class PythonSink:
             err.detail = describe(err, self._directory, err.frames)
             raise
         except BaseException as err:  # sys.exit(), a cancelled task: they end a batch, not the worker
-            raise self._explain(err, guarded) from err
+            explained = self._explain(err, guarded)
+            explained.begun = messages.begun
+            raise explained from err
         return len(batch)
 
     def _explain(self, err: BaseException, guarded: GuardedConnection) -> OutboxError:
@@ -80,10 +100,11 @@ class PythonSink:
                 return translated
             if err.sqlstate == "57014":
                 reason = Reason.HANDLER_TIMEOUT
+        frames = list(traceback.extract_tb(err.__traceback__))
         return HandlerError(
-            f"{self._module.name} failed: {summary(err, self._directory)}",
+            f"{self._module.name} failed: {summary(err, self._directory, frames)}",
             reason=reason,
-            detail=describe(err, self._directory),
+            detail=describe(err, self._directory, frames),
             classes=class_names(err),
             retry_after=asked_wait(err),
         )

@@ -1,2 +1,2 @@
--- What is over and what is in progress, now; whether this is a standby, which cannot tell; and since when the server runs.
-SELECT pg_current_snapshot()::text, pg_is_in_recovery(), pg_postmaster_start_time()
+-- What is over and what is in progress, now; and whether this is a standby, which cannot tell.
+SELECT pg_current_snapshot()::text, pg_is_in_recovery()

@@ -14,7 +14,7 @@ SELECT k.processor_id, k.partition,
        m.cluster, m.namespace, m.name, m.uid, m.claimed_at, m.vacated_at,
        d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS line_transaction_id, d.line_position,
        d.line_mark::text AS line_mark, d.line_snapshot::text AS line_snapshot,
-       l.epoch, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
+       l.epoch, l.token, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
        c.last_processed_transaction_id::text AS transaction_id, c.last_processed_position AS "position", c.stored_at,
        c.cursor_kind, c.lower_snapshot::text AS lower, c.upper_snapshot::text AS upper, c.window_position,
        (SELECT count(*) FROM {schema}.processor_conflicts AS f

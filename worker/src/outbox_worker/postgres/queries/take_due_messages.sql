@@ -1,5 +1,4 @@
 -- Held messages to be tried now, or when there are some.
 SELECT owned, next_in, blocking, transaction_id::text AS t, "position", key, message_id, message_type, publication_id,
-       partition_key, data, metadata, least(greatest(scheduled, '0001-01-03Z'), '9999-12-30Z') AS scheduled, attempts,
-       deaths
+       partition_key, data, metadata, {scheduled} AS scheduled, attempts, deaths
 FROM {schema}.take_due_messages(%(processor_id)s, %(partition)s, %(epoch)s, %(token)s::uuid, %(limit)s, %(payload)s)

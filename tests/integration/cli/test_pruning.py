@@ -1,0 +1,356 @@
+"""`outbox prune`: what every reader has examined may go, and nothing else, whatever happens beside it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+from typing_extensions import override
+
+from outbox_worker.postgres import checkpoints
+from tests.integration.cli.conftest import Cli
+from tests.support.postgres import Servers, wait_until
+from tests.support.worker import Outbox, build_config
+
+REMOTE = "--no-remote-readers"
+ACT = (REMOTE, "--yes", "--reason", "the disk is full")
+RUNNING = {
+    "by-transaction": ({}, {}),
+    "by-snapshot": ({}, {"cursor": "Snapshot"}),
+    "divided": ({"mode": "Partitioned", "partitions": {"count": 2}}, {"cursor": "Snapshot"}),
+    "consumers": ({"mode": "Competing", "competing": {"leaseDuration": "2s"}}, {"cursor": None}),
+}
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """Servers of their own: transactions of other databases hold back what a queue's checkpoint says."""
+    own = Servers()
+    yield own
+    own.stop()
+
+
+@pytest.fixture
+def cli(database) -> Cli:
+    return Cli(database.files().directory)
+
+
+@pytest.fixture
+def outbox(database):
+    made = Outbox(database)
+    made.connection.execute("CREATE TABLE seen (processor text, message_id text)")
+    return made
+
+
+def left(outbox) -> list[str]:
+    rows = outbox.connection.execute("SELECT message_id FROM outbox.messages ORDER BY position").fetchall()
+    return [row[0] for row in rows]
+
+
+def start(workers, database, name):
+    delivery, source = RUNNING[name]
+    target = {"sql": {"statement": f"INSERT INTO seen SELECT '{name}', message_id FROM batch"}}
+    config = build_config(
+        database, target, processor_id=name, delivery=delivery, source=source,
+        resource={"name": name, "uid": f"uid-{name}"},
+    )  # fmt: skip
+    return workers.start(config, database.uri(), pod=name)
+
+
+def seen(outbox, name):
+    rows = outbox.connection.execute("SELECT message_id FROM seen WHERE processor = %s", (name,)).fetchall()
+    return {row[0] for row in rows}
+
+
+def test_what_is_examined_goes_and_the_rest_stays(cli, shop):
+    first, second, *_ = shop.produce(4)
+    shop.store(second)
+    dry = cli.json("prune", "--dry-run")
+    assert (dry["prunable"], dry["deleted"]) == (2, 0)
+    assert cli.json("prune", *ACT)["deleted"] == 2
+    rows = shop.connection.execute("SELECT position FROM outbox.messages ORDER BY position").fetchall()
+    assert [row[0] for row in rows] == [second.position + 1, second.position + 2]
+    acts = [(act[0], act[3]) for act in shop.acts()]
+    assert [act for act, _ in acts] == ["Prune", "Prune"]
+    assert "the disk is full" in acts[0][1]
+    assert "2 deleted" in acts[1][1]
+    assert first < second
+
+
+def test_a_late_committer_with_a_low_position_is_kept(cli, outbox, workers, database):
+    """The default cursor passes a row that is not committed; an old time and a low position say nothing."""
+    late = database.direct(autocommit=False)
+    late.execute(
+        "INSERT INTO outbox.messages (message_id, message_type, data, scheduled) "
+        "VALUES ('late', 't', '{}', now() - interval '90 days')"
+    )
+    outbox.produce(20)
+    start(workers, database, "by-snapshot")
+    wait_until(lambda: len(seen(outbox, "by-snapshot")) == 20, "twenty are handled")
+    wait_until(lambda: cli.json("lag", "by-snapshot")[0]["messages"] == 0, "and stored")
+    assert cli.json("prune", *ACT)["deleted"] == 20
+    late.commit()
+    cli.run("prune", *ACT)
+    wait_until(lambda: "late" in seen(outbox, "by-snapshot"), "the late one is handled")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        pytest.param(("--yes", "--reason", "r"), 3, "--readers DIR", id="readers elsewhere"),
+        pytest.param((REMOTE, "--yes"), 2, "--reason", id="no reason"),
+        pytest.param((*ACT, "--ignore", "nothing"), 3, "no processor nothing", id="unknown"),
+        pytest.param((*ACT, "--source", "public.t"), 3, "that it reads public.t", id="unknown table"),
+    ],
+)  # fmt: skip
+def test_it_is_refused_without_what_it_must_know(cli, shop, arguments, status, said):
+    shop.store(shop.produce(1)[0])
+    done = cli.run("prune", *arguments)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+    assert shop.connection.execute("SELECT count(*) FROM outbox.messages").fetchone() == (1,)
+
+
+def test_it_is_refused_while_a_processor_has_no_checkpoint(cli, shop):
+    shop.store(shop.produce(1)[0])
+    shop.connection.execute("SELECT outbox.claim_processor('newcomer', 'c', 'n', 'newcomer', 'uid-2')")
+    done = cli.run("prune", *ACT)
+    assert done.returncode == 3
+    assert "newcomer has no checkpoint yet" in done.stderr
+    assert cli.json("prune", *ACT, "--ignore", "newcomer")["deleted"] == 1
+
+
+def test_it_is_refused_without_any_processor(cli, shop):
+    shop.produce(1)
+    assert cli.run("prune", *ACT).returncode == 3
+
+
+def test_it_is_refused_where_a_checkpoint_is_in_question(cli, shop):
+    first, second = shop.produce(2)
+    shop.store(first)
+    shop.connection.execute("UPDATE outbox.processor_checkpoints SET last_processed_position = 900")
+    assert "edited by hand" in cli.run("prune", *ACT).stderr
+    shop.refuse(first, second)
+    assert "is open" in cli.run("prune", *ACT).stderr
+    assert shop.connection.execute("SELECT count(*) FROM outbox.messages").fetchone() == (2,)
+
+
+def test_the_slowest_reader_decides_and_one_that_is_gone_can_be_left_out(cli, shop):
+    first, _, third = shop.produce(3)
+    shop.store(third)
+    slow = type(shop.key)("outbox", "slow")
+    shop.connection.execute("SELECT outbox.claim_processor('slow', 'c', 'n', 'slow', 'uid-slow')")
+    token = uuid4()
+    (epoch,) = shop.connection.execute(
+        "SELECT epoch FROM outbox.acquire_lease('slow', 0, 'uid-slow', 'pod', %s, interval '1 hour')", (token,)
+    ).fetchone()
+    checkpoints.store(shop.connection, slow, new=first, expected=None, epoch=epoch, token=token)
+    assert cli.json("prune", *ACT)["deleted"] == 1
+    assert "cannot be left out" in cli.run("prune", *ACT, "--ignore", "slow").stderr
+    shop.connection.execute("SELECT outbox.release_lease('slow', 0, %s, %s)", (epoch, token))
+    assert cli.json("prune", *ACT, "--ignore", "slow")["deleted"] == 2
+
+
+def test_consumers_that_are_behind_cannot_be_left_out_while_they_live(cli, shop, workers, database):
+    """Mode Competing has no lease: its consumers are members. What they have not handled would be deleted."""
+    shop.connection.execute("CREATE TABLE seen (processor text, message_id text)")
+    worker = start(workers, database, "consumers")
+    worker.wait_state("Active")
+    wait_until(lambda: cli.json("status", "consumers")[0]["checkpoint"] is not None, "it has a checkpoint")
+    blocker = database.direct(autocommit=False)
+    blocker.execute("LOCK TABLE seen")
+    shop.store(shop.produce(3)[-1])
+    wait_until(lambda: cli.json("status", "consumers")[0]["unfinished"]["messages"] == 3, "it has them in hand")
+    done = cli.run("prune", *ACT, "--ignore", "consumers")
+    assert done.returncode == 3, done.stdout
+    assert "consumers is being run by 1 consumer: it cannot be left out" in done.stderr
+    assert len(left(shop)) == 3
+    blocker.rollback()
+    wait_until(lambda: len(seen(shop, "consumers")) == 3, "it has handled them")
+    wait_until(lambda: cli.json("status", "consumers")[0]["pod"] == "1 consumer", "and is a member")
+    assert cli.run("prune", *ACT, "--ignore", "consumers").returncode == 3
+    assert worker.terminate() == 0
+    assert cli.json("prune", *ACT, "--ignore", "consumers")["deleted"] == 3
+
+
+def test_nothing_is_deleted_that_cannot_be_recorded(cli, shop):
+    shop.store(shop.produce(1)[0])
+    shop.connection.execute(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no acts today'; END $$; "
+        "CREATE TRIGGER refuse BEFORE INSERT ON outbox.recorded_acts FOR EACH ROW EXECUTE FUNCTION public.refuse()"
+    )
+    done = cli.run("prune", REMOTE, "--yes", "--reason", "r")
+    assert done.returncode == 1
+    assert "no acts today" in done.stderr
+    assert len(left(shop)) == 1
+
+
+def test_only_what_is_old_enough_and_not_held_goes(cli, shop):
+    pairs = shop.produce(5)
+    shop.store(pairs[-1])
+    shop.connection.execute("UPDATE outbox.messages SET scheduled = now() - interval '8 days' WHERE position < %s",
+                            (pairs[3].position,))  # fmt: skip
+    shop.connection.execute(
+        "INSERT INTO outbox.dead_letters (processor_id, key, transaction_id, position, message_id, message_type, "
+        "publication_id, data, attempts, error_class, error) "
+        "SELECT 'orders', 'k', transaction_id, position, message_id, message_type, "
+        "publication_id, data, 3, 'E', 'e' FROM outbox.messages ORDER BY position LIMIT 1"
+    )
+    assert cli.json("prune", "--older-than", "168h", *ACT)["deleted"] == 2
+    rows = shop.connection.execute("SELECT position FROM outbox.messages ORDER BY position").fetchall()
+    assert [row[0] for row in rows] == [pairs[0].position, pairs[3].position, pairs[4].position]
+
+
+def test_a_mapped_table_is_pruned_by_the_mapping_of_its_reader(cli, outbox, workers, database):
+    outbox.connection.execute(
+        "CREATE TABLE public.shop_outbox (n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tx xid8 NOT NULL DEFAULT "
+        "pg_current_xact_id(), id uuid NOT NULL DEFAULT gen_random_uuid(), kind text NOT NULL DEFAULT 't', data jsonb "
+        "NOT NULL DEFAULT '{}'); CREATE INDEX ON public.shop_outbox (tx, n)"
+    )
+    columns = {"position": "n", "transactionId": "tx", "messageId": "id", "messageType": "kind"}
+    table = {"schemaName": "public", "name": "shop_outbox", "columns": columns}
+    target = {"sql": {"statement": "INSERT INTO seen SELECT 'mapped', message_id FROM batch"}}
+    config = build_config(database, target, source={"table": table, "cursor": "Snapshot"})
+    outbox.connection.execute("INSERT INTO public.shop_outbox SELECT FROM generate_series(1, 9)")
+    workers.start(config, database.uri())
+    wait_until(lambda: len(seen(outbox, "mapped")) == 9, "nine are handled")
+    wait_until(lambda: cli.json("lag", "orders")[0]["messages"] == 0, "and stored")
+    outbox.produce(2)
+    assert "nothing says what was handled" in cli.run("prune", *ACT).stderr, "it reads another table than our own"
+    assert cli.json("prune", "--source", "public.shop_outbox", "--batch", "4", *ACT)["deleted"] == 9
+    assert len(left(outbox)) == 2
+
+
+def test_of_a_partitioned_table_only_what_was_examined_goes(cli, outbox, workers, database):
+    """Every partition has a first row of its own: where a row is says nothing without its partition."""
+    connection = outbox.connection
+    connection.execute(
+        "CREATE SEQUENCE public.numbers; CREATE TABLE public.parts (position bigint NOT NULL DEFAULT "
+        "nextval('public.numbers'), transaction_id xid8 NOT NULL DEFAULT pg_current_xact_id(), message_id text "
+        "NOT NULL DEFAULT gen_random_uuid(), message_type text NOT NULL, data jsonb NOT NULL DEFAULT '{}') "
+        "PARTITION BY LIST (message_type); CREATE INDEX ON public.parts (transaction_id, position); "
+        "CREATE TABLE public.read PARTITION OF public.parts FOR VALUES IN ('read'); "
+        "CREATE TABLE public.unread PARTITION OF public.parts FOR VALUES IN ('unread')"
+    )
+    target = {"sql": {"statement": "INSERT INTO seen SELECT 'parts', message_id FROM batch"}}
+    table = {"schemaName": "public", "name": "parts"}
+    worker = workers.start(build_config(database, target, source={"table": table}), database.uri())
+    connection.execute("INSERT INTO public.parts (message_type) SELECT 'read' FROM generate_series(1, 9)")
+    wait_until(lambda: len(seen(outbox, "parts")) == 9, "nine are handled")
+    worker.terminate()
+    connection.execute("INSERT INTO public.parts (message_type) SELECT 'unread' FROM generate_series(1, 5)")
+
+    assert cli.json("prune", "--source", "public.parts", "--batch", "4", *ACT)["deleted"] == 9
+    left = connection.execute("SELECT message_type, count(*) FROM public.parts GROUP BY 1").fetchall()
+    assert left == [("unread", 5)]
+
+
+def test_a_reader_elsewhere_is_counted(cli, shop, servers):
+    """Its checkpoint is in another database, and says which source it is of."""
+    first, second, third = shop.produce(3)
+    shop.store(third)
+    with servers.database() as other:
+        remote = other.direct()
+        (identity,) = shop.connection.execute("SELECT database_uuid FROM outbox.database_identity").fetchone()
+        remote.execute("SELECT outbox.claim_processor('far', 'c', 'n', 'far', 'uid-far')")
+        remote.execute("SELECT outbox.bind_processor_source('far', 'uid-far', %s, 'the shop')", (str(identity),))
+        directory = str(other.files().directory)
+        options = ("--readers", directory, "--yes", "--reason", "r")
+        assert "far has no checkpoint yet" in cli.run("prune", *options).stderr
+        token = uuid4()
+        (epoch,) = remote.execute(
+            "SELECT epoch FROM outbox.acquire_lease('far', 0, 'uid-far', 'pod', %s, interval '1 hour')", (token,)
+        ).fetchone()
+        key = type(shop.key)("outbox", "far")
+        checkpoints.store(remote, key, new=second, expected=None, epoch=epoch, token=token)
+        assert cli.json("prune", *options)["deleted"] == 2
+    assert first < second
+
+
+class Producers(threading.Thread):
+    """Four connections that insert, commit late and roll back; they write down what they committed."""
+
+    def __init__(self, database, stop: threading.Event, number: int) -> None:
+        super().__init__(daemon=True)
+        self._connection = database.direct(autocommit=False)
+        self._stopping, self._number = stop, number
+        self.committed: list[str] = []
+
+    @override
+    def run(self) -> None:
+        chance = random.Random(self._number)
+        turn = 0
+        while not self._stopping.is_set():
+            turn += 1
+            ids = [f"{self._number}-{turn}-{n}" for n in range(chance.randint(1, 4))]
+            for each in ids:
+                self._connection.execute(
+                    "INSERT INTO outbox.messages (message_id, partition_key, message_type, data, scheduled) "
+                    "VALUES (%s, %s, 't', '{}', now() - interval '30 days')",
+                    (each, f"key-{chance.randint(1, 9)}"),
+                )
+            time.sleep(chance.choice([0, 0, 0.01, 0.3]))
+            if chance.random() < 0.25:
+                self._connection.rollback()
+            else:
+                self._connection.commit()
+                self.committed += ids
+
+
+def test_pruned_again_and_again_beside_everything_nothing_is_lost(cli, outbox, workers, database):
+    """Late commits, rollbacks, a killed worker, all modes and both cursors: the ledger counts what was committed."""
+    running = {name: start(workers, database, name) for name in RUNNING}
+    for worker in running.values():
+        worker.wait_state("Active")
+    wait_until(lambda: cli.run("prune", *ACT).returncode == 0, "every processor has a checkpoint")
+    stop = threading.Event()
+    producers = [Producers(database, stop, number) for number in range(4)]
+    for producer in producers:
+        producer.start()
+    deleted, until, killed = 0, time.monotonic() + 8, False
+    while time.monotonic() < until:
+        done = cli.run("prune", "--batch", "50", "--output", "json", *ACT)
+        assert done.returncode in (0, 3), done.stderr
+        deleted += int(done.stdout.split('"deleted": ')[1].split("\n")[0]) if done.returncode == 0 else 0
+        if not killed and time.monotonic() > until - 5:
+            killed = True
+            running["by-snapshot"].kill()
+            start(workers, database, "by-snapshot")
+    stop.set()
+    for producer in producers:
+        producer.join()
+    committed = {each for producer in producers for each in producer.committed}
+    assert len(committed) > 300
+    wait_until(
+        lambda: all(seen(outbox, name) >= committed for name in RUNNING), "each has handled all that was committed"
+    )
+    assert {name: seen(outbox, name) - committed for name in RUNNING} == {name: set() for name in RUNNING}
+    total = {"deleted": deleted}
+
+    def empty():
+        total["deleted"] += cli.json("prune", *ACT)["deleted"]
+        return not left(outbox)
+
+    try:
+        wait_until(empty, "all is pruned once all is handled")
+    except AssertionError as err:
+        rows = outbox.connection.execute(
+            "SELECT processor_id || ' ' || c::text FROM outbox.processor_checkpoints c UNION ALL "
+            "SELECT f::text FROM outbox.competing_frontiers f UNION ALL SELECT b::text FROM outbox.competing_batches b "
+            "UNION ALL SELECT m.transaction_id::text FROM outbox.messages m UNION ALL "
+            "SELECT concat_ws(' ', pid, datname, state, backend_xid, query) FROM pg_stat_activity WHERE state <> 'idle'"
+        ).fetchall()
+        raise AssertionError("\n".join([str(err), *(row[0] for row in rows)])) from err
+    assert total["deleted"] == len(committed)
+    assert deleted > 0, "some was deleted while all was running"
+    assert [r[0] for r in outbox.connection.execute("SELECT processor_id FROM outbox.processor_conflicts")] == []
+
+
+def test_it_stops_between_batches_and_says_how_far_it_came(cli, shop):
+    pairs = shop.produce(40)
+    shop.store(pairs[-1])
+    began = time.monotonic()
+    assert cli.json("prune", "--batch", "10", "--rate", "40", *ACT)["deleted"] == 40
+    assert time.monotonic() - began > 0.5, "no faster than asked"

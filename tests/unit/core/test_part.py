@@ -1,0 +1,79 @@
+"""Parts of a batch: each message is in one of them, for either cursor, and keys wait behind what failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.checkpoint import Checkpoint
+from outbox_core.message import Batch, Held
+from outbox_core.part import Place, sort_tried, take_part
+from outbox_core.window import Plan, Window
+
+KEYS = ("a", "b", "a", "c", "b", "a")
+
+
+def test_those_of_a_key_wait_behind_the_first_that_failed():
+    assert sort_tried(KEYS, 6, [2, 4], blocks=True) == sort_tried(KEYS, 6, {2, 4}, blocks=True)
+    found = sort_tried(KEYS, 6, [2], blocks=True)
+    assert (found.handled, found.waiting) == ((0, 1, 3, 4), (5,))
+    found = sort_tried(KEYS, 6, [2], blocks=False)
+    assert (found.handled, found.waiting) == ((0, 1, 3, 4, 5), ())
+    assert sort_tried(KEYS, 3, [2], blocks=True).handled == (0, 1)
+
+
+def pairs(*numbers):
+    return tuple(Checkpoint(700, number) for number in numbers)
+
+
+def places(*numbers):
+    return [Place(pair, f"k{pair.position}") for pair in pairs(*numbers)]
+
+
+def test_a_part_of_a_range_reaches_to_its_last_message_and_has_what_is_aside_in_between():
+    batch = Batch(Checkpoint(9, 9), Checkpoint(800, 1), (), 10, full=False, matched_count=3, aside=pairs(2, 4, 7))
+    found = places(1, 3, 6)
+    first = take_part(batch, found, 0, 2)
+    assert (first.after, first.examined, first.matched_count) == (Checkpoint(9, 9), Checkpoint(700, 3), 2)
+    assert (first.aside, first.full) == (pairs(2), True)
+    last = take_part(batch, found, 2, 3)
+    assert (last.after, last.examined, last.matched_count) == (Checkpoint(700, 3), Checkpoint(800, 1), 1)
+    assert (last.aside, last.full) == (pairs(4, 7), False)
+    without = take_part(batch, found, 0, 3, {1})
+    assert (without.matched_count, set(without.aside)) == (2, set(pairs(2, 3, 4, 7)))
+
+
+def test_a_part_without_a_message_ends_nowhere():
+    batch = Batch(Checkpoint(9, 9), Checkpoint(800, 1), (), 10, full=False, matched_count=3)
+    with pytest.raises(ValueError, match="has none"):
+        take_part(batch, places(1, 3, 6), 0, 0)
+
+
+def test_a_part_of_a_window_is_a_page_of_it():
+    lower, upper = "10:10:", "20:20:"
+    window = Window(upper, plan=Plan.BY_POSITION)
+    batch = Batch(
+        Checkpoint(0, 100, Window(lower)), Checkpoint(0, 110, window), (), 10, full=False, matched_count=3,
+        aside=(Checkpoint(15, 2),),
+    )  # fmt: skip
+    # Read by position: transaction ids are in no order.
+    found = [Place(Checkpoint(19, 1), "a"), Place(Checkpoint(12, 3), "b"), Place(Checkpoint(11, 6), "c")]
+    part = take_part(batch, found, 0, 2)
+    assert part.examined == Checkpoint(0, 103)
+    assert part.examined.window == Window(lower, upper, 3, Plan.BY_POSITION)
+    assert part.aside == (Checkpoint(15, 2),)
+    rest = take_part(batch, found, 2, 3)
+    assert (rest.after.window, rest.examined.window, rest.aside) == (part.examined.window, window, ())
+
+
+def test_a_part_of_a_page_stays_in_its_window():
+    before, after = Window("10:10:", "20:20:", 5), Window("10:10:", "20:20:", 9)
+    batch = Batch(Checkpoint(0, 100, before), Checkpoint(0, 104, after), (), 4, full=True, matched_count=2)
+    part = take_part(batch, places(6, 9), 0, 1)
+    assert (part.examined, part.examined.window) == (Checkpoint(0, 101), Window("10:10:", "20:20:", 6))
+
+
+def test_a_part_of_held_messages_names_them():
+    held = tuple(Held(pair, f"k{pair.position}", str(pair.position)) for pair in pairs(1, 2, 3))
+    batch = Batch(Checkpoint(1, 1), Checkpoint(1, 1), (), 3, full=True, matched_count=3, held=held)
+    part = take_part(batch, places(1, 2, 3), 1, 3, {2})
+    assert (part.held, part.matched_count, part.after) == (held[1:2], 1, Checkpoint(1, 1))

@@ -1,0 +1,106 @@
+"""Reads what the ledger compares: commit logs, the outbox, the processors' lines, and what people decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_cli.try_out.ledger import Account, Message, Order, Reasons, compare
+from outbox_cli.try_out.screen import STALLED_AFTER
+from outbox_cli.try_out.shop import read_commit_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import psycopg
+
+    from outbox_cli.try_out.processors import Processor, Worker
+
+_STORED: Final = "SELECT message_id, partition_key, transaction_id::text, position FROM outbox.messages"
+_DECIDED: Final = """
+SELECT from_transaction_id::text, from_position, to_transaction_id::text, to_position
+FROM outbox.recorded_acts
+WHERE processor_id = %(processor_id)s AND act IN ('Accept', 'Rewind') AND to_transaction_id IS NOT NULL
+UNION ALL
+SELECT to_transaction_id::text, to_position - 1, to_transaction_id::text, to_position
+FROM outbox.recorded_acts
+WHERE processor_id = %(processor_id)s AND act IN ('GiveUp', 'Skip', 'DropHeldMessage', 'DropDeadLetter')
+"""
+"""Where a checkpoint was moved by decision, as `skip-to` is recorded too; and each single message that was given up."""
+_OPEN: Final = """
+SELECT code, expected_transaction_id::text || ':' || expected_position,
+       stored_transaction_id::text || ':' || stored_position
+FROM outbox.processor_conflicts WHERE processor_id = %s AND needs_person AND resolved_at IS NULL ORDER BY id LIMIT 1
+"""
+_MISSING: Final = """
+SELECT 1 FROM outbox.messages m WHERE NOT EXISTS (SELECT FROM {} l WHERE l.message_id = m.message_id) LIMIT 1
+"""
+
+
+def is_all_handled(connection: psycopg.Connection[Any], workers: Sequence[Worker]) -> bool:
+    """Say whether every message has a line of every processor that can still go on."""
+    return not any(
+        connection.execute(sql.SQL(_MISSING).format(_table(processor))).fetchone()
+        for processor in _processors(workers)
+        if _stopped(connection, processor) is None
+    )
+
+
+def count(connection: psycopg.Connection[Any], committed: Path, workers: Sequence[Worker]) -> list[Account]:
+    """Compare, for each processor."""
+    produced, undone = read_commit_logs(committed)
+    known = {message.message_id for message in produced}
+    for message_id, key, transaction_id, position in connection.execute(_STORED):
+        if message_id not in known:
+            produced.append(Message(message_id, key, (int(transaction_id), position), by_reader=True))
+    accounts = []
+    for processor in _processors(workers):
+        query = sql.SQL("SELECT message_id FROM {} ORDER BY line").format(_table(processor))
+        lines = (row[0] for row in connection.execute(query))
+        stopped = _stopped(connection, processor) or _held_back(processor, workers)
+        reasons = Reasons(_moves(connection, processor), stopped)
+        accounts.append(
+            compare(
+                processor.processor_id, produced, lines, order=Order(processor.order), undone=undone, reasons=reasons
+            )
+        )
+    return accounts
+
+
+def _processors(workers: Sequence[Worker]) -> list[Processor]:
+    return list({worker.processor.processor_id: worker.processor for worker in workers}.values())
+
+
+def _table(processor: Processor) -> sql.Identifier:
+    return sql.Identifier(*processor.lines.split("."))
+
+
+def _moves(connection: psycopg.Connection[Any], processor: Processor) -> Any:
+    moves = []
+    for from_id, from_position, to_id, to_position in connection.execute(
+        _DECIDED, {"processor_id": processor.processor_id}
+    ):
+        start = None if from_id is None else (int(from_id), int(from_position))
+        # A checkpoint of the cursor Snapshot counts windows: its transaction id is 0.
+        moves.append(None if to_id == "0" and to_position else (start, (int(to_id), int(to_position))))
+    return tuple(moves)
+
+
+def _held_back(processor: Processor, workers: Sequence[Worker]) -> str | None:
+    """Name the transaction that a processor must wait for, by its workers' last reports."""
+    for worker in workers:
+        if worker.processor is processor and worker.report:
+            bound = worker.report.get("bound") or {}
+            if processor.waits and bound.get("holder") and bound["ageSeconds"] >= STALLED_AFTER:
+                return f"the reading bound is held by {bound['holder']}"
+    return None
+
+
+def _stopped(connection: psycopg.Connection[Any], processor: Processor) -> str | None:
+    row = connection.execute(_OPEN, [processor.processor_id]).fetchone()
+    if row is None:
+        return None
+    code, expected, stored = row
+    return f"code {code}: its checkpoint was {expected}, and {stored or 'nothing'} of another writer is stored now"

@@ -1,0 +1,165 @@
+"""The guard: a process that waits for the end of the run, then ends what the run started and removes its folder.
+
+It reads a pipe whose other end only the run's own process has. The pipe closes when that process ends: normally, by a
+signal, or by SIGKILL. So there is one way to clean up, and it is always taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_START, _END, _REMOVE, _KEEP = "+", "-", "r", "k"
+_PATIENCE: Final = 8.0
+"""Seconds that a process has to end before it is killed."""
+
+
+@dataclass(slots=True)
+class Belongings:
+    """What is to go at the end: processes with the signal that ends each, and paths."""
+
+    paths: list[Path]
+    running: dict[int, int] = field(default_factory=dict)
+    kept: Path | None = None
+
+    def take(self, line: str) -> None:
+        """Carry out one line of the pipe."""
+        act, number, rest = line.split(" ", 2)
+        if act == _START:
+            self.running[int(number)] = int(rest)
+        elif act == _END:
+            self.running.pop(int(number), None)
+        elif act == _REMOVE:
+            self.paths.append(Path(rest))
+        elif act == _KEEP:
+            self.kept = Path(rest)
+
+    def end(self) -> None:
+        """End the processes, then remove the paths. A server whose data is kept ends gently."""
+        gently = {signal.SIGQUIT: signal.SIGINT} if self.kept else {}
+        for pid, number in self.running.items():
+            _send(pid, gently.get(signal.Signals(number), number))
+        deadline = time.monotonic() + _PATIENCE
+        while any(_lives(pid) for pid in self.running) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for pid in self.running:
+            _send(pid, signal.SIGKILL)
+        for path in self.paths:
+            if path != self.kept:
+                _remove(path, deadline)
+
+
+class Guard:
+    """The run's side of the guard."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start the guard of a folder. Signals must be blocked: the folder must not stay without its guard."""
+        self._belongings = Belongings([folder])
+        reading, self._writing = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._writing)
+            _watch(reading, self._belongings)
+        os.close(reading)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._pid
+
+    def add(self, pid: int, ending: signal.Signals = signal.SIGKILL) -> None:
+        """Name a process that is to end with the run, and how. The process says it too, as the first thing it does."""
+        self._say(f"{_START} {pid} {ending.value}")
+
+    def gone(self, pid: int) -> None:
+        """Say that a process has ended and was waited for: its number may be another program's soon."""
+        self._say(f"{_END} {pid} 0")
+
+    def remove(self, path: Path) -> None:
+        """Name something outside the folder that is to go too."""
+        self._say(f"{_REMOVE} 0 {path}")
+
+    def keep(self, path: Path) -> None:
+        """Leave this path where it is."""
+        self._say(f"{_KEEP} 0 {path}")
+
+    def leave(self) -> None:
+        """Close the pipe in a forked process: it is to close for good with the run's own process."""
+        os.close(self._writing)
+
+    def finish(self) -> None:
+        """End everything, and return when it is done."""
+        os.close(self._writing)
+        with contextlib.suppress(ChildProcessError):
+            # Every child is waited for: the guard sees that a process is gone only then.
+            while os.waitpid(-1, 0)[0] != self._pid:
+                if not _lives(self._pid):
+                    break
+        self._belongings.end()  # nothing is left to do, unless the guard was killed
+
+    def _say(self, line: str) -> None:
+        self._belongings.take(line)
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
+            os.write(self._writing, f"{line}\n".encode())
+
+
+def block_signals() -> None:
+    """Keep the signals that end a run waiting."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def unblock_signals() -> None:
+    """Let them come."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _watch(reading: int, belongings: Belongings) -> NoReturn:
+    try:
+        os.setsid()  # neither the terminal's Ctrl-C nor its end is for the guard
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        unblock_signals()
+        with os.fdopen(reading, encoding="utf-8") as lines:
+            for line in lines:
+                belongings.take(line.rstrip("\n"))
+        belongings.end()
+    finally:
+        os._exit(0)
+
+
+def _send(pid: int, number: int) -> None:
+    """Signal a process and what it started: each leads a process group, from its first moments on."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            os.kill(pid, number)  # it was forked this moment, and leads none yet
+
+
+def _remove(path: Path, deadline: float) -> None:
+    """Remove a path whole: a process that is being killed may add a file beside this."""
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists() or time.monotonic() > deadline:
+            return
+        time.sleep(0.005)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False  # gone, or the number is another user's program by now
+    try:
+        # A process whose parent was killed stays as a zombie where process 1 waits for none. Elsewhere than on Linux
+        # there is no such file.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True

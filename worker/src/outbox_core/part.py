@@ -1,0 +1,132 @@
+"""PURE: a part of a batch, for either cursor, and which of a batch's messages wait because others of their keys failed.
+
+A part is a batch itself: what targets and the relation `batch` make of a batch, they make of a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from outbox_core.message import Batch, Message
+
+
+SMALL: Final = 16
+"""Messages of a part that are looked up one by one: a statement for a range, above all for one of many hash slots,
+costs more than handling so few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message is in the outbox, and its key."""
+
+    checkpoint: Checkpoint
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What became of the messages of a batch that were tried, as their numbers in it."""
+
+    handled: tuple[int, ...]
+    waiting: tuple[int, ...]
+    """Not tried, because one of their key before them failed."""
+
+
+def sort_tried(keys: Sequence[str], tried: int, refused: Collection[int], *, blocks: bool) -> Sorted:
+    """Sort the first `tried` messages of a batch.
+
+    Args:
+        keys: of all its messages, in order.
+        tried: how many of them.
+        refused: the numbers of those that failed alone.
+        blocks: later messages of a key wait behind one that failed.
+
+    """
+    failed = set(refused)
+    blocked: set[str] = set()
+    handled, waiting = [], []
+    for number in range(tried):
+        if number in failed:
+            blocked.add(keys[number])
+        elif blocks and keys[number] in blocked:
+            waiting.append(number)
+        else:
+            handled.append(number)
+    return Sorted(tuple(handled), tuple(waiting))
+
+
+def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, without: Collection[int] = ()) -> Batch:
+    """Return the messages of a batch from number `begin` to before `end`, those `without` aside.
+
+    Args:
+        batch: of a range of the outbox; or held messages.
+        places: of all its messages, in order.
+        begin: at least 0.
+        end: more than `begin`.
+        without: numbers of messages that are not handled now.
+
+    Raises:
+        ValueError: the part has no message, so it has no place to end at.
+
+    """
+    if end <= begin:
+        msg = f"a part from message {begin} to before {end} has none"
+        raise ValueError(msg)
+    numbers = [number for number in range(begin, end) if number not in without]
+    messages = tuple(batch.messages[number] for number in numbers) if batch.messages else ()
+    if batch.held:
+        held = tuple(batch.held[number] for number in numbers)
+        return replace(batch, held=held, messages=messages, matched_count=len(held))
+    after = batch.after if begin == 0 else _reach(batch, places, begin)
+    examined = batch.examined if end == len(places) else _reach(batch, places, end)
+    only = tuple(places[number].checkpoint for number in numbers) if len(numbers) <= SMALL else ()
+    skipped = (places[number].checkpoint for number in range(begin, end) if number in without)
+    return replace(
+        batch, after=after, examined=examined, messages=messages, matched_count=len(numbers),
+        aside=(*_between(batch, places, begin, end), *skipped), full=batch.full or end < len(places),
+        only=only,
+    )  # fmt: skip
+
+
+def place_parts(
+    places: Sequence[Place | Message], ranges: Iterable[tuple[int, int]]
+) -> list[tuple[Checkpoint, Checkpoint]]:
+    """Return, of each part of a batch, the last message before it, or the pair before all, and its own last message."""
+    return [(places[begin - 1].checkpoint if begin else BEGINNING, places[end - 1].checkpoint) for begin, end in ranges]
+
+
+def _reach(batch: Batch, places: Sequence[Place], end: int) -> Checkpoint:
+    """Return the checkpoint after so many messages, more than none and not all of them."""
+    last = places[end - 1].checkpoint
+    window = batch.examined.window
+    if window is None:
+        return last
+    before = batch.after.window or Window()
+    same = before.is_open and before.upper == window.end
+    lower = before.lower if same else before.end
+    examined = end + len(_between(batch, places, 0, end))
+    return Checkpoint(
+        0, batch.after.position + examined, Window(lower, window.end, last.position, window.plan)
+    )  # fmt: skip
+
+
+def _between(batch: Batch, places: Sequence[Place], begin: int, end: int) -> tuple[Checkpoint, ...]:
+    """Return what was set aside already and lies between messages; behind the last one, too."""
+    first = _order(batch, places[begin - 1].checkpoint) if begin else None
+    last = _order(batch, places[end - 1].checkpoint) if end < len(places) else None
+    return tuple(
+        each for each in batch.aside
+        if (first is None or _order(batch, each) > first) and (last is None or _order(batch, each) <= last)
+    )  # fmt: skip
+
+
+def _order(batch: Batch, pair: Checkpoint) -> tuple[int, int]:
+    """Return what sorts messages as the batch's cursor reads them."""
+    return (0, pair.position) if batch.examined.window is not None else (pair.transaction_id, pair.position)

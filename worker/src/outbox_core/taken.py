@@ -1,0 +1,60 @@
+"""PURE: which messages a broker took of batches that failed, so that no later attempt hands them over again.
+
+Only this process knows: after its death the batch is handed over again as a whole (AtLeastOnce).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.work import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outbox_core.message import Batch, Message
+
+LARGEST: Final = 20_000
+"""Messages of one partition that are remembered; beyond them the oldest are forgotten, and may be repeated."""
+
+
+class TakenMessages:
+    """Of each partition what was taken under its latest epoch, the oldest first."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._epochs: dict[int, int] = {}
+        self._taken: dict[int, OrderedDict[tuple[int, int, str], None]] = {}
+
+    def left_of(self, batch: Batch, epoch: int) -> list[Message]:
+        """Return the messages of a batch that the broker has not taken yet.
+
+        Another epoch of a partition begins with nothing: a person may have asked for its messages again (a rewind). In
+        mode Competing nobody can, and a batch that was handed back and taken again is the same batch.
+        """
+        if isinstance(batch, Piece):
+            epoch = 0
+        if self._epochs.get(batch.partition) != epoch:
+            self._epochs[batch.partition] = epoch
+            self._taken.pop(batch.partition, None)
+        taken = self._taken.get(batch.partition)
+        return [message for message in batch if _name(message) not in taken] if taken else list(batch)
+
+    def add(self, batch: Batch, messages: Iterable[Message]) -> None:
+        """Remember that the broker took these messages of a batch that failed."""
+        taken = self._taken.setdefault(batch.partition, OrderedDict())
+        taken.update((_name(message), None) for message in messages)
+        while len(taken) > LARGEST:
+            taken.popitem(last=False)
+
+    def forget(self, batch: Batch) -> None:
+        """All of this batch is delivered: nothing of it is tried again."""
+        if taken := self._taken.get(batch.partition):
+            for message in batch:
+                taken.pop(_name(message), None)
+
+
+def _name(message: Message) -> tuple[int, int, str]:
+    """The place and the id: a database that was set back can give the same place to another message."""
+    return message.checkpoint.transaction_id, message.checkpoint.position, message.message_id

@@ -1,0 +1,49 @@
+"""PURE: whose turn it is: fresh messages, or messages that failed before and are due for another attempt.
+
+Messages that fail come again and again; were they always first, a few of them would take all the time there is. So
+time is shared: after each turn of theirs fresh messages have `FRESH_SHARE` times as long, as long as there are any.
+They never have two turns in a row then, however long a turn of the fresh ones was. Where one kind has nothing to do,
+the other goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+FRESH_SHARE: Final = 3.0
+"""How much longer than messages that failed before fresh ones are worked on, while both are there."""
+LONGEST_OWED: Final = 60.0
+"""Seconds. One attempt that ran into a long time-out must not put off all others for hours."""
+
+
+class Turn(StrEnum):
+    """What is taken next."""
+
+    FRESH = "Fresh"
+    AGAIN = "Again"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How many seconds of work fresh messages have ahead of them before one that failed is tried again."""
+
+    owed: float = 0.0
+
+
+def decide_turn(turns: Turns) -> Turn:
+    """Say what is looked for next; where that finds nothing, tell `decide_after_nothing` and ask again."""
+    return Turn.FRESH if turns.owed > 0 else Turn.AGAIN
+
+
+def decide_after_turn(turns: Turns, turn: Turn, seconds: float) -> Turns:
+    """Something was found, and it took so many seconds to handle it, whatever came of it."""
+    if turn is Turn.FRESH:
+        return Turns(max(0.0, turns.owed - seconds))
+    return Turns(min(LONGEST_OWED, turns.owed + FRESH_SHARE * seconds))
+
+
+def decide_after_nothing(turns: Turns, turn: Turn) -> Turns:
+    """Nothing of this kind was found: where nothing fresh waits, nothing is owed to it."""
+    return Turns() if turn is Turn.FRESH else turns

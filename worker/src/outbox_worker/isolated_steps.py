@@ -1,0 +1,289 @@
+"""The step that finds the messages of a batch that fail, lets the others through and holds those, at once.
+
+Mixed into the steps of a partition by `outbox_worker.steps`. The batch, fresh or of held messages, was refused as a
+whole (or others were lately); now it is handled in parts under savepoints, in one transaction with what becomes of the
+messages that failed alone and with the checkpoint. Where effects and checkpoint are not one transaction (AtLeastOnce),
+the checkpoint follows. It decides nothing: `outbox_core.isolation`, `part` and `failing` do.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from typing_extensions import override
+
+from outbox_core import failing
+from outbox_core import happening as h
+from outbox_core.errors import TransientError
+from outbox_core.failing import Failure
+from outbox_core.isolation import Search, search_failed
+from outbox_core.message import Held
+from outbox_core.part import Place, Sorted, place_parts, sort_tried, take_part
+from outbox_core.ports import PartsTarget
+from outbox_core.report import Reason
+from outbox_core.spec import Blocks, Guarantee
+from outbox_worker.held_steps import GONE, HeldSteps, lease_of
+from outbox_worker.isolation import isolate
+from outbox_worker.postgres import holding
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.transaction import Reached
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+
+    from outbox_core.errors import MessagesFailedError, OutboxError
+    from outbox_core.message import Batch
+    from outbox_core.ports import TransactionTarget
+    from outbox_core.spec import Delivery
+    from outbox_core.state import ProcessorState
+    from outbox_worker.isolation import Isolated
+    from outbox_worker.transaction import Transaction
+
+FRESH_SECONDS: Final = 0.5
+"""Then what was found is committed, and the rest is another batch: nothing waits longer for what fails."""
+HELD_SECONDS: Final = 0.3
+"""The same for messages that are tried again, which take a turn of the fresh ones' time."""
+_SHARE: Final = 4
+"""Of delivery.timeout, which bounds all of it, this part at most."""
+_Keyed = TypeVar("_Keyed", Place, Held)
+
+
+class _Parts:
+    """The parts of one batch: what is tried, and what came of it."""
+
+    def __init__(self, batch: Batch, places: tuple[Place, ...], *, blocks: bool) -> None:
+        self.batch = batch
+        self.places = places
+        self.sorted = Sorted((), ())
+        self.refused: dict[int, OutboxError] = {}
+        self.tried = 0
+        self.next_block = 1
+        self._blocks = blocks
+        self._keys = tuple(each.key for each in places)
+        self._blocked: set[str] = set()
+        self._noted = 0
+
+    def waiting(self, begin: int, end: int) -> frozenset[int]:
+        """Return which of these wait behind one of their key that failed."""
+        if not self._blocked:
+            return frozenset()
+        return frozenset(number for number in range(begin, end) if self._keys[number] in self._blocked)
+
+    def note(self, found: Isolated) -> None:
+        """Remember which keys are blocked by now."""
+        if self._blocks:
+            self._blocked.update(self._keys[each.index] for each in found.refused[self._noted :])
+            self._noted = len(found.refused)
+
+    def end(self, found: Isolated) -> None:
+        """Keep what came of it."""
+        self.refused = {each.index: each.error for each in found.refused}
+        self.tried, self.next_block = found.at, found.next_block
+        self.sorted = sort_tried(self._keys, found.at, self.refused, blocks=self._blocks)
+
+    def failures(self, delivery: Delivery) -> tuple[Failure, ...]:
+        """Say what becomes of each message that failed."""
+        messages = self.batch.held or self.places
+        return _failures([(messages[number], error) for number, error in sorted(self.refused.items())], delivery)
+
+    def done(self) -> Batch:
+        """Return the part of the batch that was tried; who waits behind what failed is aside."""
+        return take_part(self.batch, self.places, 0, self.tried, {*self.sorted.waiting})
+
+
+class IsolatedSteps(HeldSteps):
+    """What `Steps` does with a batch of which some messages fail."""
+
+    _timeout: float
+
+    def _isolate(self, state: ProcessorState) -> h.Happening:
+        batch = state.batch
+        if batch is None:
+            raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
+        if batch.held:
+            return self._answered(state, lambda: self._isolate_held(state, batch))
+        return self._isolate_fresh(state, batch)
+
+    def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> h.Happening:
+        lease, connection = lease_of(state), self._connection()
+        delivery = self._parts.config.delivery
+        # Here, not in the transaction, which would be idle while another database is read.
+        parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is Blocks.KEY)
+        rows = self._relation(batch)
+        one = self._parts.config.guarantee is Guarantee.TRANSACTIONAL
+        request = replace(self._request(state, batch), first=False) if one else None
+        failed: tuple[Failure, ...] = ()
+
+        def effects(transaction: Transaction) -> Reached:
+            nonlocal failed
+            self._try_parts(transaction, parts, _search(batch, state.block), FRESH_SECONDS)
+            failed = parts.failures(delivery)
+            return Reached(parts.done().examined, len(parts.sorted.handled))
+
+        def keep(connection: psycopg.Connection[Any]) -> h.Happening | None:
+            aside = parts.done().aside
+            if not (aside or failed):
+                return None
+            kept = holding.hold(connection, self._parts.key, lease, rows, aside=aside, failed=failed)
+            return None if kept else h.OwnershipLost(GONE)
+
+        if not one and (told := self._find_loss(state, batch)) is not None:
+            return told
+        happened = self._runner.run(connection, lease, request, effects, keep if one else None)
+        if not isinstance(happened, h.Stored):
+            return happened
+        done = parts.done()
+        done = replace(done, matched_count=len(parts.sorted.handled))
+        return h.Isolated(done, failed, len(parts.sorted.handled), parts.next_block, stored=one)
+
+    def _isolate_held(self, state: ProcessorState, batch: Batch) -> h.Happening:
+        lease, connection = lease_of(state), self._connection()
+        delivery = self._parts.config.delivery
+        parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is not Blocks.NOTHING)
+        failed: tuple[Failure, ...] = ()
+
+        def effects(transaction: Transaction) -> int:
+            nonlocal failed
+            self._try_parts(transaction, parts, _search(batch, state.held_block), HELD_SECONDS)
+            failed = parts.failures(delivery)
+            return len(parts.sorted.handled)
+
+        def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
+            handled = [batch.held[number] for number in parts.sorted.handled]
+            return self._settle_sorted(connection, lease, handled, failed)
+
+        if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
+            happened = self._runner.run(connection, lease, None, effects, settle)
+        elif self._find_loss(state, batch) is not None:
+            return h.OwnershipLost("the lease went before held messages were handed over")
+        else:
+            happened = self._runner.run(connection, lease, None, effects)
+            if isinstance(happened, h.Stored):
+                happened = self._runner.run(connection, lease, None, None, settle)
+        if not isinstance(happened, h.Stored):
+            return happened
+        return h.HeldSorted(len(parts.sorted.handled), failed, parts.next_block, more=parts.tried < len(parts.places))
+
+    def _sort_named(self, state: ProcessorState, batch: Batch, error: MessagesFailedError) -> h.Happening:
+        """The target took all of a fresh batch but what it names: that is held with the checkpoint, which passes all.
+
+        Also what it took behind a message of the same key that failed: nothing takes that back.
+
+        Raises:
+            MessagesFailedError: where what fails is not to be passed.
+
+        """
+        delivery = self._parts.config.delivery
+        if delivery.blocking is Blocks.PARTITION or state.suspicion is not None or not self._are_refusals(error):
+            raise error
+        places = [place for place in self._places(batch) if place.checkpoint in error.failed]
+        named = _blamed(places, delivery.blocking)
+        alone = frozenset(named)
+        behind = tuple(place.checkpoint for place in places if place not in alone)
+        failed = _failures([(place, error.failed[place.checkpoint]) for place in named], delivery)
+        count = batch.matched_count - len(places)
+        done = replace(batch, matched_count=count, aside=(*batch.aside, *behind))
+        return h.Isolated(done, failed, count, delivery.batch_limit, stored=False)
+
+    @override
+    def _sort_named_held(self, batch: Batch, lease: h.HeldLease, error: MessagesFailedError) -> h.Happening:
+        """The same for held messages: those taken are settled, and those named wait again, in one transaction."""
+        if not self._are_refusals(error):
+            raise error
+        delivery = self._parts.config.delivery
+        handled = [each for each in batch.held if each.checkpoint not in error.failed]
+        named = _blamed([each for each in batch.held if each.checkpoint in error.failed], delivery.blocking)
+        failed = _failures([(each, error.failed[each.checkpoint]) for each in named], delivery)
+
+        def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
+            return self._settle_sorted(connection, lease, handled, failed)
+
+        happened = self._runner.run(self._connection(), lease, None, None, settle)
+        if not isinstance(happened, h.Stored):
+            return happened
+        return h.HeldSorted(len(handled), failed, delivery.batch_limit, more=False)
+
+    def _are_refusals(self, error: MessagesFailedError) -> bool:
+        settings = self._parts.config.delivery.retry
+        return all(failing.is_refusal(each, settings) for each in error.failed.values())
+
+    def _settle_sorted(
+        self,
+        connection: psycopg.Connection[Any],
+        lease: h.HeldLease,
+        handled: Sequence[Held],
+        failed: tuple[Failure, ...],
+    ) -> h.Happening | None:
+        settled = holding.settle(connection, self._parts.key, lease, handled)
+        left = holding.fail(connection, self._parts.key, lease, failed)
+        if settled < 0 or left < 0:
+            return h.OwnershipLost(GONE)
+        return None if (settled, left) == (len(handled), len(failed)) else h.HeldChanged()
+
+    def _try_parts(self, transaction: Transaction, parts: _Parts, search: Search, seconds: float) -> None:
+        """Handle the batch in parts; what no message is to blame for is raised."""
+        target = cast("TransactionTarget", self._parts.target)
+        connection, settings = transaction.connection, self._parts.config.delivery.retry
+        until = time.monotonic() + min(seconds, self._timeout / _SHARE)
+        try_parts = target.open_parts(transaction, parts.batch) if isinstance(target, PartsTarget) else None
+
+        def handle(begin: int, end: int) -> None:
+            part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))
+            if part.matched_count:
+                target.handle(transaction, part)
+
+        def handle_parts(ranges: Sequence[tuple[int, int]]) -> int | None:
+            if try_parts is None or parts.waiting(ranges[0][0], ranges[-1][1]):
+                return None
+            return try_parts(place_parts(parts.places, ranges))
+
+        def is_enough(found: Isolated) -> bool:
+            parts.note(found)
+            return time.monotonic() >= until
+
+        def run() -> Isolated:
+            return isolate(
+                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough, handle_parts
+            )  # fmt: skip
+
+        self._parts.ownership.enter(connection)
+        try:
+            parts.end(self._parts.shutdown.limited(self._timeout, run))
+        except Interrupted as err:
+            raise err.as_error("the batch") from err
+        finally:
+            self._parts.ownership.leave()
+
+    def _find_loss(self, state: ProcessorState, batch: Batch) -> h.Refused | None:
+        raise NotImplementedError
+
+
+def _failures(failed: Sequence[tuple[Place | Held, OutboxError]], delivery: Delivery) -> tuple[Failure, ...]:
+    """Say what becomes of messages that failed; the random shares of their waits are spread evenly."""
+
+    def decide(message: Place | Held, error: OutboxError, chance: float) -> failing.Verdict:
+        if isinstance(message, Held):
+            return failing.decide_held_verdict(error, message.attempts + 1, delivery, chance)
+        return failing.decide_passed_verdict(error, 1, delivery, chance)
+
+    return tuple(
+        Failure(message.checkpoint, decide(message, error, (order + 0.5) / len(failed)), message.key)
+        for order, (message, error) in enumerate(failed)
+    )
+
+
+def _blamed(named: Sequence[_Keyed], blocks: Blocks) -> list[_Keyed]:
+    """Return which of the named messages failed: of a key that blocks the first; others wait behind it, untried."""
+    first = {each.key: each for each in reversed(named)}
+    return [each for each in named if blocks is Blocks.NOTHING or first[each.key] is each]
+
+
+def _search(batch: Batch, block: int | None) -> Search:
+    """Begin with what the last batches taught, or with all of it having failed."""
+    if block is None:
+        return search_failed(batch.matched_count)
+    return Search(batch.matched_count, block)

@@ -1,2 +1,0 @@
--- Messages whose time has come are handed out like others.
-SELECT {schema}.promote_delayed(%(queue)s, %(limit)s)

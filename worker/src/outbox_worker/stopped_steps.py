@@ -1,0 +1,82 @@
+"""The steps about the one message that a partition stops at: naming it for a person, and looking what they decided.
+
+Mixed into the steps of a partition by `outbox_worker.steps`; `outbox_core.stopping` decides.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from outbox_core import happening as h
+from outbox_core.errors import ConfigurationError, OutboxError
+from outbox_core.spec import Engine, Mode
+from outbox_core.state import Step
+from outbox_core.stopping import Named
+from outbox_worker.held_steps import HeldSteps
+from outbox_worker.postgres import giving_up, holding
+from outbox_worker.postgres.connection import limited
+
+if TYPE_CHECKING:
+    from outbox_core.message import Batch
+    from outbox_core.state import ProcessorState
+
+DEFAULT_SCHEMA = "outbox"
+_NAMING_SECONDS: Final = 1.0
+"""A name is for a person: where it takes longer (the table is locked), it is asked for again later."""
+
+
+class StoppedSteps(HeldSteps):
+    """What `Steps` does about a message that stops its partition."""
+
+    def name_failed(self, state: ProcessorState, failed: h.Failed) -> h.Failed:
+        """Say which message failed alone; a batch of several, or one that cannot be read now, stays without a name."""
+        batch = state.batch
+        alone = batch is not None and batch.matched_count == 1 and not batch.held and state.step is Step.HANDLE
+        return replace(failed, message=self._try_name(batch)) if batch is not None and alone else failed
+
+    def _try_name(self, batch: Batch) -> Named | None:
+        if self._parts.config.engine is not Engine.WORKER:
+            return None
+        with suppress(OutboxError, psycopg.Error):
+            return self._name(batch)
+        return None
+
+    def _name(self, batch: Batch) -> Named | None:
+        rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+        connection = self._source_connection()
+        with limited(connection, _NAMING_SECONDS):
+            found = giving_up.find_message(
+                connection, holding.without_aside(rows, batch.aside) if batch.aside else rows
+            )
+        return None if found is None else self._named(found)
+
+    def _named(self, found: giving_up.FoundMessage) -> Named:
+        of_type = "without a type" if found.message_type is None else f"of type {found.message_type!r}"
+        text = f"message {found.message_id!r} {of_type}, key {found.key!r}, {found.place}"
+        return Named(str(found.place), text, self._remedy(str(found.place)))
+
+    def _remedy(self, place: str) -> str:
+        key = self._parts.key
+        command = ["outbox", "dead-letters", "add", key.processor_id, "--at", place]
+        if self._parts.config.delivery.mode is Mode.PARTITIONED:
+            command += ["--partition", str(key.partition)]
+        if key.schema != DEFAULT_SCHEMA:
+            command += ["--schema", key.schema]
+        return shlex.join([*command, "--reason", "it stopped the processor"])
+
+    def _look_for_decision(self, state: ProcessorState) -> h.Happening:
+        stopped = state.stopped
+        if stopped is not None and stopped.unnamed is not None:
+            return h.Decision(given_up=False, named=self._try_name(stopped.unnamed))
+        if stopped is None or stopped.place is None:
+            return h.Decision(given_up=False)
+        try:
+            found = giving_up.find(self._connection(), self._parts.key, stopped.place)
+        except ConfigurationError:
+            found = False  # this role may not read what people decided
+        return h.Decision(given_up=found)
