@@ -10,6 +10,8 @@ from uuid import uuid4
 import pytest
 from typing_extensions import override
 
+from outbox_core.partition import partition_of
+from outbox_worker.partition_steps import PASSING_SECONDS
 from outbox_worker.postgres import checkpoints
 from tests.integration.cli.conftest import Cli
 from tests.support.postgres import Servers, wait_until
@@ -354,3 +356,26 @@ def test_it_stops_between_batches_and_says_how_far_it_came(cli, shop):
     began = time.monotonic()
     assert cli.json("prune", "--batch", "10", "--rate", "40", *ACT)["deleted"] == 40
     assert time.monotonic() - began > 0.5, "no faster than asked"
+
+
+@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+def test_an_idle_partition_does_not_keep_what_the_others_handled(cli, outbox, workers, database, cursor):
+    """Its own last message was long ago: that it has looked further is stored, and once, not again and again."""
+    target = {"sql": {"statement": "INSERT INTO seen SELECT 'divided', message_id FROM batch"}}
+    delivery = {"mode": "Partitioned", "partitions": {"count": 2}}
+    workers.start(
+        build_config(database, target, processor_id="divided", delivery=delivery, source={"cursor": cursor}),
+        database.uri(),
+    )
+    busy = next(key for key in map(str, range(99)) if partition_of(key, 2) == 1)
+    for count in (1, 2):
+        outbox.connection.execute(
+            "INSERT INTO outbox.messages (message_id, partition_key, message_type, data) VALUES (%s, %s, 't', '{}')",
+            (str(count), busy),
+        )
+        wait_until(lambda: len(seen(outbox, "divided")) == len(left(outbox)), f"message {count} is handled")
+    wait_until(lambda: cli.json("prune", *ACT)["deleted"] >= 0 and not left(outbox), "all of it goes", 30)
+    stored = "SELECT partition, stored_at FROM outbox.processor_checkpoints ORDER BY 1"
+    before = outbox.connection.execute(stored).fetchall()
+    time.sleep(PASSING_SECONDS + 1)
+    assert outbox.connection.execute(stored).fetchall() == before

@@ -110,10 +110,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The outbox was read; `at_line`: the batch ends at the stop line, and nothing is left before it."""
+    """The outbox was read; `at_once`: how far it was examined is stored now, although there is nothing to handle."""
 
     batch: Batch
-    at_line: bool = False
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

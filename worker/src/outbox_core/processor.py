@@ -227,7 +227,7 @@ def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: 
     )  # fmt: skip
     state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
     left = state.unstored_since + UNSTORED_SECONDS - now
-    if state.unstored_rows and (fetched.at_line or state.unstored_rows >= UNSTORED_ROWS or left <= 0):
+    if state.unstored_rows and (fetched.at_once or state.unstored_rows >= UNSTORED_ROWS or left <= 0):
         return replace(state, step=Step.STORE, due=now)
     wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
     if state.unstored_rows:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from outbox_core import happening as h
+from outbox_core.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.message import Batch
 from outbox_core.report import Reason
+from outbox_core.standing import as_window, covers
 from outbox_core.state import Step
 from outbox_core.stop_line import describe_key, describe_line
 from outbox_worker.held_steps import lease_of
@@ -23,7 +25,6 @@ from outbox_worker.steps import Steps
 if TYPE_CHECKING:
     import psycopg
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
     from outbox_core.stop_line import Partitioning
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _log = get_logger("outbox.worker")
 _ECHO: Final = 0.5
 """Seconds for which the failure to prepare of one partition is every partition's: they share the connection."""
+PASSING_SECONDS: Final = 5.0
+"""Between two looks of an idle partition whether there are messages of others behind its checkpoint."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,7 @@ class PartitionSteps(Steps):
         self._shared = shared
         self._membership = membership
         self._division: Partitioning | None = None
+        self._next_passing = 0.0
         self._actions[Step.RELEASE] = self._release
         divided = parts.config.delivery.partitions
         if divided is None:
@@ -182,6 +186,7 @@ class PartitionSteps(Steps):
         line = None if known is None else known.line
         # Before reading: from here on nothing more can appear below the line.
         settled = line is not None and stop_line.is_settled(connection, line)
+        newest = self._find_newest()
         fetched = super()._fetch(state)
         now = self._look(connection)
         if not isinstance(fetched, h.Fetched) or now is None:
@@ -191,11 +196,24 @@ class PartitionSteps(Steps):
             return h.Unwanted()
         beyond = now.is_beyond_line(fetched.batch.examined)
         if now.has_same_line(known):
-            return fetched if now.next_count is None else self._stop_at(now, state, fetched, settled=settled)
+            if now.next_count is None:
+                return _pass(newest, state, fetched)
+            return self._stop_at(now, state, fetched, settled=settled)
         self._division = now
         self._reader = reader_of(self._parts.config, self._parts.key.partition, now.line)
         # What was read up to another line, or beyond this one, is dropped: nothing of it was handled.
         return self._fetch(state) if beyond or line is not None else fetched
+
+    def _find_newest(self) -> int | None:
+        """Return, now and then, the newest transaction whose messages nothing can join any more; of all partitions.
+
+        Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
+        server, whose crash could take the transaction back and not what is stored of it here.
+        """
+        if self._parts.databases.apart or time.monotonic() < self._next_passing:
+            return None
+        self._next_passing = time.monotonic() + PASSING_SECONDS
+        return self._reader.find_newest(self._source_connection())
 
     def _look(self, connection: psycopg.Connection[Any]) -> Partitioning | None:
         """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
@@ -216,10 +234,10 @@ class PartitionSteps(Steps):
         if now.line is None:  # somebody holds the row for longer than we wait
             return h.Fetched(_nothing(batch)) if now.is_beyond_line(batch.examined) else fetched
         if now.line.window is not None:
-            return _store_at_line(batch, fetched) if now.is_at_line(batch.examined) else fetched
+            return _store_end(batch, fetched) if now.is_at_line(batch.examined) else fetched
         if not settled or batch.full:
             return fetched
-        return h.Fetched(replace(batch, examined=now.line), at_line=True)
+        return h.Fetched(replace(batch, examined=now.line), at_once=True)
 
     def _release(self, state: ProcessorState) -> h.Happening:
         lease = lease_of(state)
@@ -232,9 +250,23 @@ def _nothing(batch: Batch) -> Batch:
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition)
 
 
-def _store_at_line(batch: Batch, fetched: h.Fetched) -> h.Fetched:
-    """Let the line itself be stored: an idle partition has moved its lower snapshot in memory only."""
+def _pass(newest: int | None, state: ProcessorState, fetched: h.Fetched) -> h.Fetched:
+    """Let messages of others behind an idle partition's checkpoint count as examined: `outbox prune` waits for it."""
+    batch, stored = fetched.batch, state.stored
+    if newest is None or stored is None or batch.matched or batch.aside or batch.full or batch.waits_for is not None:
+        return fetched
+    if batch.after.window is None:
+        end = Checkpoint(newest, MAX_POSITION)
+        return h.Fetched(replace(batch, examined=end), at_once=True) if end > batch.examined else fetched
+    passed = f"{newest + 1}:{newest + 1}:"
+    if covers(as_window(stored).lower, passed) or not covers(as_window(batch.examined).lower, passed):
+        return fetched
+    return _store_end(batch, fetched)
+
+
+def _store_end(batch: Batch, fetched: h.Fetched) -> h.Fetched:
+    """Let where it ends be stored: an idle partition has moved its lower snapshot in memory only."""
     if batch.matched or batch.aside:
         return fetched
     line = replace(batch.examined, position=max(batch.examined.position, batch.after.position + 1))
-    return h.Fetched(replace(batch, examined=line), at_line=True)
+    return h.Fetched(replace(batch, examined=line), at_once=True)

@@ -91,6 +91,7 @@ class MessageReader:
             )
         scan = WindowScan(self._table, self._types, self._publications, self._slot, self._slots)
         end = None if line is None or line.window is None else line.window.lower
+        self._newest = scan.newest(below=_BOUND)
         self._windows = WindowReader(scan, self._partition, end=end, apart=apart)
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
@@ -232,6 +233,12 @@ class MessageReader:
         with translated():
             row = connection.execute(statement).fetchone()
         return None if row is None else max(0.0, row[0])
+
+    def find_newest(self, connection: psycopg.Connection[Any]) -> int | None:
+        """Return the highest transaction id of a message below the reading bound; of all partitions."""
+        with translated():
+            row = connection.execute(self._newest).fetchone()
+        return None if row is None else int(row[0])
 
     def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: _Range) -> tuple[Message, ...]:
         rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)

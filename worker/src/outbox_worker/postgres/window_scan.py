@@ -113,16 +113,19 @@ class WindowScan:
             columns, inside, self.table.matches(self.types), self._position
         )
 
-    def newest(self) -> sql.Composed:
-        """Return the SELECT of the highest transaction id of a committed message; of all partitions."""
+    def newest(self, *, below: sql.Composable | None = None) -> sql.Composed:
+        """Return the SELECT of the highest transaction id of a committed message, below a bound; of all partitions."""
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
-        conditions: list[sql.Composable] = [sql.SQL("")]
+        bound = sql.SQL("true") if below is None else sql.SQL("{} < {}").format(transaction_id, below)
+        conditions: list[sql.Composable] = [bound]
         if self.publications:
             column = sql.SQL("o.{}").format(self._name("publication_id"))
-            conditions = [sql.SQL("WHERE {} = {}").format(column, sql.Literal(each)) for each in self.publications]
+            conditions = [
+                sql.SQL("{} = {} AND {}").format(column, sql.Literal(each), bound) for each in self.publications
+            ]
         # Backwards along the index, whichever of the two there is.
         arms = [
-            sql.SQL("(SELECT {t} AS id FROM {table} AS o {where} ORDER BY {t} DESC, o.{p} DESC LIMIT 1)").format(
+            sql.SQL("(SELECT {t} AS id FROM {table} AS o WHERE {where} ORDER BY {t} DESC, o.{p} DESC LIMIT 1)").format(
                 t=transaction_id, table=self.table.identifier, where=each, p=self._name("position")
             )
             for each in conditions
