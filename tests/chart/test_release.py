@@ -131,10 +131,15 @@ def _answer(kubectl: Kubectl, place: Place, path: str) -> str:
 
 def _running_worker(kubectl: Kubectl, namespace: str) -> str | None:
     """The uid of the processor's one running pod."""
+    alive = _running_workers(kubectl, namespace)
+    return alive[0] if len(alive) == 1 else None
+
+
+def _running_workers(kubectl: Kubectl, namespace: str) -> list[str]:
     selector = "outbox-operator.dev/processor=orders"
     items = kubectl.items("pods", "--namespace", namespace, "--selector", selector)
     alive = [pod for pod in items if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
-    return alive[0]["metadata"]["uid"] if len(alive) == 1 else None
+    return [pod["metadata"]["uid"] for pod in alive]
 
 
 def _observed(kubectl: Kubectl, namespace: str) -> bool:
@@ -192,12 +197,33 @@ def _upgraded(release: Helm, kubectl: Kubectl, place: Place) -> None:
 
 
 def _installed_again(release: Helm, kubectl: Kubectl, place: Place, worker: str) -> None:
-    """The same release takes the kept CRD over without a word; the operator finds its processors and their pods."""
+    """The same release takes the kept CRD and keys over without a word; the operator replaces no pod."""
     served = place.served[0]
+    keys, template = _keys(kubectl, place), _workload(kubectl, served)["template"]
     release("install", str(CHART), "--wait", "--timeout", "120s", values=_values(place))
-    assert _running_worker(kubectl, served) == worker
+    # What only the new operator does shows that it has decided; the pod template is written in the same request.
+    kubectl.must("scale", "outboxprocessor", "orders", "--replicas=2", "--namespace", served)
+    eventually("the new operator's first change", lambda: _workload(kubectl, served)["replicas"] == 2, within=60)
+    assert _workload(kubectl, served)["template"] == template, "the new operator replaces the workers"
+    assert worker in _running_workers(kubectl, served)
+    assert _keys(kubectl, place) == keys
     kubectl.must("delete", "outboxprocessor", "orders", "--namespace", served, "--timeout=60s")
-    eventually("no worker without its processor", lambda: _running_worker(kubectl, served) is None, within=60)
+    eventually("no worker without its processor", lambda: not _running_workers(kubectl, served), within=60)
+
+
+def _workload(kubectl: Kubectl, namespace: str) -> Any:
+    """The spec of the workers' Deployment."""
+    chosen = ("--namespace", namespace, "--selector", "outbox-operator.dev/processor=orders")
+    (deployment,) = kubectl.items("deployments", *chosen)
+    return deployment["spec"]
+
+
+def _keys(kubectl: Kubectl, place: Place) -> dict[str, Any]:
+    """What the operator has filled the chart's Secrets with."""
+    names = (f"{FULL_NAME}-key", f"{FULL_NAME}-metrics-token")
+    data = {name: kubectl.get("secret", name, "--namespace", place.release)["data"] for name in names}
+    assert all(data.values()), "the operator has not filled them"
+    return data
 
 
 def _description(kubectl: Kubectl) -> str:

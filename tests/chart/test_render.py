@@ -224,6 +224,13 @@ def test_crd_is_the_canonical_one_and_kept():
     assert "helm.sh/resource-policy" not in unkept["metadata"]["annotations"]
 
 
+def test_keys_are_rendered_empty_and_kept_when_the_release_is_uninstalled():
+    keys = of_kind(render({}), "Secret")
+    assert [key["metadata"]["name"] for key in keys] == [f"{FULL_NAME}-key", f"{FULL_NAME}-metrics-token"]
+    assert [key.get("data") for key in keys] == [None, None]
+    assert [key["metadata"]["annotations"]["helm.sh/resource-policy"] for key in keys] == ["keep", "keep"]
+
+
 def test_charts_files_are_the_canonical_crds_byte_for_byte():
     canonical = {path.name: path.read_bytes() for path in (ROOT / "crds").glob("*.yaml")}
     copies = {path.name: path.read_bytes() for path in (CHART / "files" / "crds").glob("*.yaml")}
