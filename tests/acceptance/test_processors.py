@@ -21,6 +21,7 @@ from tests.acceptance.scenarios import (
     moving,
     ownership,
     source,
+    unheard,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,19 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 scenarios = Scenarios.of(
     *(
         module.scenarios
-        for module in (lifecycle, ownership, conflict, deletion, source, bad_input, moving, modes, failing, belief)
+        for module in (
+            lifecycle,
+            ownership,
+            conflict,
+            deletion,
+            source,
+            bad_input,
+            moving,
+            modes,
+            failing,
+            belief,
+            unheard,
+        )
     )
 )
 

@@ -9,6 +9,8 @@ from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState, WorkerState
 from outbox_operator.conditions import Answer, ConditionType, Reason
 from outbox_operator.learn import OwnershipState
+from outbox_operator.observed import Problem
+from outbox_operator.silence import describe_silences
 from outbox_operator.status import Phase
 
 if TYPE_CHECKING:
@@ -211,6 +213,8 @@ def _available(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
     problems = [pod.problem for pod in observed.runners if pod.problem is not None and not pod.deleting]
     if not problems and observed.workload is not None and observed.workload.problem is not None:
         problems = [observed.workload.problem]
+    if not problems and observed.silences:
+        problems = [Problem(Reason.WORKER_UNREACHABLE, describe_silences(observed.silences))]
     if problems:
         return Answer(kind, False, problems[0].reason, problems[0].message)
     ready = sum(pod.ready and not pod.deleting for pod in observed.runners)

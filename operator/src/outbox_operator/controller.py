@@ -77,7 +77,7 @@ class Controller:
         self.queue = KeyedQueue(self.reconcile, workers=WORKERS)
         self._kube = kube
         self._namespaces = settings.namespaces or ("",)
-        reporters = Reporters(self.store, settings.images.keys, self.queue.add)
+        reporters = Reporters(self.store, settings.images.keys, settings.lease_namespace, self.queue.add)
         parse = partial(parse_processor, cluster=cluster, unrestricted=settings.unrestricted)
         self._observer = Observer(kube, self.store, reporters, settings.images, cluster, parse)
         self._applier = Applier(kube, self.store, settings.images, EventWriter(kube, settings.identity))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox_operator.answers import NOT_ITS_OWN, describe_foreign
-from outbox_operator.conditions import ConditionType, shorten
+from outbox_operator.conditions import ConditionType, Reason, shorten
 from outbox_operator.hand_over import HandOverStep
 from outbox_operator.learn import OwnershipState
 
@@ -34,6 +34,7 @@ def tell(known: Knowledge, status: ProcessorStatus) -> tuple[Happening, ...]:
         *_ownership(known, previous),
         *_conflicts(known, previous),
         *_readiness(previous, status),
+        *_unheard(previous, status),
         *_hand_over(previous, status),
     ]
     if status.start_from_used is False and previous.start_from_used is None:
@@ -106,6 +107,17 @@ def _readiness(previous: ProcessorStatus, status: ProcessorStatus) -> list[Happe
     if in_flight and not trouble:
         return [] if before is None else [Happening(after.reason, after.message)]
     return [Happening(after.reason, after.message, warning=trouble)]
+
+
+def _unheard(previous: ProcessorStatus, status: ProcessorStatus) -> list[Happening]:
+    """A pod is not heard while others are: Ready does not say it."""
+    reason = Reason.WORKER_UNREACHABLE
+    said = {c.type: c for c in status.conditions if c.reason == reason}
+    told = any(c.reason == reason for c in previous.conditions)
+    workers = said.get(ConditionType.WORKERS_AVAILABLE)
+    if workers is None or told or ConditionType.READY in said:
+        return []
+    return [Happening(reason, workers.message, warning=True)]
 
 
 def _hand_over(previous: ProcessorStatus, status: ProcessorStatus) -> list[Happening]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -104,7 +105,8 @@ class Observer:
         heard = self._reporters.heard(pod)
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
         notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
-        return view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
+        view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
+        return replace(view, silence=heard.silence)
 
     def _is_foreign(self, pod: Body) -> bool:
         """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""

@@ -74,6 +74,8 @@ class PodView:
     problem: Problem | None = None
     report: Report | None = None
     reachable: bool = False
+    silence: str = ""
+    """Why its process is not heard, and what to do, once that is worth telling."""
     last_words: Report | None = None
     exit_code: int | None = None
 
@@ -144,6 +146,12 @@ class Observed:
     def runners(self) -> tuple[PodView, ...]:
         """Pods whose process may still handle messages."""
         return tuple(pod for pod in self.pods if pod.role in RUNNERS and pod.alive)
+
+    @property
+    def silences(self) -> tuple[str, ...]:
+        """Why running processes of the present template are not heard; older ones are being replaced."""
+        current = [pod for pod in self.runners if pod.intent_hash == self.intent_hash and not pod.deleting]
+        return tuple(pod.silence for pod in current if pod.phase == "Running" and pod.silence)
 
     @property
     def reports(self) -> tuple[Report, ...]:

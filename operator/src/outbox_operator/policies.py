@@ -15,6 +15,7 @@ from outbox_operator.conditions import Reason
 from outbox_operator.hand_over import HandOverStep
 from outbox_operator.learn import OwnershipState, describe_division
 from outbox_operator.observed import Role
+from outbox_operator.silence import describe_silences
 from outbox_operator.status import Phase
 from outbox_operator.verdict import Verdict
 
@@ -182,9 +183,8 @@ def _pods_missing(known: Knowledge) -> Verdict | None:
         problems = [observed.workload.problem]
     if problems:
         return Verdict(Phase.UNAVAILABLE, problems[0].reason, problems[0].message, halts=False)
-    silent = [pod for pod in observed.runners if pod.phase == "Running" and pod.report is not None]
-    if silent:
-        message = f"pod {silent[0].name} does not answer at /status any more; its last words stay in status"
+    if silences := observed.silences:
+        message = describe_silences(silences)
         return Verdict(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, halts=False, unknown=True)
     message = "waiting for the first pod's report" if observed.runners else "waiting for the first pod"
     return Verdict(Phase.STARTING, Reason.STARTING, message, halts=False)

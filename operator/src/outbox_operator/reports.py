@@ -9,28 +9,32 @@ nothing is scaled down for it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import secrets
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
 from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
-from outbox_core.report import STATUS_PORT, Intent, Report
 from outbox_operator.lineage import is_own, owners_of
 from outbox_operator.naming import TEMPLATE_LABEL
 from outbox_operator.observed import RUNNERS
 from outbox_operator.pace import Pace
 from outbox_operator.podstate import parse_report, role_of
+from outbox_operator.silence import Cause, Ends, Silence, address_of, describe_silence, is_worth_telling
 from outbox_operator.store import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from outbox_core.report import Intent, Report
     from outbox_operator.keys import Keys
     from outbox_operator.store import Body, Store
     from outbox_operator.workqueue import Key
@@ -57,6 +61,8 @@ class Heard:
     report: Report | None = None
     signed: bool = False
     missed: int = 0
+    silence: str = ""
+    """Why it is not heard or not believed, and what to do, once that is worth telling."""
 
     @property
     def reachable(self) -> bool:
@@ -67,10 +73,14 @@ class Heard:
 class Reporters:
     """The latest report of every pod, by pod uid; asks every PERIOD seconds."""
 
-    def __init__(self, store: Store, keys: Keys, notify: Callable[[Key, float], None]) -> None:
-        """Ask the pods of `store`; `notify` hears of a resource with news, and in how many seconds it may be woken."""
+    def __init__(self, store: Store, keys: Keys, namespace: str, notify: Callable[[Key, float], None]) -> None:
+        """Ask the pods of `store` from the operator's `namespace`.
+
+        `notify` hears of a resource with news, and in how many seconds it may be woken.
+        """
         self._store = store
         self._keys = keys
+        self._namespace = namespace
         self._signing: defaultdict[Key, set[str]] = defaultdict(set)
         """Of each resource the templates whose pods have signed."""
         self._notify = notify
@@ -83,7 +93,12 @@ class Reporters:
     def heard(self, pod: Body) -> Heard:
         """Look up what a pod of a resource said, and is believed."""
         entry = self._heard.get(_uid(pod))
-        return entry if entry is not None and (entry.signed or not self._must_sign(pod)) else Heard()
+        if entry is None or self._is_believed(pod, entry):
+            return entry or Heard()
+        return Heard(silence=entry.silence)
+
+    def _is_believed(self, pod: Body, entry: Heard) -> bool:
+        return entry.signed or not self._must_sign(pod)
 
     def _must_sign(self, pod: Body) -> bool:
         """Tell whether pods of its template, or as its workload makes them now, sign: a former version's do not."""
@@ -121,28 +136,58 @@ class Reporters:
         else:
             entry.missed += 1
             if entry.missed == PATIENCE:
-                log.info(
-                    "a pod is not heard", extra={"pod": "/".join((key[0], pod["metadata"]["name"])), "why": answer}
-                )
+                name = "/".join((key[0], pod["metadata"]["name"]))
+                log.info("a pod is not heard", extra={"pod": name, "why": answer.words if answer is not None else ""})
+        entry.silence = self._describe_silence(pod, entry, answer if isinstance(answer, Silence) else None)
         if self._standing(pod) != before:
             self._notify(key, self._paces[key].wait(time.monotonic()))
+
+    def _describe_silence(self, pod: Body, entry: Heard, silence: Silence | None) -> str:
+        """Say why a pod is not heard; empty while it is, or may only need a moment."""
+        if silence is None and entry.missed == 0 and not self._is_believed(pod, entry):
+            silence = Silence(Cause.OTHER_KEY, "it does not sign its answers")
+        resource = self._store.resource(key_of(pod))
+        if silence is None or resource is None:
+            return ""
+        # One that was heard before needs no time to start.
+        was_heard = entry.report is not None and entry.missed > 0
+        if not (entry.missed >= PATIENCE if was_heard else is_worth_telling(pod, datetime.now(UTC))):
+            return ""
+        meta = resource["metadata"]
+        return describe_silence(silence, pod, Ends(self._namespace, self._keys.secret_name(meta["name"], meta["uid"])))
 
     def _standing(self, pod: Body) -> Any:
         """What is known from a pod: if that changes, it is news."""
         heard = self.heard(pod)
-        return news_in(heard.report), heard.reachable
+        return news_in(heard.report), heard.reachable, heard.silence
 
-    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | str:
-        """Ask a pod; a sentence instead of an answer says why there is none."""
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | Silence | None:
+        """Ask a pod; None: its resource is gone."""
         resource = self._store.resource(key_of(pod))
         if resource is None:
-            return "its resource is gone"
+            return None
         question = ask("GET", "/status", _uid(pod), self._keys.of(_uid(resource)))
         try:
             async with self._slots:
                 return await fetch_report(session, _place(pod), question)
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
-            return f"{type(err).__name__}: {err}"
+            return classify_error(err)
+
+
+def classify_error(err: Exception) -> Silence:
+    """Say what an error of a question means."""
+    if isinstance(err, aiohttp.ConnectionTimeoutError):
+        return Silence(Cause.NO_CONNECTION)
+    if isinstance(err, TimeoutError):
+        return Silence(Cause.NO_ANSWER)
+    number = err.errno if isinstance(err, OSError) else None
+    if number == errno.ECONNREFUSED:
+        return Silence(Cause.REFUSED)
+    if isinstance(err, aiohttp.ServerDisconnectedError) or number in (errno.ECONNRESET, errno.EPIPE):
+        return Silence(Cause.CLOSED)
+    if isinstance(err, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
+        return Silence(Cause.NO_WORKER, "its answer is no HTTP")
+    return Silence(Cause.OTHER, os.strerror(number) if number else type(err).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +221,8 @@ class Answer:
     signed: bool
 
 
-async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | str:
-    """Ask one process; a sentence says why what it answers is not taken.
+async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | Silence:
+    """Ask one process, and say why what it answers is not taken.
 
     The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
 
@@ -188,13 +233,16 @@ async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked)
     url = f"{place}{asked.path}"
     async with session.request(asked.method, url, headers=asked.headers, allow_redirects=False) as answer:
         if answer.status != 200:
-            return f"it answers {answer.status}" + (", so it has another key" if answer.status == 401 else "")
+            cause = Cause.OTHER_KEY if answer.status == 401 else Cause.NO_WORKER
+            return Silence(cause, f"it answers {answer.status}")
         text = await _read_some(answer.content)
         signature = answer.headers.get(SIGNATURE_HEADER)
     if signature is not None and not is_same(signature, sign_answer(asked.key, asked.signature, text)):
-        return "its answer is signed with another key"
+        return Silence(Cause.OTHER_KEY, "its answer is signed with that one")
     report = parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
-    return "its answer is no report" if report is None else Answer(report, signature is not None)
+    if report is None:
+        return Silence(Cause.NO_WORKER, "its answer is no report")
+    return Answer(report, signature is not None)
 
 
 async def _read_some(content: aiohttp.StreamReader) -> bytes:
@@ -223,8 +271,7 @@ def _answers(pod: Body) -> bool:
 
 
 def _place(pod: Body) -> str:
-    ip = pod["status"]["podIP"]
-    return f"http://{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}"
+    return f"http://{address_of(pod)}"
 
 
 def news_in(report: Report | None) -> Any:

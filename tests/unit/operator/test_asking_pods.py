@@ -35,7 +35,7 @@ async def asking(reporters: Reporters) -> AsyncIterator[None]:
 async def test_a_pod_that_cannot_be_asked_any_more_is_not_heard_for_ever(phase: str):
     pod = build_pod("orders-0", REPLICA_SET, phase=phase)
     told: list[Any] = []
-    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), lambda key, _: told.append(key))
+    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), "system", lambda key, _: told.append(key))
     heard = reporters.heard(pod)
     assert not heard.reachable
     entry = reporters._heard.setdefault(pod["metadata"]["uid"], heard)
@@ -50,7 +50,7 @@ async def test_a_pod_that_cannot_be_asked_any_more_is_not_heard_for_ever(phase: 
 
 async def test_a_pod_that_is_not_the_resources_own_is_not_asked():
     own, foreign = build_pod("own", REPLICA_SET), build_pod("foreign", None)
-    reporters = Reporters(store_of(*EVERYTHING, own, foreign), Keys(), lambda *_: None)
+    reporters = Reporters(store_of(*EVERYTHING, own, foreign), Keys(), "system", lambda *_: None)
     async with asking(reporters):
         await reporters.asked.wait()
     assert reporters._heard.keys() == {own["metadata"]["uid"]}
@@ -81,7 +81,7 @@ def test_without_a_signature_only_a_former_version_is_believed(
     made_from: str, *, signed: bool, signing: set[str], believed: bool
 ):
     pod = build_pod("orders-0", REPLICA_SET, labels=template(made_from))
-    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), lambda *_: None)
+    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), "system", lambda *_: None)
     reporters._heard[pod["metadata"]["uid"]] = said(signed=signed)
     reporters._signing[NAMESPACE, "orders"] |= signing
     assert reporters.heard(pod).reachable is believed

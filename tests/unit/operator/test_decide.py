@@ -81,7 +81,7 @@ CASES = [
         id="the database is down: unknown is never zero",
     ),
     pytest.param(
-        build_observed(replace(ACTIVE, reachable=False), previous=GRANTED),
+        build_observed(replace(ACTIVE, reachable=False, silence="not heard"), previous=GRANTED),
         "Unavailable",
         ("Unknown", "WorkerUnreachable"),
         1,

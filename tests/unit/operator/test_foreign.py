@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 async def observe(store: Store, body: Body = RESOURCE) -> Observed:
     """Observe the resource; nothing here makes the observer ask the API server."""
-    reporters = Reporters(store, Keys(), lambda *_: None)
+    reporters = Reporters(store, Keys(), "system", lambda *_: None)
     observer = Observer(cast("Any", None), store, reporters, Images(), "here", partial(parse_processor, cluster="here"))
     return await observer.observe(body, None)
 
