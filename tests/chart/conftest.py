@@ -73,8 +73,11 @@ class Place:
 
     def of(self, values: Values) -> Values:
         """The values of the matrix with namespaces that exist."""
-        asked = len(values.get("watchNamespaces", ()))
-        return {**values, "watchNamespaces": list(self.served[:asked])} if asked else values
+        watched = list(self.served[: len(values.get("watchNamespaces", ()))])
+        policies = values.get("networkPolicy", {})
+        bounded = list(self.served[: len(policies.get("namespaces", ()))])
+        changed = {"watchNamespaces": watched} if watched else {}
+        return {**values, **changed, "networkPolicy": {**policies, "namespaces": bounded}}
 
 
 @pytest.fixture(scope="session")

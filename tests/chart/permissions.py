@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OWN = "outbox-operator.dev"
 APPS = "apps"
 BATCH = "batch"
+POLICY = "policy"
 RBAC = "rbac.authorization.k8s.io"
 LEASES = "coordination.k8s.io"
 
@@ -57,6 +58,7 @@ def served_calls(driver_role: str) -> set[Call]:
         | _calls(APPS, "deployments statefulsets", APPLIED, remark="workers and Spark drivers")
         | _calls(APPS, "replicasets", WATCHED, remark="the link between a pod and its Deployment")
         | _calls(BATCH, "jobs", "list watch create delete", remark="tries a claim, releases one")
+        | _calls(POLICY, "poddisruptionbudgets", APPLIED, remark="drains take one replica at a time")
         | _calls(RBAC, "rolebindings", APPLIED, remark="a driver's service account to the driver role")
         | _calls(RBAC, "clusterroles", "bind", name=driver_role, remark="and to no other role")
     )

@@ -155,7 +155,9 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
     said = release("install", str(CHART), *kept_crd, "--wait", "--timeout", "120s", values=_values(place))
     assert f"kubectl -n {place.release} rollout status deploy/{FULL_NAME}" in said
     assert "A processor in any other namespace gets no status" in said
-    assert _deployment(kubectl, place)["status"]["availableReplicas"] == 1
+    assert _deployment(kubectl, place)["status"]["availableReplicas"] == 2
+    budget = kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release)
+    assert budget["spec"]["maxUnavailable"] == 1
     _answer(kubectl, place, "/readyz")
     assert "# TYPE" in _answer(kubectl, place, "/metrics")
 
@@ -168,8 +170,8 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
 
     release("rollback", "1", "--wait", "--timeout", "120s")
     deployment = _deployment(kubectl, place)
-    assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["spec"]["replicas"]) == ("INFO", 1)
-    assert kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release) is None
+    assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["spec"]["replicas"]) == ("INFO", 2)
+    assert kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release) is not None
     assert _running_worker(kubectl, served) == worker, "a rollback moved a worker"
     assert "Succeeded" in release("test", "--timeout", "60s")
     log = kubectl.must("logs", f"deployment/{FULL_NAME}", "--namespace", place.release, "--all-pods=true")
@@ -188,12 +190,11 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
 
 
 def _upgraded(release: Helm, kubectl: Kubectl, place: Place) -> None:
-    more = _values(place, logLevel="DEBUG", replicas=2)
+    more = _values(place, logLevel="DEBUG", replicas=1)
     release("upgrade", str(CHART), "--wait", "--timeout", "120s", values=more)
     deployment = _deployment(kubectl, place)
-    assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["status"]["readyReplicas"]) == ("DEBUG", 2)
-    budget = kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release)
-    assert budget["spec"]["maxUnavailable"] == 1
+    assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["status"]["readyReplicas"]) == ("DEBUG", 1)
+    assert kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release) is None, "it would stop a drain"
 
 
 def _installed_again(release: Helm, kubectl: Kubectl, place: Place, worker: str) -> None:

@@ -93,12 +93,14 @@ def test_only_the_operators_pod_gets_a_token(values: Values):
 @every_case
 def test_selectors_find_the_operators_pods_and_nothing_of_the_test(values: Values):
     manifests = render(values)
+    name = the(manifests, "Deployment")["metadata"]["name"]
     labels = the(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
     test_labels = [pod["metadata"]["labels"].items() for pod in of_kind(manifests, "Pod")]
     selectors = [the(manifests, "Deployment")["spec"]["selector"]["matchLabels"]]
     selectors += [service["spec"]["selector"] for service in of_kind(manifests, "Service")]
     selectors += [budget["spec"]["selector"]["matchLabels"] for budget in of_kind(manifests, "PodDisruptionBudget")]
-    selectors += [policy["spec"]["podSelector"]["matchLabels"] for policy in of_kind(manifests, "NetworkPolicy")]
+    policies = [each for each in of_kind(manifests, "NetworkPolicy") if each["metadata"]["name"] == name]
+    selectors += [policy["spec"]["podSelector"]["matchLabels"] for policy in policies]
     for selector in selectors:
         assert selector.items() <= labels
         assert not any(selector.items() <= other for other in test_labels)
@@ -147,7 +149,8 @@ def test_operator_binds_the_role_that_it_is_told_of(values: Values):
 
 
 def test_two_replicas_are_spread_and_kept_through_drains():
-    alone, two = render(MATRIX["defaults"]), render(MATRIX["two replicas"])
+    alone, two = render(MATRIX["one replica"]), render(MATRIX["defaults"])
+    assert the(two, "Deployment")["spec"]["replicas"] == 2
     assert of_kind(alone, "PodDisruptionBudget") == []
     assert "topologySpreadConstraints" not in the(alone, "Deployment")["spec"]["template"]["spec"]
     assert the(two, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
@@ -176,9 +179,17 @@ def test_monitor_and_policy_say_what_was_asked():
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= the(manifests, "Service")["metadata"]["labels"].items()
-    policy = the(manifests, "NetworkPolicy")["spec"]
+    (policy,) = [each["spec"] for each in of_kind(manifests, "NetworkPolicy") if each["metadata"]["name"] == FULL_NAME]
     assert policy["ingress"][0]["from"] == MATRIX["everything watched"]["networkPolicy"]["metricsFrom"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert sorted(port["port"] for rule in policy["egress"] for port in rule["ports"]) == [53, 53, 6443, 8080]
+
+
+def test_the_operators_egress_stays_open_unless_asked():
+    policy = the(render({}), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert "egress" not in policy
+    assert "from" not in policy["ingress"][0]
 
 
 def test_nothing_optional_leaves_a_deployment_and_room_for_its_keys():

@@ -46,6 +46,7 @@ REFUSED = [
     pytest.param({"logLevel": "info"}, "/logLevel", id="a log level in small letters"),
     pytest.param({"crds": {"install": "yes"}}, "/crds/install", id="a switch as a word"),
     pytest.param({"metrics": {"service": {"port": 70000}}}, "/metrics/service/port", id="a port that cannot be"),
+    pytest.param({"networkPolicy": {"namespaces": ["Shop"]}}, "/networkPolicy/namespaces/0", id="a policy nowhere"),
     pytest.param({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts", id="no way to the API"),
     pytest.param({"extraEnv": [{"value": "x"}]}, "/extraEnv/0", id="a variable without a name"),
     pytest.param({"podLabels": {"a": 1}}, "/podLabels/a", id="a label that is a number"),

@@ -86,3 +86,11 @@ No image of outbox-operator is published yet. Build them from a clone and say wh
 {{- end }}
 {{- .Values.clusterId }}
 {{- end }}
+
+{{/* Selects the pods of Spark processors. */}}
+{{- define "outbox-operator.sparkPods" -}}
+matchExpressions:
+  - key: outbox-operator.dev/role
+    operator: In
+    values: [driver, executor]
+{{- end }}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GENERATIONS: Final = {"Deployment", "StatefulSet"}
+_GENERATIONS: Final = {"Deployment", "StatefulSet", "PodDisruptionBudget"}
 """Kinds whose status changes all the time: their generation counts changes of the spec alone."""
 
 REMEMBERED: Final = 20_000

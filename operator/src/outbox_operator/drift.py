@@ -17,6 +17,7 @@ _OTHERS: Final = frozenset({"kube-controller-manager", "kube-scheduler", "before
 _OURS: Final = {
     "Deployment": ("spec",),
     "StatefulSet": ("spec",),
+    "PodDisruptionBudget": ("spec",),
     "Service": ("spec",),
     "ConfigMap": ("data", "binaryData"),
     "RoleBinding": ("subjects",),

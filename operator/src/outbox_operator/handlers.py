@@ -21,6 +21,7 @@ SOURCES: Final = {
     "Deployment": ("apps", "v1", "deployments"),
     "ReplicaSet": ("apps", "v1", "replicasets"),
     "StatefulSet": ("apps", "v1", "statefulsets"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
     "ConfigMap": ("", "v1", "configmaps"),
     "Service": ("", "v1", "services"),
     "ServiceAccount": ("", "v1", "serviceaccounts"),

@@ -39,6 +39,7 @@ _PATHS: Final = {
     "ReplicaSet": ("apis/apps/v1", "replicasets"),
     "StatefulSet": ("apis/apps/v1", "statefulsets"),
     "Job": ("apis/batch/v1", "jobs"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
     "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     KIND: (f"apis/{GROUP}/{VERSION}", PLURAL),

@@ -144,6 +144,21 @@ def build_workload(processor: Processor, images: Images, replicas: int, decision
     }
 
 
+def build_budget(processor: Processor) -> dict[str, Any]:
+    """Build what lets a drain take one replica at a time; a single one is never held up by it."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(processor, workload_name(processor)),
+        "spec": {
+            "maxUnavailable": 1,
+            # A pod that is not ready protects nothing.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector_of(processor.name, Role.WORKER)},
+        },
+    }
+
+
 def build_owned(
     processor: Processor,
     images: Images,
@@ -167,6 +182,8 @@ def build_owned(
     owned = [build_config_map(processor, images, resolution, sweep_uids)]
     if processor.spec.spark is not None:
         owned += build_rights(processor, images)
+    if images.budgets and processor.spec.engine is Engine.WORKER and processor.spec.worker.replicas > 1:
+        owned.append(build_budget(processor))
     owned.append(build_workload(processor, images, replicas, label_decision(resolution) or last_decision))
     return [stamped(manifest) for manifest in owned]
 

@@ -20,8 +20,8 @@ _KEYS: Final = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-_ONE_OF: Final = {"volumes", "env"}
-"""An item of these lists names its kind by its one other key: an overlay replaces it whole."""
+_ONE_OF: Final = {"volumes", "env", "topologySpreadConstraints"}
+"""An overlay replaces an item of these lists whole: of two halves of a volume or of a constraint nobody asked."""
 
 PLACEMENT: Final = (
     "affinity",

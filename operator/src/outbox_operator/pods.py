@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH
 from outbox_core.report import STATUS_PORT, TERMINATION_LOG
-from outbox_operator.naming import config_name, driver_name, labels_of
+from outbox_operator.naming import config_name, driver_name, labels_of, selector_of
 from outbox_operator.observed import Role
 from outbox_operator.overlay import merge, placement_of
 
@@ -176,8 +176,24 @@ def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
     container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
     template = _with_key(_pod(processor, container, volumes, Role.WORKER), processor, images.keys)
-    template["spec"]["terminationGracePeriodSeconds"] = worker.termination_grace_period_seconds
+    template["spec"] |= {
+        "terminationGracePeriodSeconds": worker.termination_grace_period_seconds,
+        "topologySpreadConstraints": _spread(selector_of(processor.name, Role.WORKER)),
+    }
     return _overlaid(template, worker.pod_template, processor, Role.WORKER)
+
+
+def _spread(selector: dict[str, str]) -> list[dict[str, Any]]:
+    """Keep replicas apart where there is a choice; with one replica too, so that scaling replaces no pod."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
 
 
 def _overlaid(

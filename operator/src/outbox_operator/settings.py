@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images:
-    """What the installation gives to resources: images for those that name none, the drivers' role, keys."""
+    """What the installation gives to resources: images for those that name none, the drivers' role, keys, budgets."""
 
     worker: str = "localhost/outbox-worker:dev"
     spark: str = "localhost/outbox-spark:dev"
     driver_role: str = "outbox-operator:spark-driver"
     keys: Keys = field(default_factory=Keys)
+    budgets: bool = True
+    """Whether workers of several replicas get a PodDisruptionBudget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser.add_argument("--worker-image", default=env("OUTBOX_WORKER_IMAGE", Images.worker))
     parser.add_argument("--spark-image", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
     parser.add_argument("--spark-driver-role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
+    parser.add_argument(
+        "--no-worker-budgets",
+        action="store_true",
+        default=env("OUTBOX_WORKER_BUDGETS", "true") == "false",
+        help="make no PodDisruptionBudgets: of two about one pod Kubernetes evicts it for neither",
+    )
     parser.add_argument("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
     parser.add_argument("--key-secret", default=env("OUTBOX_KEY_SECRET", "outbox-operator-key"))
     parser.add_argument("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
@@ -83,7 +91,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     return Settings(
         cluster_id=flags.cluster_id,
         namespaces=tuple(name.strip() for name in watched),
-        images=Images(worker=flags.worker_image, spark=flags.spark_image, driver_role=flags.spark_driver_role),
+        images=Images(
+            worker=flags.worker_image,
+            spark=flags.spark_image,
+            driver_role=flags.spark_driver_role,
+            budgets=not flags.no_worker_budgets,
+        ),
         lease_namespace=flags.lease_namespace,
         lease_name=flags.lease_name,
         key_secret=flags.key_secret,

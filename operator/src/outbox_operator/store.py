@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
     from outbox_operator.workqueue import Key
 
-OWNED_KINDS: Final = ("Deployment", "StatefulSet", "ConfigMap", "Service", "ServiceAccount", "RoleBinding")
+OWNED_KINDS: Final = (
+    "Deployment",
+    "StatefulSet",
+    "PodDisruptionBudget",
+    "ConfigMap",
+    "Service",
+    "ServiceAccount",
+    "RoleBinding",
+)
 """Kinds that are rendered and restored."""
 REMEMBERED: Final = 5000
 """How many deletions are remembered."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import wait
+from tests.support.cluster import ApiError, wait
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
+    from tests.support.room import Resource, Room
 
 RESTORED_WITHIN = 10.0
 scenarios = Scenarios()
@@ -33,6 +36,45 @@ def applied_it_handles_messages_and_says_so(rooms: Rooms) -> None:
         assert orders.condition("CheckpointHealthy")["status"] == "True"
         orders.until_condition("SourceCurrent", "True")
         orders.until_condition("Reconciling", "False")
+
+
+@scenarios.add
+def a_drain_takes_one_replica_at_a_time_and_a_single_one_at_once(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders", worker={"replicas": 2})
+        place = ("PodDisruptionBudget", room.namespace, "orders-worker")
+        orders.until("both pods are ready", lambda: orders.status.get("readyReplicas") == 2)
+
+        def allowed() -> int:
+            return int(room.cluster.need(*place).get("status", {}).get("disruptionsAllowed", 0))
+
+        orders.until("one may be taken", lambda: allowed() == 1)
+        one, other = (pod["metadata"]["name"] for pod in orders.pods())
+        evict(room, one)
+        with pytest.raises(ApiError, match="disruption budget") as refused:
+            evict(room, other)
+        assert refused.value.status == 429
+        orders.until("its successor is ready", lambda: allowed() == 1)
+        # Changed by hand, it is put back; with one replica it goes, and nothing holds a drain up.
+        room.cluster.patch(*place, {"spec": {"maxUnavailable": 0}})
+        orders.until("it is put back", lambda: room.cluster.need(*place)["spec"]["maxUnavailable"] == 1, within=30)
+        orders.spec(worker={"replicas": 1})
+        orders.until("no budget", lambda: room.cluster.get(*place) is None, within=30)
+        evict(room, orders.until("one pod", lambda: next(iter(standing(orders)), "")))
+        orders.until_ready()
+
+
+def standing(orders: Resource) -> list[str]:
+    """The only pod that is not going; none while there are two."""
+    found = [pod["metadata"]["name"] for pod in orders.pods() if "deletionTimestamp" not in pod["metadata"]]
+    return found if len(found) == 1 else []
+
+
+def evict(room: Room, pod: str) -> None:
+    """Ask for a pod's eviction, as a drain does."""
+    meta = {"name": pod, "namespace": room.namespace}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+    room.cluster.call("POST", f"{room.cluster.path('Pod', room.namespace, pod)}/eviction", body)
 
 
 @scenarios.add

@@ -1,4 +1,4 @@
-"""Pods that run and do not answer the operator: what keeps them apart is said, with what to do; nothing is scaled down."""
+"""Pods that run and do not answer the operator: what was met is said, with what to do; nothing is scaled down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
+    from tests.support.room import Resource
 
 scenarios = Scenarios()
 
@@ -104,12 +104,15 @@ def a_pod_with_another_key_is_named_until_key_and_pod_are_made_again(rooms: Room
     with rooms.room() as room:
         orders = room.processor("orders")
         orders.until_ready()
+        # A kubelet remembers an immutable Secret while any pod has it mounted.
+        orders.spec(suspend=True)
+        orders.until_no_pods()
         (secret,) = room.cluster.items("Secret", room.namespace, "outbox-operator.dev/processor=orders")
         meta = {key: secret["metadata"][key] for key in ("name", "namespace", "labels")}
         room.cluster.delete("Secret", room.namespace, meta["name"])
         other = base64.b64encode(b"0" * 64).decode()
         room.cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": {"key": other}})
-        delete_pod(room, orders)
+        orders.spec(suspend=False)
         said = orders.until_condition("Ready", "Unknown", "WorkerUnreachable", within=90)
         assert "it has another key than this operator (it answers 401)" in said["message"]
         assert f"delete Secret {meta['name']} and this pod" in said["message"]
@@ -118,10 +121,6 @@ def a_pod_with_another_key_is_named_until_key_and_pod_are_made_again(rooms: Room
         assert room.cluster.need("Deployment", room.namespace, "orders-worker")["spec"]["replicas"] == 1
         # What the condition advises.
         room.cluster.delete("Secret", room.namespace, meta["name"])
-        delete_pod(room, orders)
+        (pod,) = orders.pods()
+        room.cluster.delete("Pod", room.namespace, pod["metadata"]["name"])
         orders.until_ready(within=180)
-
-
-def delete_pod(room: Room, orders: Resource) -> None:
-    (pod,) = orders.pods()
-    room.cluster.delete("Pod", room.namespace, pod["metadata"]["name"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,47 @@ def test_secrets_are_mounted_as_files_and_named_nowhere_else():
     assert mounts["source-connection"] == "/etc/outbox/connections/source"
     assert mounts["target-connection"] == "/etc/outbox/connections/target"
     assert "secretKeyRef" not in json.dumps(pod)
+
+
+def budgets_of(processor: Any, images: Images = IMAGES) -> list[dict[str, Any]]:
+    return [each for each in build_owned(processor, images, 0, None, ()) if each["kind"] == "PodDisruptionBudget"]
+
+
+def test_a_drain_takes_one_of_several_replicas_and_is_never_held_up_by_a_single_one():
+    processor = build_processor(worker={"replicas": 2})
+    (budget,) = budgets_of(processor)
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    workload = build_workload(processor, IMAGES, 2)["spec"]
+    assert budget["spec"]["selector"] == workload["selector"]
+    assert workload["selector"]["matchLabels"].items() <= workload["template"]["metadata"]["labels"].items()
+    assert budgets_of(build_processor()) == budgets_of(build_processor(**SPARK)) == []
+    assert budgets_of(processor, replace(IMAGES, budgets=False)) == [], "its installation makes its own"
+
+
+def test_workers_are_spread_where_there_is_a_choice_and_a_user_may_say_how():
+    pod = build_workload(build_processor(), IMAGES, 1)["spec"]["template"]
+    spread = pod["spec"]["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for each in spread:
+        assert (each["maxSkew"], each["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
+        assert each["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    own = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
+    overlay = {"spec": {"topologySpreadConstraints": [own]}}
+    changed = build_workload(build_processor(worker={"podTemplate": overlay}), IMAGES, 1)["spec"]["template"]["spec"]
+    assert changed["topologySpreadConstraints"] == [own, spread[1]]
+
+
+def test_images_by_digest_reach_every_pod():
+    worker, spark = (f"registry/{name}@sha256:{'ab' * 32}" for name in ("worker", "spark"))
+    images = replace(IMAGES, worker=worker, spark=spark)
+    for processor in (build_processor(), build_processor(**SPARK)):
+        made = [build_workload(processor, images, 1), build_job(processor, images, "try", Role.CLAIM)]
+        found = [each["spec"]["template"]["spec"]["containers"][0]["image"] for each in made]
+        assert found == [spark if processor.spec.spark is not None else worker, worker]
+    plan = build_config(build_processor(**SPARK), images).spark
+    assert plan is not None
+    assert plan.config["spark.kubernetes.container.image"] == spark
 
 
 def test_a_worker_never_has_one_pod_too_many():
