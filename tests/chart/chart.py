@@ -74,6 +74,7 @@ MATRIX: dict[str, Values] = {
     },
     "CRD not kept": {"crds": {"keep": False}},
     "any podTemplate": {"podTemplates": {"unrestricted": True}},
+    "an upgrade of three processors at a time": {"rollout": {"maxConcurrent": 3}},
     "scheduling": {
         "fullnameOverride": "obp",
         "serviceAccount": {"annotations": {"example.com/role": "outbox"}},

@@ -225,6 +225,12 @@ def test_policies_are_bound_to_what_is_served_unless_anything_is_allowed():
     assert told == ["false", "true"]
 
 
+def test_the_operator_is_told_how_many_processors_an_upgrade_replaces_at_a_time():
+    three = MATRIX["an upgrade of three processors at a time"]
+    told = [environment(render(values))["OUTBOX_ROLLOUT_MAX_CONCURRENT"] for values in ({}, three)]
+    assert told == ["10%", "3"]
+
+
 def test_crd_is_the_canonical_one_and_kept():
     canonical = yaml.safe_load((ROOT / "crds" / "outbox-operator.dev_outboxprocessors.yaml").read_text())
     shipped = the(render({}), "CustomResourceDefinition")

@@ -13,8 +13,9 @@ from outbox_operator.apply import dump_status
 from outbox_operator.decide import Decision, decide
 from outbox_operator.hand_over import hand_over_job_name
 from outbox_operator.learn import claim_job_name
-from outbox_operator.observed import JobView, Observed, PodView, Problem, Role
+from outbox_operator.observed import JobView, Observed, Origin, PodView, Problem, Role, Slots, WorkloadView
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
+from outbox_operator.rollout import WAS_NOT_READY, WAS_READY, format_rendered
 from outbox_operator.status import OwnershipStatus, ProcessorStatus
 from tests.unit.operator.building import (
     BLOCKED,
@@ -49,6 +50,16 @@ CONFLICTS = st.builds(
     st.sampled_from([6, 7, 8]),
     st.sampled_from([None, OTHER, resource()]),
     st.booleans(),
+)
+
+WORKLOADS = st.builds(
+    WorkloadView,
+    kind=st.just("Deployment"),
+    name=st.just("orders-worker"),
+    replicas=st.sampled_from([0, 1]),
+    intent_hash=st.sampled_from([HASH, "old"]),
+    slot=st.sampled_from(["", WAS_READY, WAS_NOT_READY]),
+    rendered=st.sampled_from(["", format_rendered(Origin(3, "spec", ""), {}), format_rendered(Origin(2, "s", ""), {})]),
 )
 
 
@@ -103,6 +114,9 @@ def observations(draw: st.DrawFn) -> Observed:
         siblings=draw(st.sampled_from([(), (build_sibling(),), (build_sibling(granted=False),)])),
         holder_gone=draw(st.booleans()),
         obstacle=draw(PROBLEMS),
+        workload=draw(st.none() | WORKLOADS),
+        origin=Origin(3, "spec", draw(st.sampled_from(["", "image"]))),
+        slots=Slots(free=draw(st.booleans())),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState, WorkerState
-from outbox_operator.conditions import Answer, ConditionType, Reason
+from outbox_operator.conditions import IN_FLIGHT, Answer, ConditionType, Reason
 from outbox_operator.learn import OwnershipState
 from outbox_operator.observed import Problem
 from outbox_operator.silence import describe_silences
@@ -44,28 +44,17 @@ def _ready(verdict: Verdict) -> Answer:
     return Answer(ConditionType.READY, status, verdict.reason, verdict.message)
 
 
-_IN_FLIGHT: Final = frozenset(
-    {
-        Reason.STARTING,
-        Reason.ROLLING_OUT,
-        Reason.STOPPING,
-        Reason.HANDING_OVER,
-        Reason.RESOLVING,
-        Reason.CLAIMING,
-        Reason.CHANGING_PARTITIONS,
-    }
-)
-
-
 def _reconciling(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
-    if verdict.reason in _IN_FLIGHT:
+    if verdict.reason in IN_FLIGHT:
         return Answer(ConditionType.RECONCILING, True, verdict.reason, verdict.message)
     if verdict.halts and known.observed.runners:
         message = "pods are finishing or rolling back their batch"
         return Answer(ConditionType.RECONCILING, True, Reason.STOPPING, message)
+    if known.waits and not verdict.halts:
+        return Answer(ConditionType.RECONCILING, True, Reason.WAITING_FOR_ROLLOUT, known.waits)
     behind = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
     if behind and not verdict.halts:
-        message = f"{len(behind)} pods of the former spec are being replaced"
+        message = f"{len(behind)} pods of the former spec or version are being replaced"
         return Answer(ConditionType.RECONCILING, True, Reason.ROLLING_OUT, message)
     if not verdict.halts and not verdict.stalled and verdict.phase is Phase.UNAVAILABLE:
         return Answer(ConditionType.RECONCILING, True, verdict.reason, "tried again by itself")
@@ -223,7 +212,7 @@ def _available(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
     lead = known.lead
     if lead is not None and lead.state not in (WorkerState.ACTIVE, WorkerState.STANDBY):
         return Answer(kind, False, lead.reason, lead.message or f"pod {lead.pod} is {lead.state}")
-    reason = verdict.reason if verdict.reason in _IN_FLIGHT else Reason.STARTING
+    reason = verdict.reason if verdict.reason in IN_FLIGHT else Reason.STARTING
     return Answer(kind, False, reason, f"{ready} of {replicas} pods are ready")
 
 

@@ -122,17 +122,18 @@ class Applier:
         key = self._images.keys.of(processor.uid)
         await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM, key)
 
-    async def _make_key(self, observed: Observed) -> None:
+    async def _make_key(self, observed: Observed, decision: Decision) -> None:
         """Make the Secret with the key where new pods will want it, or some miss it; one that is there stays."""
         processor = observed.processor
-        known = observed.workload is not None and observed.workload.intent_hash == observed.intent_hash
+        stays = decision.rollout.template is not None
+        known = stays or (observed.workload is not None and observed.workload.intent_hash == observed.intent_hash)
         # A pod that cannot mount it is pending for ever.
         if not known or any(pod.phase == "Pending" for pod in observed.runners):
             await self._kube.create(build_key(processor, self._images.keys))
 
     async def _apply_owned(self, observed: Observed, decision: Decision) -> None:
         processor = observed.processor
-        await self._make_key(observed)
+        await self._make_key(observed, decision)
         manifests = build_owned(
             processor,
             self._images,
@@ -140,6 +141,7 @@ class Applier:
             decision.resolution,
             decision.sweep_uids,
             last_decision=observed.workload.decision if observed.workload is not None else "",
+            rollout=decision.rollout,
         )
         for manifest in manifests:
             await self._apply_one(processor, manifest)

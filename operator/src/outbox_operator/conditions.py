@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outbox_operator.status import MAX_MESSAGE, Condition
 
@@ -44,7 +44,9 @@ class Reason(StrEnum):
     STARTING = "Starting"
     """Pods were made; none of them is the active owner yet."""
     ROLLING_OUT = "RollingOut"
-    """The spec changed; the old pods are being replaced."""
+    """The spec or the operator's version changed; the old pods are being replaced."""
+    WAITING_FOR_ROLLOUT = "WaitingForRollout"
+    """The operator's version changed; the old pods work on until it is this processor's turn."""
     CHANGING_PARTITIONS = "ChangingPartitions"
     """spec.delivery.partitions.count changed: the partitions there are go on to the stop line first."""
     STOPPING = "Stopping"
@@ -111,6 +113,20 @@ class Reason(StrEnum):
     """An object of another owner has the name that this one needs."""
     APPLY_FAILED = "ApplyFailed"
     """The API server refused an owned object."""
+
+
+IN_FLIGHT: Final = frozenset(
+    {
+        Reason.STARTING,
+        Reason.ROLLING_OUT,
+        Reason.STOPPING,
+        Reason.HANDING_OVER,
+        Reason.RESOLVING,
+        Reason.CLAIMING,
+        Reason.CHANGING_PARTITIONS,
+    }
+)
+"""Reasons of what is being carried out and needs nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from outbox_operator.observe import Observer, read_status
 from outbox_operator.release import Releaser
 from outbox_operator.reports import Reporters
 from outbox_operator.resources import KIND, NotAllowedError, parse_processor
+from outbox_operator.slots import SlotKeeper
 from outbox_operator.status import Phase
 from outbox_operator.store import LINKS, WATCHED_KINDS, Listing, Store, key_of, processor_id_of, slim
 from outbox_operator.workqueue import KeyedQueue
@@ -79,7 +80,8 @@ class Controller:
         self._namespaces = settings.namespaces or ("",)
         reporters = Reporters(self.store, settings.images.keys, settings.lease_namespace, self.queue.add)
         parse = partial(parse_processor, cluster=cluster, unrestricted=settings.unrestricted)
-        self._observer = Observer(kube, self.store, reporters, settings.images, cluster, parse)
+        self._slots = SlotKeeper(self.store, settings.budget, self.queue.add)
+        self._observer = Observer(kube, self.store, reporters, settings.images, cluster, parse, self._slots)
         self._applier = Applier(kube, self.store, settings.images, EventWriter(kube, settings.identity))
         self._releaser = Releaser(kube, self.store, settings.images, parse)
         self._reporters = reporters
@@ -137,6 +139,7 @@ class Controller:
         self._obstacles.pop(key_of(body), None)
         self._releaser.release(body)
         self._wake_siblings(body)
+        self._slots.wake()
 
     def _wake_siblings(self, body: Body) -> None:
         for other in self.store.with_processor_id(processor_id_of(body)):
@@ -172,8 +175,9 @@ class Controller:
         decision = decide(observed, datetime.now(UTC))
         owner_changed = decision.status.ownership.state != observed.previous.ownership.state
         try:
-            if not await self._applier.apply(body, observed, decision):
-                return RESYNC
+            with self._slots.kept(key, decision.rollout):
+                if not await self._applier.apply(body, observed, decision):
+                    return RESYNC
         except ObstacleError as err:
             return self._meet(key, body, err.problem)
         if owner_changed:

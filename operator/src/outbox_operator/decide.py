@@ -10,7 +10,7 @@ Unknown is never zero: a pod that does not answer scales nothing down.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -36,8 +36,10 @@ from outbox_operator.learn import (
     learn_rebuild,
     read_resolution,
 )
+from outbox_operator.naming import label_decision
 from outbox_operator.observed import Observed, Role
 from outbox_operator.policies import judge, wanted_replicas
+from outbox_operator.rollout import Rollout, as_in_force, decide_rollout, settle
 from outbox_operator.status import OwnerRef, OwnershipStatus, ProcessorStatus
 from outbox_operator.verdict import Knowledge, Verdict
 
@@ -70,6 +72,7 @@ class Decision:
     Attributes:
         status: written once, and only when it differs.
         replicas: pods that handle messages.
+        rollout: the pod template that the workload has, and whether its pods are replaced within the budget.
         resolution: a person's decision that workers shall carry out.
         sweep_uids: claims of resources that are known to be gone.
         keep_claim: pods that are told so before they are taken away.
@@ -84,6 +87,7 @@ class Decision:
     status: ProcessorStatus
     replicas: int
     verdict: Verdict
+    rollout: Rollout = field(default_factory=Rollout)
     resolution: Resolution | None = None
     sweep_uids: tuple[str, ...] = ()
     keep_claim: tuple[str, ...] = ()
@@ -97,6 +101,8 @@ class Decision:
 def decide(observed: Observed, now: datetime) -> Decision:
     """Decide what shall be so."""
     known = learn(observed, now)
+    rollout = decide_rollout(observed, label_decision(known.resolution))
+    known = replace(known, observed=as_in_force(observed, rollout), waits=rollout.waits)
     verdict = judge(known)
     replicas = 0 if verdict.halts else wanted_replicas(observed)
     status = build_status(known, verdict, replicas, now)
@@ -105,6 +111,7 @@ def decide(observed: Observed, now: datetime) -> Decision:
         status=status,
         replicas=replicas,
         verdict=verdict,
+        rollout=settle(rollout, known.observed, verdict, replicas),
         resolution=known.resolution,
         sweep_uids=_sweep(known),
         keep_claim=keep_claim(known, replicas),
@@ -250,7 +257,9 @@ def _done_annotations(known: Knowledge) -> tuple[str, ...]:
 def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> timedelta:
     """Say when to decide again if nothing is heard before."""
     waits = [REST]
-    if any(c.type == "Reconciling" and c.status == "True" for c in status.conditions):
+    # A processor that waits for its turn is woken (`slots.py`).
+    moving = {c.reason for c in status.conditions if c.type == "Reconciling" and c.status == "True"}
+    if moving - {Reason.WAITING_FOR_ROLLOUT}:
         waits.append(LOOK_AGAIN)
     next_try = known.ownership.next_try
     if next_try is not None and known.ownership.state in _ASKING:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.config import KEY_PATH, ProcessorConfig, Resolution
@@ -18,6 +19,8 @@ from outbox_operator.hand_over import hand_over_target
 from outbox_operator.naming import (
     DECISION_LABEL,
     INTENT_ANNOTATION,
+    RENDERED_ANNOTATION,
+    SLOT_ANNOTATION,
     TEMPLATE_LABEL,
     child_name,
     config_name,
@@ -28,12 +31,15 @@ from outbox_operator.naming import (
     selector_of,
     workload_name,
 )
-from outbox_operator.observed import Role
+from outbox_operator.observed import Origin, Role
 from outbox_operator.pods import CONFIG_KEY, EXECUTOR_KEY, build_driver_pod, build_job_pod, build_worker_pod
+from outbox_operator.rollout import Rollout, format_rendered
 from outbox_operator.spark import build_executor_template, build_plan, build_rights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pydantic.main import IncEx
 
     from outbox_operator.keys import Keys
     from outbox_operator.resources import Processor
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
 
 JOB_SECONDS: Final = {Role.CLAIM: 60, Role.HAND_OVER: 60, Role.RELEASE: 30}
 """How long a job may run before it counts as failed."""
+RENDERING: Final = 1
+"""Raised when pods that an earlier version rendered must be replaced although neither image nor spec changed."""
 
 
 def build_config(
@@ -91,6 +99,22 @@ def template_hash(processor: Processor, images: Images) -> str:
     return value
 
 
+def image_of(template: dict[str, Any]) -> str:
+    """Read the image of the main container, which the generated template has first and no overlay takes out."""
+    return str(template["spec"]["containers"][0]["image"])
+
+
+def build_origin(processor: Processor, images: Images, template: dict[str, Any]) -> Origin:
+    """Say what a pod template is rendered for."""
+    untouched: IncEx = {"suspend": True, "hand_over_to": True, "worker": {"replicas"}}
+    spec = processor.spec.model_dump(mode="json", exclude_defaults=True, exclude=untouched)
+    if not spec.get("worker"):
+        spec.pop("worker", None)
+    keys = images.keys
+    came = [RENDERING, image_of(template), keys.secret_name(processor.name, processor.uid), keys.metrics_hash]
+    return Origin(processor.generation, hash_of(spec), hash_of(came))
+
+
 def build_config_map(
     processor: Processor, images: Images, resolution: Resolution | None, sweep_uids: Sequence[str]
 ) -> dict[str, Any]:
@@ -115,15 +139,20 @@ def _meta(processor: Processor, name: str) -> dict[str, Any]:
     }
 
 
-def build_workload(processor: Processor, images: Images, replicas: int, decision: str = "") -> dict[str, Any]:
-    """Build the Deployment of a worker or the StatefulSet of a driver.
+def build_workload(
+    processor: Processor, images: Images, replicas: int, decision: str = "", rollout: Rollout | None = None
+) -> dict[str, Any]:
+    """Build the Deployment of a worker or the StatefulSet of a driver, with the pod template that `rollout` says.
 
     Neither ever adds a pod before one is gone: two of one resource would only wait for each other's lease.
     A process reads a person's `decision` at its start, so a corrected one replaces the pods that wait with the former.
     """
     template = build_template(processor, images)
+    rollout = rollout or Rollout(build_origin(processor, images, template))
+    template = rollout.template or template
     if decision:
-        template["metadata"]["labels"][DECISION_LABEL] = decision
+        meta = template["metadata"]
+        template = {**template, "metadata": {**meta, "labels": {**meta["labels"], DECISION_LABEL: decision}}}
     worker = processor.spec.engine is Engine.WORKER
     role = Role.WORKER if worker else Role.DRIVER
     spec: dict[str, Any] = {
@@ -136,10 +165,13 @@ def build_workload(processor: Processor, images: Images, replicas: int, decision
         spec["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     else:
         spec |= {"serviceName": driver_name(processor.name), "podManagementPolicy": "Parallel"}
+    notes = {RENDERED_ANNOTATION: format_rendered(rollout.origin, template)}
+    if rollout.slot:
+        notes[SLOT_ANNOTATION] = rollout.slot
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment" if worker else "StatefulSet",
-        "metadata": _meta(processor, workload_name(processor)),
+        "metadata": {**_meta(processor, workload_name(processor)), "annotations": notes},
         "spec": spec,
     }
 
@@ -167,6 +199,7 @@ def build_owned(
     sweep_uids: Sequence[str],
     *,
     last_decision: str = "",
+    rollout: Rollout | None = None,
 ) -> list[dict[str, Any]]:
     """Build all that shall exist for a resource, in the order in which it is made.
 
@@ -177,20 +210,26 @@ def build_owned(
         resolution: a person's decision that pods shall carry out.
         sweep_uids: claims that may be replaced.
         last_decision: hash of the former decision, which stays on the pods: to forget it is no reason to replace them.
+        rollout: which pod template the workload has; None: as the spec asks for now.
 
     """
+    if rollout is not None and rollout.template is not None:
+        # A driver that is started again makes executors of its own image.
+        images = replace(images, spark=image_of(rollout.template))
     owned = [build_config_map(processor, images, resolution, sweep_uids)]
     if processor.spec.spark is not None:
         owned += build_rights(processor, images)
     if images.budgets and processor.spec.engine is Engine.WORKER and processor.spec.worker.replicas > 1:
         owned.append(build_budget(processor))
-    owned.append(build_workload(processor, images, replicas, label_decision(resolution) or last_decision))
+    decision = label_decision(resolution) or last_decision
+    owned.append(build_workload(processor, images, replicas, decision, rollout))
     return [stamped(manifest) for manifest in owned]
 
 
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
     """Write the manifest's own hash into it."""
-    meta = {**manifest["metadata"], "annotations": {INTENT_ANNOTATION: hash_of(manifest)}}
+    notes = {**manifest["metadata"].get("annotations", {}), INTENT_ANNOTATION: hash_of(manifest)}
+    meta = {**manifest["metadata"], "annotations": notes}
     return {**manifest, "metadata": meta}
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from outbox_operator.kube import KubeError, Where
 from outbox_operator.learn import OwnershipState
 from outbox_operator.lineage import is_own
-from outbox_operator.manifests import template_hash
-from outbox_operator.naming import workload_name
+from outbox_operator.manifests import build_origin, build_template, image_of
+from outbox_operator.naming import TEMPLATE_LABEL, workload_name
 from outbox_operator.observed import RUNNERS, Observed, PodView, Role, Sibling
 from outbox_operator.podstate import is_waiting, role_of, view_job, view_pod, view_workload
 from outbox_operator.resources import KIND
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outbox_operator.reports import Reporters
     from outbox_operator.resources import Parse, Processor
     from outbox_operator.settings import Images
+    from outbox_operator.slots import SlotKeeper
     from outbox_operator.status import OwnerRef
     from outbox_operator.store import Body, Store
 
@@ -56,7 +57,14 @@ class Observer:
     """Observes one resource at a time."""
 
     def __init__(
-        self, kube: Kube, store: Store, reporters: Reporters, images: Images, cluster: str, parse: Parse
+        self,
+        kube: Kube,
+        store: Store,
+        reporters: Reporters,
+        images: Images,
+        cluster: str,
+        parse: Parse,
+        slots: SlotKeeper,
     ) -> None:
         """Read from these."""
         self._kube = kube
@@ -65,6 +73,7 @@ class Observer:
         self._images = images
         self._cluster = cluster
         self._parse = parse
+        self._slots = slots
 
     async def observe(self, body: Body, obstacle: Problem | None) -> Observed:
         """Observe a resource.
@@ -83,17 +92,23 @@ class Observer:
         pods = [await self._pod(pod) for pod in labelled if is_own(pod, self._store)]
         own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
         jobs = [view_job(job, role) for job in own_jobs if (role := role_of(job)) is not None]
+        holder_gone = await self._holder_gone(previous)
+        template = build_template(processor, self._images)
+        # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
         return Observed(
             processor=processor,
             created=read_time(body["metadata"]["creationTimestamp"]),
             previous=previous,
             workload=view_workload(workload) if workload is not None else None,
-            intent_hash=template_hash(processor, self._images),
+            intent_hash=template["metadata"]["labels"][TEMPLATE_LABEL],
+            origin=build_origin(processor, self._images, template),
+            image=image_of(template),
+            slots=self._slots.look(key),
             pods=tuple(pods),
             jobs=tuple(jobs),
             siblings=self._siblings(processor),
             foreign=tuple(pod["metadata"]["name"] for pod in labelled if self._is_foreign(pod)),
-            holder_gone=await self._holder_gone(previous),
+            holder_gone=holder_gone,
             obstacle=obstacle,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import WorkerState
 from outbox_operator.status import ProcessorStatus
@@ -86,6 +86,38 @@ class PodView:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a pod template was rendered for: what of it is another tells who asks for other pods.
+
+    Attributes:
+        generation: of the resource.
+        spec: hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas).
+        installation: hash of what comes with the operator: the image of resources that name none, keys.
+
+    """
+
+    generation: int = 0
+    spec: str = ""
+    installation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How many processors an upgrade of the operator may replace the pods of, as one of them sees it.
+
+    Attributes:
+        limit: at most so many at a time.
+        free: there is one for this processor now.
+        failing: the first of those that have one and do not become Ready again, with its own words.
+
+    """
+
+    limit: int = 1
+    free: bool = True
+    failing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadView:
     """The Deployment or StatefulSet as the API server has it."""
 
@@ -96,6 +128,12 @@ class WorkloadView:
     decision: str = ""
     """Hash of the latest decision of a person that pods were started with."""
     problem: Problem | None = None
+    slot: str = ""
+    """An upgrade of the operator replaces its pods; in what condition the processor was before (`rollout.py`)."""
+    rendered: str = ""
+    """What its template was rendered for, and the template as it was rendered."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """The pod template as the API server has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +170,11 @@ class Observed:
     workload: WorkloadView | None = None
     intent_hash: str = ""
     """Of the pod template that the spec asks for now."""
+    origin: Origin = field(default_factory=Origin)
+    """What that pod template is rendered for."""
+    image: str = ""
+    """The image that it names."""
+    slots: Slots = field(default_factory=Slots)
     pods: tuple[PodView, ...] = ()
     jobs: tuple[JobView, ...] = ()
     siblings: tuple[Sibling, ...] = ()

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from outbox_core.report import Report
 from outbox_operator.conditions import Reason
-from outbox_operator.naming import DECISION_LABEL, ROLE_LABEL, TEMPLATE_LABEL
+from outbox_operator.naming import DECISION_LABEL, RENDERED_ANNOTATION, ROLE_LABEL, SLOT_ANNOTATION, TEMPLATE_LABEL
 from outbox_operator.observed import JobView, PodView, Problem, Role, WorkloadView
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
     """Build the view of a Deployment or StatefulSet."""
     spec, status = body["spec"], body.get("status") or {}
     labels = spec["template"]["metadata"].get("labels", {})
+    notes = body["metadata"].get("annotations") or {}
     problem = None
     for condition in status.get("conditions") or ():
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
@@ -147,6 +148,9 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
         intent_hash=labels.get(TEMPLATE_LABEL, ""),
         decision=labels.get(DECISION_LABEL, ""),
         problem=problem,
+        slot=notes.get(SLOT_ANNOTATION, ""),
+        rendered=notes.get(RENDERED_ANNOTATION, ""),
+        template=spec["template"],
     )
 
 

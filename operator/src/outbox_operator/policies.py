@@ -171,7 +171,9 @@ def _rolling_out(known: Knowledge) -> Verdict | None:
     current = lead is not None and any(pod.name == lead.pod and pod not in old for pod in observed.runners)
     if not old or current:
         return None
-    return Verdict(Phase.STARTING, Reason.ROLLING_OUT, "pods of the former spec are being replaced", halts=False)
+    return Verdict(
+        Phase.STARTING, Reason.ROLLING_OUT, "pods of the former spec or version are being replaced", halts=False
+    )
 
 
 def _pods_missing(known: Knowledge) -> Verdict | None:

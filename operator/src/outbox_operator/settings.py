@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,31 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How many processors an upgrade of the operator may replace the pods of at a time: a number, or a percentage."""
+
+    number: int = 10
+    percent: bool = True
+
+    def of(self, processors: int) -> int:
+        """Say how many that are; a percentage rounded down, and at least one."""
+        return max(1, processors * self.number // 100) if self.percent else self.number
+
+
+def read_budget(text: str) -> Budget:
+    """Read `10%` or `3`; 0 is none.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+
+    """
+    found = re.fullmatch(r"([0-9]{1,6})(%?)", text.strip())
+    if found is None or (found[2] and not 1 <= int(found[1]) <= 100):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of processors, such as 3, nor 1% to 100%")
+    return Budget(int(found[1]), percent=bool(found[2]))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything an operator process is told from outside.
 
@@ -38,6 +64,7 @@ class Settings:
         identity: this process among its replicas.
         port: of /livez, /readyz and /metrics.
         unrestricted: a podTemplate may ask for anything.
+        budget: how many processors an upgrade of the operator may replace the pods of at a time.
 
     """
 
@@ -52,6 +79,7 @@ class Settings:
     port: int
     log_level: str
     unrestricted: bool = False
+    budget: Budget = Budget()
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -86,6 +114,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         default=env("OUTBOX_UNRESTRICTED_POD_TEMPLATES", "false") == "true",
         help="let a podTemplate ask for anything: who may create a resource may then be root on a node",
     )
+    parser.add_argument(
+        "--rollout-max-concurrent",
+        type=read_budget,
+        default=env("OUTBOX_ROLLOUT_MAX_CONCURRENT", "10%"),
+        help="replace the pods of so many processors at a time when the operator's version changed: 3, or 10%%",
+    )
     flags = parser.parse_args(arguments)
     watched = flags.namespace or [name for name in env("OUTBOX_WATCH_NAMESPACES", "").split(",") if name.strip()]
     return Settings(
@@ -105,4 +139,5 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         port=flags.port,
         log_level=flags.log_level.upper(),
         unrestricted=flags.unrestricted_pod_templates,
+        budget=flags.rollout_max_concurrent,
     )

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from outbox_operator.naming import PROCESSOR_LABEL
+from outbox_operator.naming import PROCESSOR_LABEL, SLOT_ANNOTATION
 from outbox_operator.resources import KIND
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Store:
         self._children: defaultdict[Key, set[Place]] = defaultdict(set)
         self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
         self._gone: dict[str, int] = {}
+        self.slots: set[Key] = set()
+        """Resources whose workload says that an upgrade of the operator replaces its pods (`slots.py`)."""
 
     def put(self, body: Body) -> bool:
         """Take an object as seen; False when what is known is as new."""
@@ -96,6 +98,8 @@ class Store:
             self._by_id[processor_id_of(body)].add(key_of(body))
         else:
             self._children[key_of(body)].add(place)
+        if holds_slot(body):
+            self.slots.add(key_of(body))
         return True
 
     def remove(self, body: Body) -> None:
@@ -140,6 +144,13 @@ class Store:
             _discard(self._by_id, processor_id_of(known), key_of(known))
         else:
             _discard(self._children, key_of(known), place)
+        if holds_slot(known):
+            self.slots.discard(key_of(known))
+
+    @property
+    def processors(self) -> int:
+        """How many processors there are: resources that ask for the same processorId are one."""
+        return len(self._by_id)
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """Look an object up."""
@@ -181,6 +192,13 @@ def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
 def processor_id_of(body: Body) -> str:
     """Read the processorId: the resource's name unless the spec has one."""
     return str((body.get("spec") or {}).get("processorId") or body["metadata"]["name"])
+
+
+def holds_slot(body: Body) -> bool:
+    """Tell whether a workload holds a slot of the budget for upgrades of the operator."""
+    return body["kind"] in ("Deployment", "StatefulSet") and SLOT_ANNOTATION in (
+        body["metadata"].get("annotations") or {}
+    )
 
 
 def slim(body: Body) -> Body:

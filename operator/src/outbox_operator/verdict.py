@@ -30,6 +30,8 @@ class Knowledge:
     """The report that speaks for the processor."""
     rebuild: RebuildStatus | None = None
     """How far spec.rebuildOf is."""
+    waits: str = ""
+    """Why pods of the former version of the operator stay for now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from outbox_operator.observe import Observer
 from outbox_operator.observed import Observed, Role
 from outbox_operator.reports import Reporters
 from outbox_operator.resources import parse_processor
-from outbox_operator.settings import Images
+from outbox_operator.settings import Budget, Images
+from outbox_operator.slots import SlotKeeper
 from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed
 from tests.unit.operator.owned import EVERYTHING, JOB, REPLICA_SET, RESOURCE, build_object, build_pod, store_of
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 async def observe(store: Store, body: Body = RESOURCE) -> Observed:
     """Observe the resource; nothing here makes the observer ask the API server."""
     reporters = Reporters(store, Keys(), "system", lambda *_: None)
-    observer = Observer(cast("Any", None), store, reporters, Images(), "here", partial(parse_processor, cluster="here"))
+    parse = partial(parse_processor, cluster="here")
+    slots = SlotKeeper(store, Budget(), lambda _: None)
+    observer = Observer(cast("Any", None), store, reporters, Images(), "here", parse, slots)
     return await observer.observe(body, None)
 
 

@@ -1,0 +1,74 @@
+"""Counts the processors whose pods an upgrade of the operator replaces now, so that only so many do at a time.
+
+Who holds a slot is written on the workload, which the store has; memory only bridges the moment from the decision to
+the API server's answer, and remembers whom to wake when a slot is free. Without it they look again by themselves.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from outbox_operator.conditions import IN_FLIGHT, ConditionType
+from outbox_operator.observed import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from outbox_operator.rollout import Rollout
+    from outbox_operator.settings import Budget
+    from outbox_operator.store import Store
+    from outbox_operator.workqueue import Key
+
+
+class SlotKeeper:
+    """The budget of one operator process over all resources that it serves."""
+
+    def __init__(self, store: Store, budget: Budget, wake: Callable[[Key], None]) -> None:
+        """Count what is in `store`; `wake` those who wait."""
+        self._store = store
+        self._budget = budget
+        self._wake = wake
+        self._taking: set[Key] = set()
+        self._waiting: dict[Key, None] = {}
+
+    def look(self, key: Key) -> Slots:
+        """Say what a resource may know; what is free is free only until the next await."""
+        others = (self._store.slots | self._taking) - {key}
+        limit = self._budget.of(self._store.processors)
+        free = len(others) < limit
+        return Slots(limit, free, "" if free else self._failing(others))
+
+    def _failing(self, keys: set[Key]) -> str:
+        """Name the first that does not become Ready again, and why in one word: its message may change all the time."""
+        for key in sorted(keys):
+            conditions = ((self._store.resource(key) or {}).get("status") or {}).get("conditions") or ()
+            for condition in conditions:
+                asked = condition["type"] in (ConditionType.READY, ConditionType.WORKERS_AVAILABLE)
+                if asked and condition["status"] == "False" and condition["reason"] not in IN_FLIGHT:
+                    return f"{'/'.join(key)} is not Ready again ({condition['reason']})"
+        return ""
+
+    @contextmanager
+    def kept(self, key: Key, rollout: Rollout) -> Iterator[None]:
+        """Count a resource that takes a slot until the store has what was applied, and wake others when it gives it."""
+        if rollout.waits:
+            self._waiting[key] = None
+        else:
+            self._waiting.pop(key, None)
+        had = key in self._store.slots
+        if rollout.slot:
+            self._taking.add(key)
+        try:
+            yield
+        finally:
+            self._taking.discard(key)
+        if had and key not in self._store.slots:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake as many of those who wait as there are free slots."""
+        free = self._budget.of(self._store.processors) - len(self._store.slots | self._taking)
+        for key in list(self._waiting)[: max(free, 0)]:
+            del self._waiting[key]
+            self._wake(key)
