@@ -108,6 +108,7 @@ class OperatorProcess:
         release: whose rights and environment it has.
         folder: where its log and its kubeconfig are.
         server: URL at which it reaches the API server; empty: the API server's own.
+        told: environment variables over those that the chart sets; another version of it is told another image.
 
     """
 
@@ -115,6 +116,7 @@ class OperatorProcess:
     folder: Path
     identity: str = "operator-0"
     server: str = ""
+    told: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=_listening_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -136,6 +138,7 @@ class OperatorProcess:
             "POD_NAMESPACE": self.release.namespace,
             "OUTBOX_PORT": str(self.port),
             "KUBECONFIG": str(config),
+            **self.told,
         }
         with (self.folder / "operator.log").open("ab") as output:
             command = [sys.executable, "-m", "outbox_operator"]

@@ -1,0 +1,140 @@
+"""An upgrade of the operator that brings another worker image: some processors at a time, until one fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.cluster import REGISTRY, STATE, kubeconfig, wait
+from tests.support.operator import OperatorProcess, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.cluster import Body, Cluster
+    from tests.support.room import Resource, Room
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+IMAGE = f"{REGISTRY}/outbox-worker:dev"
+MISSING = f"{REGISTRY}/outbox-worker:not-there"
+RECONCILES = "outbox_operator_reconcile_seconds_count"
+
+
+@pytest.fixture
+def next_image() -> Iterator[str]:
+    """The workers' image under another name: an image that the pods do not have yet."""
+    if kubeconfig() != STATE / "kubeconfig":
+        pytest.skip("it gives an image another name on the local node")
+    run = os.environ.get("OUTBOX_RUN") or "/run/outbox-operator"
+    images = ["ctr", "-a", f"{run}/containerd.sock", "-n", "k8s.io", "images"]
+    name = f"{REGISTRY}/outbox-worker:next"
+    subprocess.run([*images, "tag", "--force", IMAGE, name], check=True, capture_output=True)
+    yield name
+    subprocess.run([*images, "rm", name], check=True, capture_output=True)
+
+
+@pytest.fixture
+def operator(cluster: Cluster, room: Room, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """The operator with a budget of one processor."""
+    budget = {"rollout": {"maxConcurrent": 1}}
+    with (
+        installed(cluster, room.namespace, [room.namespace], pods=0, **budget) as release,
+        OperatorProcess(release, tmp_path) as process,
+    ):
+        yield process
+
+
+def upgrade(operator: OperatorProcess, image: str) -> None:
+    operator.stop()
+    operator.told["OUTBOX_WORKER_IMAGE"] = image
+    operator.start()
+
+
+def fleet(room: Room, count: int) -> list[Resource]:
+    made = [room.processor(f"orders{number}") for number in range(count)]
+    for each in made:
+        each.until_ready()
+    return made
+
+
+def pod_of(resource: Resource) -> Body:
+    (pod,) = resource.pods()
+    return pod
+
+
+def image_of(pod: Body) -> str:
+    found: str = pod["spec"]["containers"][0]["image"]
+    return found
+
+
+def is_done(resource: Resource, image: str) -> bool:
+    pods = resource.pods()
+    settled = [resource.condition(kind).get("status") for kind in ("Ready", "Reconciling")] == ["True", "False"]
+    return settled and [image_of(pod) for pod in pods] == [image]
+
+
+def became_ready(pod: Body) -> str:
+    (time,) = [each["lastTransitionTime"] for each in pod["status"]["conditions"] if each["type"] == "Ready"]
+    return str(time)
+
+
+def waiting(resources: list[Resource]) -> list[Resource]:
+    """Those that say that they wait, and work on meanwhile."""
+    return [
+        each
+        for each in resources
+        if each.condition("Reconciling").get("reason") == "WaitingForRollout"
+        and each.condition("Ready").get("status") == "True"
+    ]
+
+
+def test_processors_get_the_new_image_one_after_the_other(room: Room, operator: OperatorProcess, next_image: str):
+    resources = fleet(room, 4)
+    upgrade(operator, next_image)
+    wait("three wait", lambda: len(waiting(resources)) == 3, within=30)
+    room.shop.produce(5)
+    for each in resources:
+        each.until("it has the new image", lambda each=each: is_done(each, next_image), within=120)
+    pods = sorted((pod_of(each) for each in resources), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+    for before, after in pairwise(pods):
+        assert after["metadata"]["creationTimestamp"] >= became_ready(before), "two were replaced at a time"
+    wait("each has handled all", lambda: len(room.handled()) >= 5 * len(resources), within=30)
+    assert len(room.handled()) == 5 * len(resources), "and nothing twice"
+
+
+def test_an_image_that_does_not_start_stops_at_the_first(room: Room, operator: OperatorProcess):
+    resources = fleet(room, 3)
+    upgrade(operator, MISSING)
+
+    def failed() -> list[Resource]:
+        return [each for each in resources if each.condition("Ready").get("reason") == "ImageUnavailable"]
+
+    (first,) = wait("one fails", failed, within=60)
+    others = [each for each in resources if each != first]
+    stuck = f"{room.namespace}/{first.name} is not Ready again (ImageUnavailable)"
+
+    def told() -> bool:
+        return len(waiting(others)) == 2 and all(stuck in each.condition("Reconciling")["message"] for each in others)
+
+    wait("the others say why they wait", told, within=60)
+    # Another process finds on the cluster who has begun.
+    operator.kill()
+    operator.start()
+    wait("it decides about all", lambda: operator.metrics().get(RECONCILES, 0) >= 9, within=60)
+    assert told()
+    assert [image_of(pod_of(each)) for each in others] == [IMAGE, IMAGE]
+
+    others[0].spec(delivery={"batchSize": 7}, worker={"image": IMAGE})
+    others[0].until("the user's change does not wait", lambda: is_done(others[0], IMAGE), within=60)
+    generation = others[0].read()["metadata"]["generation"]
+    assert others[0].status["observedGeneration"] == generation
+
+    upgrade(operator, IMAGE)
+    for each in resources:
+        each.until("the former image runs", lambda each=each: is_done(each, IMAGE), within=60)
