@@ -54,6 +54,12 @@ MATRIX: dict[str, Values] = {
             "service": {"port": 9090, "annotations": {"example.com/scrape": "yes"}},
             "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
         },
+        "monitoring": {
+            "podMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+            "rules": {"enabled": True, "labels": {"release": "prometheus"}, "disabled": ["OutboxProcessorLagging"]},
+            "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Shop"}},
+            "runbookUrl": "https://wiki.example.com/outbox/runbook",
+        },
         "networkPolicy": {
             "namespaces": list(SERVED),
             "egress": True,
@@ -71,6 +77,10 @@ MATRIX: dict[str, Values] = {
         "worker": {"podDisruptionBudget": {"enabled": False}},
         "networkPolicy": {"enabled": False},
         "metrics": {"service": {"enabled": False}},
+    },
+    "watched in two namespaces": {
+        **NAMESPACED,
+        "monitoring": {"podMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboard": {"enabled": True}},
     },
     "CRD not kept": {"crds": {"keep": False}},
     "any podTemplate": {"podTemplates": {"unrestricted": True}},

@@ -177,7 +177,9 @@ def test_monitor_and_policy_say_what_was_asked():
     manifests = render(MATRIX["everything watched"])
     monitor = the(manifests, "ServiceMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+    assert monitor["spec"]["endpoints"] == [
+        {"port": "http", "path": "/metrics", "honorLabels": True, "interval": "15s"}
+    ]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= the(manifests, "Service")["metadata"]["labels"].items()
     (policy,) = [each["spec"] for each in of_kind(manifests, "NetworkPolicy") if each["metadata"]["name"] == FULL_NAME]
     assert policy["ingress"][0]["from"] == MATRIX["everything watched"]["networkPolicy"]["metricsFrom"]

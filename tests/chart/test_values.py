@@ -27,6 +27,10 @@ REFUSED = [
     pytest.param({"image": {"name": "x"}}, "'name' not allowed", id="an unknown field of the image"),
     pytest.param({"worker": {"replicas": 2}}, "'replicas' not allowed", id="a field that the resource has"),
     pytest.param({"metrics": {"podMonitor": {}}}, "'podMonitor' not allowed", id="an unknown kind of monitor"),
+    pytest.param(
+        {"monitoring": {"rules": {"disabled": ["Lag"]}}}, "/monitoring/rules/disabled/0", id="no alert of ours"
+    ),
+    pytest.param({"monitoring": {"runbookUrl": "docs"}}, "/monitoring/runbookUrl", id="a runbook without an address"),
     pytest.param({"livenessProbe": {"httpGet": {}}}, "'httpGet' not allowed", id="a probe of one's own"),
     pytest.param({"resources": {"cpu": "1"}}, "'cpu' not allowed", id="a quantity in the wrong place"),
     pytest.param({"replicas": "two"}, "/replicas", id="replicas as a word"),

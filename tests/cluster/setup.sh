@@ -4,6 +4,7 @@
 #   python    uv and the checkout's .venv, from requirements.lock
 #   postgres  PostgreSQL servers 14, 15 and 18 in $OUTBOX_CACHE/postgres/MAJOR/bin, and pgbouncer
 #   rabbitmq  the RabbitMQ server, not started
+#   monitoring  Prometheus and promtool, not started
 #   spark     a Java, for Spark sessions outside the cluster, and Spark with its classes ready to be mapped
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
 #   model     TLC, which checks the protocol's model (docs/model)
@@ -13,7 +14,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq spark model cluster images chaos)
+ALL=(python postgres rabbitmq monitoring spark model cluster images chaos)
 for part in "${ALL[@]}"; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"

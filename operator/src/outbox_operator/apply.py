@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
-from outbox_operator.conditions import Reason
+from outbox_operator.conditions import Reason, link_runbook
 from outbox_operator.drift import build_removal
 from outbox_operator.kube import KubeError, Where, where
 from outbox_operator.manifests import build_job, build_key, build_owned
@@ -103,6 +103,7 @@ class Applier:
 
     async def write_status(self, body: Body, status: dict[str, Any]) -> bool:
         """Write the status if it is news; False when the resource is gone."""
+        status = {**status, "conditions": link_runbook(status["conditions"], self._images.runbook)}
         if not is_news(body.get("status"), status):
             return True
         meta = body["metadata"]

@@ -1,14 +1,14 @@
 """PURE: the conditions, their reasons, and when one of them changes.
 
 `Ready` answers whether what was asked is so. `Reconciling` and `Stalled` are abnormal-true, as kstatus (Helm 4, Flux)
-reads them. Reasons are the words of this enum or of `outbox_core.report.Reason`; `docs/conflicts.md` explains them.
+reads them. Reasons are the words of this enum or of `outbox_core.report.Reason`; `docs/runbook.md` explains each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator.status import MAX_MESSAGE, Condition
 
@@ -126,7 +126,18 @@ IN_FLIGHT: Final = frozenset(
         Reason.CHANGING_PARTITIONS,
     }
 )
-"""Reasons of what is being carried out and needs nobody."""
+"""Reasons of a change that is being carried out: nobody has to do anything."""
+
+TROUBLE: Final = {
+    ConditionType.READY: ("False", "Unknown"),
+    ConditionType.STALLED: ("True",),
+    ConditionType.OWNERSHIP_GRANTED: ("False",),
+    ConditionType.CHECKPOINT_HEALTHY: ("False",),
+    ConditionType.SOURCE_CURRENT: ("False",),
+    ConditionType.MESSAGES_FLOW: ("False",),
+    ConditionType.WORKERS_AVAILABLE: ("False",),
+}
+"""The status of a condition that tells of trouble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,20 @@ def answered(
             )
         )
     return result
+
+
+def link_runbook(conditions: list[dict[str, Any]], runbook: str) -> list[dict[str, Any]]:
+    """End the message of each condition that tells of trouble with the runbook's section about its reason."""
+    return [
+        {**each, "message": _with_link(each["message"], f"see {runbook}#{each['reason'].lower()}")}
+        if each["status"] in TROUBLE.get(each["type"], ()) and each["reason"] not in IN_FLIGHT
+        else each
+        for each in conditions
+    ]
+
+
+def _with_link(message: str, link: str) -> str:
+    return f"{shorten(message, MAX_MESSAGE - len(link) - 2)}; {link}" if message else link
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE) -> str:

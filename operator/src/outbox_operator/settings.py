@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images:
-    """What the installation gives to resources: images for those that name none, the drivers' role, keys, budgets."""
+    """What the installation gives to resources: images for those that name none, drivers' role, keys, budgets, runbook."""
 
     worker: str = "localhost/outbox-worker:dev"
     spark: str = "localhost/outbox-spark:dev"
@@ -24,6 +24,8 @@ class Images:
     keys: Keys = field(default_factory=Keys)
     budgets: bool = True
     """Whether workers of several replicas get a PodDisruptionBudget."""
+    runbook: str = "docs/runbook.md"
+    """Where the sections are that messages of conditions link to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     parser.add_argument("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
     parser.add_argument("--lease-namespace", default=env("POD_NAMESPACE", "default"))
     parser.add_argument("--identity", default=env("POD_NAME", env("HOSTNAME", "outbox-operator")))
+    parser.add_argument(
+        "--runbook-url",
+        default=env("OUTBOX_RUNBOOK_URL", Images.runbook),
+        help="where docs/runbook.md is published: messages of conditions link to its sections",
+    )
     parser.add_argument("--port", type=port_number, default=env("OUTBOX_PORT", "8081"))
     parser.add_argument("--log-level", default=env("OUTBOX_LOG_LEVEL", "INFO"))
     parser.add_argument(
@@ -130,6 +137,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
             spark=flags.spark_image,
             driver_role=flags.spark_driver_role,
             budgets=not flags.no_worker_budgets,
+            runbook=flags.runbook_url,
         ),
         lease_namespace=flags.lease_namespace,
         lease_name=flags.lease_name,

@@ -1,29 +1,55 @@
-"""Every reason, phase and Event that a person can meet is explained."""
+"""Every reason, phase, Event and alert that a person can meet is explained, where its message links to."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState
 from outbox_operator import happenings
 from outbox_operator.conditions import ConditionType
 from outbox_operator.conditions import Reason as OperatorReason
+from outbox_operator.settings import Images
 from outbox_operator.status import Phase
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "conflicts.md").read_text()
-WORDS = {word.value for kind in (WorkerReason, RebuildState, OperatorReason, ConditionType, Phase) for word in kind}
+ROOT = Path(__file__).resolve().parents[3]
+CATALOGUE = (ROOT / "docs" / "conflicts.md").read_text()
+RUNBOOK = (ROOT / Images.runbook).read_text()
+SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", RUNBOOK, re.MULTILINE | re.DOTALL))
+REASONS = {word.value for kind in (WorkerReason, RebuildState, OperatorReason) for word in kind}
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load((ROOT / "charts/outbox-operator/files/alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+}
 EVENTS = set(re.findall(r'Happening\(\s*"(\w+)"', Path(happenings.__file__).read_text()))
 
 
-@pytest.mark.parametrize("word", sorted(WORDS | EVENTS))
+@pytest.mark.parametrize("word", sorted({word.value for kind in (ConditionType, Phase) for word in kind} | EVENTS))
 def test_word_stands_in_the_catalogue(word: str) -> None:
-    assert f"`{word}`" in PAGE
+    assert f"`{word}`" in CATALOGUE
 
 
 def test_the_catalogue_explains_nothing_that_is_not_there() -> None:
-    explained = re.findall(r"^\| ((?:`[A-Z]\w+`(?:, )?)+) \|", PAGE, re.MULTILINE)
-    assert {word for row in explained for word in re.findall(r"\w+", row)} <= WORDS | EVENTS
+    explained = re.findall(r"^\| ((?:`[A-Z]\w+`(?:, )?)+) \|", CATALOGUE, re.MULTILINE)
+    assert {word for row in explained for word in re.findall(r"\w+", row)} <= {*ConditionType, *EVENTS}
+
+
+def test_each_reason_and_each_alert_has_a_section_and_each_section_one_of_them() -> None:
+    headings = re.findall(r"^### (\w+)$", RUNBOOK, re.MULTILINE)
+    assert Counter(headings) == Counter([*REASONS, *ALERTS])
+    assert all(text.strip() for text in SECTIONS.values())
+
+
+def test_links_within_the_runbook_lead_to_sections() -> None:
+    assert set(re.findall(r"\]\(#([\w-]+)\)", RUNBOOK)) <= {name.lower() for name in SECTIONS}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_alert_links_to_its_section(name: str) -> None:
+    assert ALERTS[name]["annotations"]["runbook_url"] == f"{Images.runbook}#{name.lower()}"
