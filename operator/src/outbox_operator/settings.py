@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images:
-    """What the installation gives to resources: images for those that name none, drivers' role, keys, budgets, runbook."""
+    """What the installation gives to resources: default images, the drivers' role, keys, budgets, runbook."""
 
     worker: str = "localhost/outbox-worker:dev"
     spark: str = "localhost/outbox-spark:dev"
