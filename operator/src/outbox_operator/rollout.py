@@ -2,7 +2,7 @@
 
 A change of the spec is carried out at once. What an upgrade of the operator brings (another image for resources that
 name none, other keys) waits for a slot of the budget, and the pods' template stays as the former operator wrote it. A
-template that is only written in another way replaces nothing: it waits for the next change (docs/adr/0016). What is
+template that is only written in another way replaces nothing: it waits for the next change (docs/adr/0018). What is
 needed to tell these apart is on the workload, so a restarted operator decides the same.
 """
 
