@@ -56,13 +56,6 @@ def upgrade(operator: OperatorProcess, image: str) -> None:
     operator.start()
 
 
-def fleet(room: Room, count: int) -> list[Resource]:
-    made = [room.processor(f"orders{number}") for number in range(count)]
-    for each in made:
-        each.until_ready()
-    return made
-
-
 def pod_of(resource: Resource) -> Body:
     (pod,) = resource.pods()
     return pod
@@ -84,32 +77,12 @@ def became_ready(pod: Body) -> str:
     return str(time)
 
 
-def waiting(resources: list[Resource]) -> list[Resource]:
-    """Those that say that they wait, and work on meanwhile."""
-    return [
-        each
-        for each in resources
-        if each.condition("Reconciling").get("reason") == "WaitingForRollout"
-        and each.condition("Ready").get("status") == "True"
-    ]
-
-
-def test_processors_get_the_new_image_one_after_the_other(room: Room, operator: OperatorProcess, next_image: str):
-    resources = fleet(room, 4)
-    upgrade(operator, next_image)
-    wait("three wait", lambda: len(waiting(resources)) == 3, within=30)
-    room.shop.produce(5)
+def test_an_image_that_does_not_start_stops_at_the_first_and_a_mended_one_comes_to_one_after_the_other(
+    room: Room, operator: OperatorProcess, next_image: str
+):
+    resources = [room.processor(f"orders{number}") for number in range(4)]
     for each in resources:
-        each.until("it has the new image", lambda each=each: is_done(each, next_image), within=120)
-    pods = sorted((pod_of(each) for each in resources), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-    for before, after in pairwise(pods):
-        assert after["metadata"]["creationTimestamp"] >= became_ready(before), "two were replaced at a time"
-    wait("each has handled all", lambda: len(room.handled()) >= 5 * len(resources), within=30)
-    assert len(room.handled()) == 5 * len(resources), "and nothing twice"
-
-
-def test_an_image_that_does_not_start_stops_at_the_first(room: Room, operator: OperatorProcess):
-    resources = fleet(room, 3)
+        each.until_ready()
     upgrade(operator, MISSING)
 
     def failed() -> list[Resource]:
@@ -119,22 +92,32 @@ def test_an_image_that_does_not_start_stops_at_the_first(room: Room, operator: O
     others = [each for each in resources if each != first]
     stuck = f"{room.namespace}/{first.name} is not Ready again (ImageUnavailable)"
 
-    def told() -> bool:
-        return len(waiting(others)) == 2 and all(stuck in each.condition("Reconciling")["message"] for each in others)
+    def told(waiting: list[Resource]) -> bool:
+        said = [(each.condition("Ready"), each.condition("Reconciling")) for each in waiting]
+        return all(
+            (ready.get("status"), moving.get("reason")) == ("True", "WaitingForRollout") and stuck in moving["message"]
+            for ready, moving in said
+        )
 
-    wait("the others say why they wait", told, within=60)
+    wait("the others work on and say why they wait", lambda: told(others), within=60)
     # Another process finds on the cluster who has begun.
-    operator.kill()
-    operator.start()
-    wait("it decides about all", lambda: operator.metrics().get(RECONCILES, 0) >= 9, within=60)
-    assert told()
-    assert [image_of(pod_of(each)) for each in others] == [IMAGE, IMAGE]
+    upgrade(operator, MISSING)
+    wait("it has decided about all", lambda: operator.metrics().get(RECONCILES, 0) >= 3 * len(resources), within=60)
+    assert told(others)
+    assert [image_of(pod_of(each)) for each in others] == [IMAGE] * 3
 
-    others[0].spec(delivery={"batchSize": 7}, worker={"image": IMAGE})
-    others[0].until("the user's change does not wait", lambda: is_done(others[0], IMAGE), within=60)
-    generation = others[0].read()["metadata"]["generation"]
-    assert others[0].status["observedGeneration"] == generation
+    changed, *waiting = others
+    changed.spec(worker={"image": next_image})
+    changed.until("the user's change does not wait", lambda: is_done(changed, next_image), within=60)
+    assert told(waiting)
 
-    upgrade(operator, IMAGE)
+    upgrade(operator, next_image)
+    room.shop.produce(5)
     for each in resources:
-        each.until("the former image runs", lambda each=each: is_done(each, IMAGE), within=60)
+        each.until("it has the mended image", lambda each=each: is_done(each, next_image), within=120)
+    staged = [pod_of(each) for each in (first, *waiting)]
+    pods = sorted(staged, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+    for before, after in pairwise(pods):
+        assert after["metadata"]["creationTimestamp"] >= became_ready(before), "two were replaced at a time"
+    wait("each has handled all", lambda: len(room.handled()) >= 5 * len(resources), within=30)
+    assert len(room.handled()) == 5 * len(resources), "and nothing twice"
