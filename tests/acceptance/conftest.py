@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chart.chart import tool
-from tests.support.cluster import ROOT, Cluster, ensure_cluster, kubeconfig, namespaces, wait
+from tests.support.cluster import Cluster, ensure_cluster, install_crd, namespaces, wait
 from tests.support.operator import OperatorProcess, installed
 from tests.support.room import Room
 from tests.support.shop import DatabaseServer
@@ -32,22 +30,6 @@ def cluster() -> Cluster:
     found = Cluster()
     install_crd(found)
     return found
-
-
-def install_crd(cluster: Cluster) -> None:
-    """Install the CRD as the checkout has it."""
-    crds = ROOT / "crds"
-    command = [str(tool("kubectl")), "--kubeconfig", str(kubeconfig()), "apply", "--server-side", "--force-conflicts"]
-    subprocess.run([*command, "--field-manager=tests", "-f", str(crds)], check=True, capture_output=True)
-    wait(
-        "the CRD",
-        lambda: any(
-            c["type"] == "Established" and c["status"] == "True"
-            for crd in cluster.items("CustomResourceDefinition")
-            for c in crd.get("status", {}).get("conditions") or ()
-        ),
-        within=30,
-    )
 
 
 @pytest.fixture(scope="session")

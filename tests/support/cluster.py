@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kubernetes import client, config
 
+from tests.chart.chart import tool
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -221,3 +223,19 @@ def namespaces(cluster: Cluster, *roles: str, prefix: str = "op") -> Iterator[li
     finally:
         for name in names:
             cluster.delete("Namespace", "", name)
+
+
+def install_crd(cluster: Cluster) -> None:
+    """Install the CRD as the checkout has it."""
+    crds = ROOT / "crds"
+    command = [str(tool("kubectl")), "--kubeconfig", str(kubeconfig()), "apply", "--server-side", "--force-conflicts"]
+    subprocess.run([*command, "--field-manager=tests", "-f", str(crds)], check=True, capture_output=True)
+    wait(
+        "the CRD",
+        lambda: any(
+            c["type"] == "Established" and c["status"] == "True"
+            for crd in cluster.items("CustomResourceDefinition")
+            for c in crd.get("status", {}).get("conditions") or ()
+        ),
+        within=30,
+    )

@@ -12,18 +12,18 @@ from outbox_core.report import Intent
 from outbox_operator.conditions import Reason, link_runbook
 from outbox_operator.drift import build_removal
 from outbox_operator.kube import KubeError, Where, where
-from outbox_operator.manifests import build_job, build_key, build_owned
+from outbox_operator.manifests import build_job, build_key, build_owned, hash_of
 from outbox_operator.naming import INTENT_ANNOTATION, labels_of
 from outbox_operator.observed import Problem
 from outbox_operator.reports import tell_intent
 from outbox_operator.resources import API_VERSION, KIND
-from outbox_operator.store import OWNED_KINDS, slim
+from outbox_operator.store import OWNED_KINDS, key_of, slim
 
 if TYPE_CHECKING:
     from outbox_operator.decide import Decision
     from outbox_operator.events import EventWriter
     from outbox_operator.kube import Kube
-    from outbox_operator.observed import Observed
+    from outbox_operator.observed import Observed, PodView
     from outbox_operator.resources import Processor
     from outbox_operator.settings import Images
     from outbox_operator.status import ProcessorStatus
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 
 _GENERATIONS: Final = {"Deployment", "StatefulSet", "PodDisruptionBudget"}
 """Kinds whose status changes all the time: their generation counts changes of the spec alone."""
-
-REMEMBERED: Final = 20_000
-"""Of how many objects the last state is remembered."""
 
 _REMOVAL_TRIES: Final = 5
 """The controller of a freshly edited object writes its status just then."""
@@ -70,7 +67,6 @@ class Applier:
         self._store = store
         self._images = images
         self._events = events
-        self._applied: dict[Where, tuple[str, str, str]] = {}
 
     async def apply(self, body: Body, observed: Observed, decision: Decision) -> bool:
         """Carry a decision out; False when the resource is gone.
@@ -88,7 +84,7 @@ class Applier:
         if decision.keep_claim:
             await self._tell(processor, decision.keep_claim)
         try:
-            await self._apply_owned(observed, decision)
+            await self._apply_owned(body, observed, decision)
             await self._apply_jobs(processor, decision)
         except KubeError as err:
             if not err.refused:
@@ -129,10 +125,11 @@ class Applier:
         stays = decision.rollout.template is not None
         known = stays or (observed.workload is not None and observed.workload.intent_hash == observed.intent_hash)
         # A pod that cannot mount it is pending for ever.
-        if not known or any(pod.phase == "Pending" for pod in observed.runners):
+        if not known or any(is_starting(pod) for pod in observed.runners):
             await self._kube.create(build_key(processor, self._images.keys))
 
-    async def _apply_owned(self, observed: Observed, decision: Decision) -> None:
+    async def _apply_owned(self, body: Body, observed: Observed, decision: Decision) -> None:
+        """Apply what is not as it was left, by the hash in the status, and leave the hash of it there."""
         processor = observed.processor
         await self._make_key(observed, decision)
         manifests = build_owned(
@@ -144,12 +141,28 @@ class Applier:
             last_decision=observed.workload.decision if observed.workload is not None else "",
             rollout=decision.rollout,
         )
-        for manifest in manifests:
-            await self._apply_one(processor, manifest)
         wanted = {where(manifest) for manifest in manifests}
         for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
             if where(child) not in wanted and _owned_by(child, processor.uid):
                 await self._kube.delete(where(child))
+        if self._hash_of(processor, manifests) == observed.previous.applied_hash:
+            return
+        for manifest in manifests:
+            if not await self._apply_one(processor, manifest):
+                return
+        status = decision.status.model_copy(update={"applied_hash": self._hash_of(processor, manifests)})
+        await self.write_status(self._store.resource(key_of(body)) or body, dump_status(status))
+
+    def _hash_of(self, processor: Processor, manifests: list[dict[str, Any]]) -> str:
+        """Hash what shall be and what is; empty when something is missing, or is not the resource's."""
+        marks: list[tuple[str, ...]] = []
+        for manifest in manifests:
+            place = where(manifest)
+            live = self._store.get(place.kind, place.namespace, place.name)
+            if live is None or not _owned_by(live, processor.uid):
+                return ""
+            marks.append((place.kind, place.name, *_mark(manifest["metadata"]["annotations"][INTENT_ANNOTATION], live)))
+        return hash_of(marks)
 
     async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
         for job in decision.start_jobs:
@@ -162,24 +175,14 @@ class Applier:
         for name in decision.finished_jobs:
             await self._kube.delete(Where("Job", processor.namespace, name))
 
-    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> None:
+    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> bool:
+        """Apply an object; False when it was changed at each try, so that the next round goes on."""
         place = where(manifest)
-        live = self._store.get(place.kind, place.namespace, place.name)
-        intent = manifest["metadata"]["annotations"][INTENT_ANNOTATION]
-        if live is not None and _owned_by(live, processor.uid) and self._applied.get(place) == _mark(intent, live):
-            return
-        await self._check_name(processor, place, live)
+        await self._check_name(processor, place, self._store.get(place.kind, place.namespace, place.name))
         applied = await self._apply_alone(place, manifest)
-        if applied is None:
-            # Changed at each try: not marked as done, so that the next round goes on.
-            self._applied.pop(place, None)
-            return
-        applied = {"kind": place.kind, **applied}
-        self._store.put(slim(applied))
-        if len(self._applied) >= REMEMBERED:
-            # Objects come and go; one that is forgotten is applied once more, which changes nothing.
-            del self._applied[next(iter(self._applied))]
-        self._applied[place] = _mark(intent, applied)
+        if applied is not None:
+            self._store.put(slim({"kind": place.kind, **applied}))
+        return applied is not None
 
     async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Apply, and take foreign fields out; None when the object was changed in between each time."""
@@ -209,6 +212,12 @@ class Applier:
             return
         message = f"{place.kind} {place.name!r} exists and is not this resource's: delete it, or rename this resource"
         raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
+
+
+def is_starting(pod: PodView) -> bool:
+    """Tell whether a pod has a node and may wait for its Secret."""
+    unscheduled = pod.problem is not None and pod.problem.reason == Reason.UNSCHEDULABLE
+    return pod.phase == "Pending" and not unscheduled
 
 
 def _owned_by(body: Body, uid: str) -> bool:

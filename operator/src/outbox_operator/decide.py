@@ -53,8 +53,10 @@ LOOK_AGAIN: Final = timedelta(seconds=2)
 """While something is in flight."""
 SOONEST: Final = timedelta(seconds=0.2)
 """Before a try of the claim that is about to be due."""
-REST: Final = timedelta(seconds=10)
-"""While nothing is."""
+PART: Final = 4
+"""What is in flight for long is looked at after this part of that time: changes are told, only time itself is not."""
+REST: Final = timedelta(minutes=10)
+"""While nothing is: for what nobody thought of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ def build_status(known: Knowledge, verdict: Verdict, replicas: int, now: datetim
         executors=lead.executors if lead is not None else None,
         selector=f"outbox-operator.dev/processor={observed.processor.name},outbox-operator.dev/role="
         + (Role.WORKER if observed.processor.spec.engine is Engine.WORKER else Role.DRIVER),
+        applied_hash=previous.applied_hash,
         workload_hash=observed.intent_hash,
         start_from_used=lead.start_from_used
         if lead is not None and lead.start_from_used is not None
@@ -258,9 +261,10 @@ def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> time
     """Say when to decide again if nothing is heard before."""
     waits = [REST]
     # A processor that waits for its turn is woken (`slots.py`).
-    moving = {c.reason for c in status.conditions if c.type == "Reconciling" and c.status == "True"}
-    if moving - {Reason.WAITING_FOR_ROLLOUT}:
-        waits.append(LOOK_AGAIN)
+    moving = [c for c in status.conditions if c.type == "Reconciling" and c.status == "True"]
+    since = [c.last_transition_time for c in moving if c.reason != Reason.WAITING_FOR_ROLLOUT]
+    since += [known.observed.unsettled] if known.observed.unsettled is not None else []
+    waits += [max((now - each) / PART, LOOK_AGAIN) for each in since]
     next_try = known.ownership.next_try
     if next_try is not None and known.ownership.state in _ASKING:
         # One that is due runs now: its job and pod are watched.

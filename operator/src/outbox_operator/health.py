@@ -1,7 +1,7 @@
-"""Serves /livez, /readyz and /metrics. Kopf's own endpoint answers 200 while nothing works, so it is not used.
+"""Serves /livez, /readyz and /metrics.
 
-/livez fails when the loop has not come round for too long, or when watches stay silent although things change; the
-event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in the
+/livez fails when what is due has not been worked off for too long, or when watches stay silent although things change;
+the event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in the
 active process while it can list what it serves: without the CRD, or the rights to read it, nothing becomes or stays
 ready. That is no matter of liveness, because a new process would be refused the same; what watches deliver is decided
 meanwhile, and an unready Deployment is what rollouts, Argo CD and alerts look at.
@@ -25,7 +25,7 @@ async def serve(port: int, stale_seconds: Callable[[], float], find_fault: Calla
 
     async def livez(_: web.Request) -> web.Response:
         age = stale_seconds()
-        return web.Response(text=f"last round {age:.0f} s ago\n", status=200 if age < STALE_SECONDS else 503)
+        return web.Response(text=f"at a standstill for {age:.0f} s\n", status=200 if age < STALE_SECONDS else 503)
 
     async def readyz(_: web.Request) -> web.Response:
         fault = find_fault()

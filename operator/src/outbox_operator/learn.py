@@ -194,11 +194,13 @@ def format_lag(lag: Lag) -> str:
 
 
 def learn_bound(observed: Observed) -> BoundStatus | None:
-    """Say up to where can be read; without news, the last known value stays."""
+    """Say up to where can be read while that is held back; else it moves with every transaction of the server."""
     report = lead_report(observed)
     if report is None or report.bound is None:
         return observed.previous.bound
     bound = report.bound
+    if not bound.stalled:
+        return None
     return BoundStatus(
         transaction_id=bound.transaction_id,
         age_seconds=round(bound.age_seconds, 1),

@@ -1,4 +1,4 @@
-"""The composition root: election, then the controller, with Kopf as its informer, until told to stop."""
+"""The composition root: election, then the controller, until told to stop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import kopf
-
 from outbox_operator import health, logs, metrics
 from outbox_operator.controller import Controller
 from outbox_operator.election import Election
-from outbox_operator.handlers import build_registry, build_settings
 from outbox_operator.key_secrets import obtain_keys
 from outbox_operator.kube import Kube
 from outbox_operator.settings import read_settings
@@ -36,7 +33,7 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
 
 
 def end_on_sigterm() -> None:
-    """End a standby at once: the first process of a container ignores signals without a handler. Kopf has its own."""
+    """End in order: the first process of a container ignores signals without a handler."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -59,7 +56,7 @@ async def run(settings: Settings) -> None:
             keyed = replace(settings, images=replace(settings.images, keys=await obtain_keys(kube, settings)))
             controller.append(Controller(kube, keyed, await find_cluster_id(kube, settings)))
             metrics.register(controller[0].store)
-            await lead(controller[0], settings)
+            await controller[0].run()
         finally:
             await election.end()
             await runner.cleanup()
@@ -72,25 +69,6 @@ def find_fault(leader: Leader | Election, controller: Controller | None) -> str:
     if not leader.active:
         return ""
     return controller.fault if controller is not None else "starting"
-
-
-async def lead(controller: Controller, settings: Settings) -> None:
-    """Be the active process: the first part that ends, ends all."""
-    informer = kopf.operator(
-        registry=build_registry(controller),
-        settings=build_settings(),
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-    )
-    work = asyncio.create_task(controller.run(), name="controller")
-    watch = asyncio.create_task(informer, name="informer")
-    done, pending = await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -43,6 +43,11 @@ def read_time(text: str) -> datetime:
 def seconds_since(text: str) -> float:
     """Read how long ago an API server's time was, by this machine's clock."""
     return (datetime.now(UTC) - read_time(text)).total_seconds()
+
+
+def made_at(body: Body) -> datetime:
+    """Read when an object was made."""
+    return read_time(body["metadata"]["creationTimestamp"])
 
 
 def read_status(body: Body) -> ProcessorStatus:
@@ -108,6 +113,7 @@ class Observer:
             jobs=tuple(jobs),
             siblings=self._siblings(processor),
             foreign=tuple(pod["metadata"]["name"] for pod in labelled if self._is_foreign(pod)),
+            unsettled=max((made_at(pod) for pod in labelled if self._is_unsettled(pod)), default=None),
             holder_gone=holder_gone,
             obstacle=obstacle,
         )
@@ -129,6 +135,11 @@ class Observer:
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in meta
         young = seconds_since(meta["creationTimestamp"]) < FOREIGN_AFTER
         return not (ended or young or role_of(pod) is Role.RELEASE or is_own(pod, self._store))
+
+    def _is_unsettled(self, pod: Body) -> bool:
+        """Tell whether time alone may tell more of a pod: no change is told of its Events, or of its owner."""
+        young = datetime.now(UTC) - made_at(pod) < timedelta(seconds=FOREIGN_AFTER)
+        return is_waiting(pod) if is_own(pod, self._store) else young and role_of(pod) is not Role.RELEASE
 
     async def _notes(self, namespace: str, uid: str) -> list[str]:
         """Fetch the warnings about a pod, newest first; none when they may not be read."""

@@ -180,6 +180,8 @@ class Observed:
     siblings: tuple[Sibling, ...] = ()
     foreign: tuple[str, ...] = ()
     """Pods that carry the resource's labels and were not made for it: neither asked, nor counted, nor believed."""
+    unsettled: datetime | None = None
+    """When the youngest pod was made of which time tells more, without a change: Events, or that nothing owns it."""
     holder_gone: bool = False
     """The resource that holds the claim, as last heard, is known not to exist any more."""
     obstacle: Problem | None = None

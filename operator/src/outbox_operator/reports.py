@@ -48,6 +48,8 @@ LONGEST_REPORT: Final = 256 * 1024
 PATIENCE: Final = 2
 """Unanswered questions in a row before a pod counts as unreachable."""
 
+FIGURES_EVERY: Final = 10.0
+"""Seconds within which status shows figures that move."""
 FEW: Final = 10
 """Held messages that are counted at once; of more only that there are more, the number with the next look."""
 
@@ -127,7 +129,7 @@ class Reporters:
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
         entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
-        before = self._standing(pod)
+        before, figures = self._standing(pod), figures_in(entry.report)
         answer = await self._fetch(session, pod) if _answers(pod) else None
         if isinstance(answer, Answer):
             entry.report, entry.signed, entry.missed = answer.report, answer.signed, 0
@@ -141,6 +143,8 @@ class Reporters:
         entry.silence = self._describe_silence(pod, entry, answer if isinstance(answer, Silence) else None)
         if self._standing(pod) != before:
             self._notify(key, self._paces[key].wait(time.monotonic()))
+        elif figures_in(entry.report) != figures:
+            self._notify(key, FIGURES_EVERY)
 
     def _describe_silence(self, pod: Body, entry: Heard, silence: Silence | None) -> str:
         """Say why a pod is not heard; empty while it is, or may only need a moment."""
@@ -296,6 +300,24 @@ def news_in(report: Report | None) -> Any:
         frozenset((held.partition, held.pod) for held in report.leases),
         report.unfinished.consumers if report.unfinished is not None else None,
         report.rebuild.state if report.rebuild is not None else None,
+    )
+
+
+def figures_in(report: Report | None) -> Any:
+    """What of a report status shows and moves all the time; the time, and the bound while it moves, are no figures."""
+    if report is None:
+        return None
+    bound = report.bound if report.bound is not None and report.bound.stalled else None
+    return (
+        report.checkpoints,
+        report.lag,
+        report.failures,
+        bound,
+        report.rebuild,
+        report.unfinished,
+        report.executors,
+        report.start_from_used,
+        report.advice,
     )
 
 

@@ -65,6 +65,7 @@ class Settings:
         metrics_secret: name of the Secret with the token that reads workers' metrics.
         identity: this process among its replicas.
         port: of /livez, /readyz and /metrics.
+        check_seconds: between two looks at a kind for changes that its watch missed.
         unrestricted: a podTemplate may ask for anything.
         budget: how many processors an upgrade of the operator may replace the pods of at a time.
 
@@ -82,6 +83,7 @@ class Settings:
     log_level: str
     unrestricted: bool = False
     budget: Budget = Budget()
+    check_seconds: float = 300.0
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -114,6 +116,12 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         help="where docs/runbook.md is published: messages of conditions link to its sections",
     )
     parser.add_argument("--port", type=port_number, default=env("OUTBOX_PORT", "8081"))
+    parser.add_argument(
+        "--check-seconds",
+        type=float,
+        default=env("OUTBOX_CHECK_SECONDS", "300"),
+        help="seconds between two looks at a kind for changes that its watch missed",
+    )
     parser.add_argument("--log-level", default=env("OUTBOX_LOG_LEVEL", "INFO"))
     parser.add_argument(
         "--unrestricted-pod-templates",
@@ -148,4 +156,5 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         log_level=flags.log_level.upper(),
         unrestricted=flags.unrestricted_pod_templates,
         budget=flags.rollout_max_concurrent,
+        check_seconds=flags.check_seconds,
     )

@@ -134,7 +134,7 @@ class LagStatus(StatusModel):
 
 
 class BoundStatus(StatusModel):
-    """The reading bound (`pg_snapshot_xmin`)."""
+    """The reading bound (`pg_snapshot_xmin`) while it stands still: else it says nothing of this processor."""
 
     transaction_id: Short = Field(description="Nothing at or above it can be read yet.")
     age_seconds: float = Field(0, description="How long it has stood still although something waits behind it.")
@@ -235,7 +235,7 @@ class ProcessorStatus(StatusModel):
         None, description="Mode Partitioned: the number of partitions, and a change of it."
     )
     lag: LagStatus | None = Field(None, description="What waits behind the checkpoint.")
-    bound: BoundStatus | None = Field(None, description="Up to where can be read.")
+    bound: BoundStatus | None = Field(None, description="What holds reading back, while something does.")
     conflicts: ConflictsStatus = Field(default_factory=ConflictsStatus, description="Refusals.")
     failures: FailuresStatus | None = Field(None, description="Messages that failed.")
     hand_over: HandOverStatus | None = Field(None, description="Progress of spec.handOverTo.")
@@ -244,6 +244,9 @@ class ProcessorStatus(StatusModel):
     ready_replicas: int = Field(0, description="Pods that are ready.")
     executors: int | None = Field(None, description="Live Spark executors.")
     selector: Annotated[str, Field(max_length=512)] = Field("", description="Label selector of the pods.")
+    applied_hash: Annotated[str, Field(max_length=64)] = Field(
+        "", description="Hash of the owned objects as the operator left them: while they are so, none is applied again."
+    )
     workload_hash: Annotated[str, Field(max_length=64)] = Field("", description="Hash of the intent last rolled out.")
     start_from_used: bool | None = Field(None, description="False: a checkpoint was stored, so startFrom was not used.")
     reported_at: Time | None = Field(None, description="Time of the worker's report that the figures are from.")

@@ -1,7 +1,7 @@
 """What the informers have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
 
-Filled by a first listing, kept by Kopf's watches, and healed by a listing now and then (`controller.py`): a watch that
-fell silent costs a delay, not a wrong state for ever.
+Filled by a listing of each kind and kept by its watch (`informer.py`); a watch that missed something costs a delay, not a
+wrong state for ever.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from outbox_operator.naming import PROCESSOR_LABEL, SLOT_ANNOTATION
 from outbox_operator.resources import KIND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from outbox_operator.workqueue import Key
 
 OWNED_KINDS: Final = (
@@ -30,9 +28,9 @@ OWNED_KINDS: Final = (
 """Kinds that are rendered and restored."""
 REMEMBERED: Final = 5000
 """How many deletions are remembered."""
-LINKS: Final = frozenset({"ReplicaSet"})
-"""Kinds of which only the metadata is kept: they link pods with what made them (`lineage.py`)."""
-WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, *LINKS, "Job", "Pod")
+METADATA_ONLY: Final = frozenset({"ConfigMap", "Service", "ServiceAccount", "RoleBinding", "ReplicaSet"})
+"""Kinds of which only the metadata is asked for: whose they are, and whether they changed."""
+WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "ReplicaSet", "Job", "Pod")
 
 Body = dict[str, Any]
 
@@ -78,7 +76,7 @@ class Store:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._objects: dict[Place, Body] = {}
+        self._objects: defaultdict[str, dict[tuple[str, str], Body]] = defaultdict(dict)
         self._children: defaultdict[Key, set[Place]] = defaultdict(set)
         self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
         self._gone: dict[str, int] = {}
@@ -90,10 +88,10 @@ class Store:
         if not self.is_behind(body):
             return False
         place = place_of(body)
-        known = self._objects.get(place)
+        known = self.get(*place)
         if known is not None:
             self._drop(place, known)
-        self._objects[place] = body
+        self._objects[place[0]][place[1:]] = body
         if body["kind"] == KIND:
             self._by_id[processor_id_of(body)].add(key_of(body))
         else:
@@ -108,13 +106,13 @@ class Store:
         self._gone[uid] = max(version_of(body), self._gone.pop(uid, 0))
         if len(self._gone) > REMEMBERED:
             del self._gone[next(iter(self._gone))]
-        known = self._objects.get(place)
+        known = self.get(*place)
         if known is not None and known["metadata"]["uid"] == uid:
             self._drop(place, known)
 
     def is_behind(self, body: Body) -> bool:
         """Tell whether an object is newer than what is known of its place: a listing may be older than a deletion."""
-        known = self._objects.get(place_of(body))
+        known = self.get(*place_of(body))
         if known is not None and version_of(known) >= version_of(body):
             return False
         return version_of(body) > self._gone.get(body["metadata"]["uid"], -1)
@@ -139,7 +137,7 @@ class Store:
         ]
 
     def _drop(self, place: Place, known: Body) -> None:
-        del self._objects[place]
+        del self._objects[place[0]][place[1:]]
         if known["kind"] == KIND:
             _discard(self._by_id, processor_id_of(known), key_of(known))
         else:
@@ -154,20 +152,20 @@ class Store:
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """Look an object up."""
-        return self._objects.get((kind, namespace, name))
+        return self._objects[kind].get((namespace, name))
 
     def resource(self, key: Key) -> Body | None:
         """Look a resource up."""
         return self.get(KIND, *key)
 
-    def resources(self) -> Iterator[Body]:
-        """Go through all resources."""
-        return (body for (kind, _, _), body in list(self._objects.items()) if kind == KIND)
+    def resources(self) -> list[Body]:
+        """List all resources."""
+        return self.all_of(KIND)
 
     def children(self, key: Key, *kinds: str) -> list[Body]:
         """List what is labelled with a resource's name, by name."""
         places = sorted(place for place in self._children.get(key, ()) if place[0] in kinds)
-        return [self._objects[place] for place in places]
+        return [self._objects[kind][namespace, name] for kind, namespace, name in places]
 
     def with_processor_id(self, processor_id: str) -> list[Body]:
         """List the resources that ask for a processorId."""
@@ -175,7 +173,7 @@ class Store:
 
     def all_of(self, kind: str) -> list[Body]:
         """List a kind."""
-        return [body for (known, _, _), body in list(self._objects.items()) if known == kind]
+        return list(self._objects[kind].values())
 
 
 K = TypeVar("K")
@@ -201,10 +199,25 @@ def holds_slot(body: Body) -> bool:
     )
 
 
+_KEPT_SPEC: Final = {
+    "Deployment": ("replicas", "template"),
+    "StatefulSet": ("replicas", "template"),
+    "Pod": ("nodeName",),
+}
+_UNREAD: Final = frozenset({"managedFields", "selfLink", "generateName"})
+
+
 def slim(body: Body) -> Body:
-    """Drop what is never read: field ownership is asked for again when it matters."""
-    meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    if body["kind"] in LINKS:
+    """Keep what is read, and no more: there may be thousands. Field ownership is asked for again when it matters."""
+    kind = body["kind"]
+    meta = {key: value for key, value in body["metadata"].items() if key not in _UNREAD}
+    if kind == KIND:
+        return {**body, "metadata": meta}
+    if kind == "ReplicaSet":
         meta.pop("annotations", None)
-        return {"kind": body["kind"], "metadata": meta}
-    return {**body, "metadata": meta}
+    if kind in METADATA_ONLY:
+        return {"kind": kind, "metadata": meta}
+    spec = {key: value for key, value in (body.get("spec") or {}).items() if key in _KEPT_SPEC.get(kind, ())}
+    if "template" in spec:
+        spec["template"] = {"metadata": spec["template"].get("metadata") or {}}
+    return {"kind": kind, "metadata": meta, "spec": spec, "status": body.get("status") or {}}

@@ -1,7 +1,6 @@
 """A keyed work queue: one reconcile per key at a time, few at once over all, later ones merged, failures backed off.
 
-Kopf's own queueing serialises handlers per object, but not per *owner* of an object, and cannot delay; so its handlers
-only put keys in here.
+What watches and reports tell only puts keys in here.
 """
 
 from __future__ import annotations
@@ -43,6 +42,8 @@ class KeyedQueue:
         self._failures: dict[Key, int] = {}
         self._order = itertools.count()
         self._changed = asyncio.Event()
+        self._moved = time.monotonic()
+        """When work was ended last, or nothing was due."""
 
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Ask for the key to be worked on in `delay` seconds, or sooner if that was asked before."""
@@ -64,6 +65,11 @@ class KeyedQueue:
         now = time.monotonic()
         return sum(when <= now for when in self._due.values())
 
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long keys have been due and none was worked off."""
+        return time.monotonic() - self._moved if self.depth else 0.0
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -81,6 +87,7 @@ class KeyedQueue:
                 again = self._back_off(key, err)
             finally:
                 self._busy.discard(key)
+                self._moved = time.monotonic()
                 self._changed.set()
             if again is not None:
                 self.add(key, again * (1 + random.uniform(0, JITTER)))  # noqa: S311 - spreads load, no secret
@@ -115,6 +122,7 @@ class KeyedQueue:
                 heapq.heappush(self._heap, entry)
             if found is not None:
                 return found
+            self._moved = time.monotonic()
             await self._wait(None if next_due is None else max(next_due - now, 0.001))
 
     async def _wait(self, seconds: float | None) -> None:
