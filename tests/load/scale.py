@@ -10,6 +10,7 @@ import argparse
 import http.client
 import json
 import os
+import socket
 import ssl
 import sys
 import tempfile
@@ -247,6 +248,10 @@ class FirstStatus:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Not close: that would wait for the thread that reads.
+        if self._connection.sock is not None:
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._reading.join()
         self._connection.close()
 
     def _read(self) -> None:

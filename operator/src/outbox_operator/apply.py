@@ -145,7 +145,8 @@ class Applier:
         for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
             if where(child) not in wanted and _owned_by(child, processor.uid):
                 await self._kube.delete(where(child))
-        if self._hash_of(processor, manifests) == observed.previous.applied_hash:
+        found = self._hash_of(processor, manifests)
+        if found and found == observed.previous.applied_hash:
             return
         for manifest in manifests:
             if not await self._apply_one(processor, manifest):

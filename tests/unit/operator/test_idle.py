@@ -1,0 +1,167 @@
+"""What did not change costs nothing: when it is looked at again, what is news, what is applied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from outbox_core.report import Bound, CheckpointView, Lag, LeaseView, WorkerState
+from outbox_operator.apply import Applier, is_news
+from outbox_operator.conditions import Reason
+from outbox_operator.decide import LOOK_AGAIN, REST, decide
+from outbox_operator.observed import Problem
+from outbox_operator.podstate import view_workload
+from outbox_operator.reports import figures_in
+from outbox_operator.settings import Images
+from outbox_operator.status import ProcessorStatus
+from outbox_operator.store import OWNED_KINDS, Store, slim
+from tests.unit.operator.building import NOW, build_observed, build_pod, build_processor, build_report
+from tests.unit.operator.owned import RESOURCE
+
+if TYPE_CHECKING:
+    from outbox_operator.observed import Observed
+    from outbox_operator.store import Body
+
+SUSPENDED = build_observed(processor=build_processor(suspend=True))
+UNSCHEDULABLE = build_pod(phase="Pending", ip=None, ready=False, problem=Problem(Reason.UNSCHEDULABLE, "no node"))
+WAITS = build_observed(UNSCHEDULABLE)
+
+
+def after(observed: Observed, seconds: float) -> timedelta:
+    """When it is looked at again if nothing has changed since it was decided first."""
+    status = decide(observed, NOW).status
+    return decide(replace(observed, previous=status), NOW + timedelta(seconds=seconds)).look_again
+
+
+@pytest.mark.parametrize(
+    ("observed", "seconds", "again"),
+    [
+        pytest.param(SUSPENDED, 0, REST, id="suspended"),
+        pytest.param(build_observed(build_pod(report=build_report())), 0, REST, id="it works: its report tells news"),
+        pytest.param(WAITS, 0, LOOK_AGAIN, id="in flight since just now"),
+        pytest.param(WAITS, 60, timedelta(seconds=15), id="in flight for a minute"),
+        pytest.param(WAITS, 86_400, REST, id="in flight for a day"),
+        pytest.param(replace(SUSPENDED, unsettled=NOW), 4, LOOK_AGAIN, id="a pod of which time tells more"),
+    ],
+)
+def test_it_is_looked_at_again_when_time_may_tell_more(observed: Observed, seconds: float, again: timedelta):
+    assert after(observed, seconds) == again
+
+
+def status_of(**fields: Any) -> Body:
+    decided = decide(build_observed(build_pod(report=build_report(**fields))), NOW)
+    return decided.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_a_bound_that_moves_is_not_in_the_status_and_one_that_stands_still_is():
+    one, other = (status_of(bound=Bound(transaction_id=held, age_seconds=0.5)) for held in ("815", "900"))
+    assert "bound" not in one
+    assert not is_news(one, other)
+    assert status_of(bound=Bound(transaction_id="815", age_seconds=60))["bound"]["transactionId"] == "815"
+
+
+LEASE = LeaseView(epoch=4, pod="orders-0", held=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        pytest.param({"time": NOW + timedelta(seconds=2)}, True, id="the time"),
+        pytest.param({"bound": Bound(transaction_id="900", age_seconds=1)}, True, id="a bound that moves"),
+        pytest.param({"lease": LEASE.model_copy(update={"expires_at": NOW})}, True, id="a lease that is renewed"),
+        pytest.param({"handled": 7, "batches": 1}, True, id="counters of the process"),
+        pytest.param({"lag": Lag(messages=1, seconds=0.1)}, False, id="what waits"),
+        pytest.param({"bound": Bound(transaction_id="900", age_seconds=60)}, False, id="a bound that stands still"),
+    ],
+)
+def test_the_figures_of_a_report_are_those_that_status_shows(fields: dict[str, Any], same: bool):  # noqa: FBT001
+    before = build_report(WorkerState.ACTIVE, bound=Bound(transaction_id="815", age_seconds=0))
+    assert (figures_in(before) == figures_in(build_report(WorkerState.ACTIVE, **fields))) is same
+    moved = before.model_copy(update={"checkpoints": [CheckpointView(pair="815:43")]})
+    assert figures_in(before) != figures_in(moved)
+
+
+class Server:
+    """Keeps what is applied, as the API server does: a change has another version, and generation."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Body] = {}
+        self.calls: list[str] = []
+
+    async def create(self, manifest: Body) -> Body:
+        self.calls.append(f"create {manifest['kind']}")
+        return manifest
+
+    async def get(self, _place: object) -> None:
+        return None
+
+    async def apply(self, manifest: Body) -> Body:
+        kind = manifest["kind"]
+        self.calls.append(f"apply {kind}")
+        known = self.objects.get(kind, {"metadata": {"resourceVersion": "10", "generation": 1}})["metadata"]
+        meta = {**manifest["metadata"], "uid": kind, "creationTimestamp": "2026-01-01T12:00:00Z"}
+        self.objects[kind] = {**manifest, "metadata": {**known, **meta}}
+        return self.objects[kind]
+
+    async def apply_status(self, manifest: Body) -> Body:
+        self.calls.append("apply status")
+        version = int(self.objects["resource"]["metadata"]["resourceVersion"]) + 1
+        meta = {**self.objects["resource"]["metadata"], "resourceVersion": str(version)}
+        self.objects["resource"] = {**self.objects["resource"], "metadata": meta, "status": manifest["status"]}
+        return self.objects["resource"]
+
+    async def round(self) -> list[str]:
+        """What one round of a process that was just started calls."""
+        self.calls.clear()
+        store = Store()
+        for body in self.objects.values():
+            store.put(slim(body))
+        images = Images()
+        body = store.all_of(RESOURCE["kind"])[0]
+        status = ProcessorStatus.model_validate(body.get("status") or {})
+        processor = build_processor(suspend=True)
+        workload = store.all_of("Deployment")
+        observed = build_observed(processor=processor, previous=status)
+        if workload:
+            view = view_workload(workload[0])
+            observed = replace(observed, workload=view, intent_hash=view.intent_hash)
+        applier = Applier(cast("Any", self), store, images, cast("Any", Silent()))
+        await applier.apply(body, observed, decide(observed, datetime.now(UTC)))
+        return list(self.calls)
+
+
+class Silent:
+    async def write(self, *_: object) -> None:
+        """Write no Event."""
+
+
+APPLIED = ["apply ConfigMap", "apply Deployment"]
+
+
+async def test_what_the_cluster_has_by_its_hash_is_not_applied_again():
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    calls = await server.round()
+    assert [call for call in calls if call in APPLIED] == APPLIED
+    await server.round()  # the hash of the workload is known by now
+    assert await server.round() == [], "a restart"
+
+    server.objects["Deployment"]["metadata"]["generation"] = 2
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED, "somebody changed it meanwhile"
+    await server.round()
+    assert await server.round() == []
+    del server.objects["ConfigMap"]
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED, "somebody deleted it"
+
+
+def test_nothing_is_kept_of_an_object_that_is_not_read():
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}}
+    meta = {"name": "orders-worker", "namespace": "shop", "managedFields": [{"manager": "x"}]}
+    for kind in OWNED_KINDS:
+        kept = slim({"kind": kind, "metadata": meta, "spec": {"replicas": 1, "template": template}, "data": {"k": "v"}})
+        assert "managedFields" not in kept["metadata"]
+        assert "data" not in kept
+        assert "containers" not in str(kept)
