@@ -31,6 +31,7 @@ class SlotKeeper:
         self._wake = wake
         self._taking: set[Key] = set()
         self._waiting: dict[Key, None] = {}
+        self._stuck = ""
 
     def look(self, key: Key) -> Slots:
         """Say what a resource may know; what is free is free only until the next await."""
@@ -51,24 +52,27 @@ class SlotKeeper:
 
     @contextmanager
     def kept(self, key: Key, rollout: Rollout) -> Iterator[None]:
-        """Count a resource that takes a slot until the store has what was applied, and wake others when it gives it."""
+        """Count a resource that takes a slot until the store has what was applied; then wake who has news."""
         if rollout.waits:
             self._waiting[key] = None
         else:
             self._waiting.pop(key, None)
-        had = key in self._store.slots
         if rollout.slot:
             self._taking.add(key)
         try:
             yield
         finally:
             self._taking.discard(key)
-        if had and key not in self._store.slots:
-            self.wake()
+        self.wake()
 
     def wake(self) -> None:
-        """Wake as many of those who wait as there are free slots."""
-        free = self._budget.of(self._store.processors) - len(self._store.slots | self._taking)
-        for key in list(self._waiting)[: max(free, 0)]:
+        """Wake as many of those who wait as there are free slots, and all when another one holds them up, or none."""
+        if not self._waiting:
+            return
+        holding = self._store.slots | self._taking
+        free = self._budget.of(self._store.processors) - len(holding)
+        stuck = self._failing(holding) if free <= 0 else ""
+        told, self._stuck = self._stuck, stuck
+        for key in list(self._waiting)[: max(free, 0) if stuck == told else None]:
             del self._waiting[key]
             self._wake(key)

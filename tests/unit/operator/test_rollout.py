@@ -377,6 +377,26 @@ def test_who_waits_is_woken_when_a_slot_is_given_back():
     assert woken == [BILLS]
 
 
+def test_all_who_wait_are_woken_when_one_fails_and_when_it_does_no_more():
+    conditions = [{"type": "Ready", "status": "False", "reason": "ImageUnavailable"}]
+    slots, woken = keeper(processor("orders"), deployment("orders", WAS_READY), processor("bills"), processor("rents"))
+
+    def wait() -> None:
+        for key in (BILLS, ("shop", "rents")):
+            with slots.kept(key, Rollout(waits="its turn")):
+                pass
+
+    wait()
+    assert woken == []
+    failing = processor("orders", status={"conditions": conditions})
+    failing["metadata"]["resourceVersion"] = "8"
+    slots._store.put(failing)
+    slots.wake()
+    assert woken == [BILLS, ("shop", "rents")]
+    wait()
+    assert len(woken) == 2, "they were told"
+
+
 @pytest.mark.parametrize(
     ("conditions", "said"),
     [
