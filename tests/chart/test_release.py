@@ -155,6 +155,8 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
     said = release("install", str(CHART), *kept_crd, "--wait", "--timeout", "120s", values=_values(place))
     assert f"kubectl -n {place.release} rollout status deploy/{FULL_NAME}" in said
     assert "A processor in any other namespace gets no status" in said
+    assert "For Prometheus set networkPolicy.metricsFrom" in said
+    assert f"kubectl -n {place.release} delete secret {FULL_NAME}-key {FULL_NAME}-metrics-token" in said
     assert _deployment(kubectl, place)["status"]["availableReplicas"] == 2
     budget = kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release)
     assert budget["spec"]["maxUnavailable"] == 1
