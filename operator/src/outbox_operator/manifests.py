@@ -39,7 +39,6 @@ from outbox_operator.spark import build_executor_template, build_plan, build_rig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydantic.main import IncEx
 
     from outbox_operator.keys import Keys
     from outbox_operator.resources import Processor
@@ -106,7 +105,7 @@ def image_of(template: dict[str, Any]) -> str:
 
 def build_origin(processor: Processor, images: Images, template: dict[str, Any]) -> Origin:
     """Say what a pod template is rendered for."""
-    untouched: IncEx = {"suspend": True, "hand_over_to": True, "worker": {"replicas"}}
+    untouched: Any = {"suspend": True, "hand_over_to": True, "worker": {"replicas"}}
     spec = processor.spec.model_dump(mode="json", exclude_defaults=True, exclude=untouched)
     if not spec.get("worker"):
         spec.pop("worker", None)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from outbox_operator.naming import PROCESSOR_LABEL, SLOT_ANNOTATION
+from outbox_operator.naming import PROCESSOR_LABEL, RENDERED_ANNOTATION, SLOT_ANNOTATION
 from outbox_operator.resources import KIND
 
 if TYPE_CHECKING:
@@ -218,6 +218,7 @@ def slim(body: Body) -> Body:
     if kind in METADATA_ONLY:
         return {"kind": kind, "metadata": meta}
     spec = {key: value for key, value in (body.get("spec") or {}).items() if key in _KEPT_SPEC.get(kind, ())}
-    if "template" in spec:
+    # A workload that does not say what it was rendered from keeps its template as it is (`rollout.py`).
+    if "template" in spec and RENDERED_ANNOTATION in (meta.get("annotations") or {}):
         spec["template"] = {"metadata": spec["template"].get("metadata") or {}}
     return {"kind": kind, "metadata": meta, "spec": spec, "status": body.get("status") or {}}
