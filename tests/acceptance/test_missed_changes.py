@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 ROUND = 60
-"""Seconds that are enough for the next listing of every kind, with the grace that a watch is given for each."""
+"""Seconds that are enough for the next look at every kind, with the grace that its watch is given."""
 NO_NODE = {"podTemplate": {"spec": {"nodeSelector": {"node": "of-nobody"}}}}
 MISSED = "outbox_operator_missed_changes_total"
 FAILED = "outbox_operator_failed_rounds_total"
@@ -35,7 +35,7 @@ def proxy(room: Room) -> Iterator[ApiProxy]:
 
 @pytest.fixture
 def operator(release: Installed, proxy: ApiProxy, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with OperatorProcess(release, tmp_path, server=proxy.url) as process:
+    with OperatorProcess(release, tmp_path, server=proxy.url, environment={"OUTBOX_CHECK_SECONDS": "15"}) as process:
         yield process
 
 

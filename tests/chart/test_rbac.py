@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_operator import admission, kube, resources, store
+from outbox_operator import admission, kube, store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
 from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, key_calls, leader_calls, served_calls
 

@@ -63,24 +63,29 @@ def main() -> int:
     cluster = Cluster()
     install_crd(cluster)
     with namespaces(cluster, "system", "scale", prefix="scale") as (system, served):
-        # Not the chart's own choice of namespaces: others use the cluster too.
-        with installed(cluster, system, [served], pods=0) as release, ApiProxy(cluster) as proxy:
-            with tempfile.TemporaryDirectory() as folder:
-                operator = OperatorProcess(release, Path(folder), server=proxy.url)
-                try:
-                    figures = Scale(cluster, served, proxy, operator, given.suspended, given.running).measure(
-                        given.seconds
-                    )
-                except BaseException:
-                    print((Path(folder) / "operator.log").read_text()[-3000:], file=sys.stderr)
-                    raise
-                finally:
-                    operator.stop()
-                restarts = (Path(folder) / "operator.log").read_text().count("the Lease is lost")
-    figures["restarts that nobody asked for"] = str(restarts)
+        figures = measure(cluster, system, served, given)
     figures["machine"] = f"{os.cpu_count()} processors, others used {busy:.0%} of them before, {stolen:.0%} were stolen"
     print_table(figures)
     return 0
+
+
+def measure(cluster: Cluster, system: str, served: str, given: argparse.Namespace) -> dict[str, str]:
+    """Run the operator on this machine, and measure it."""
+    with (
+        installed(cluster, system, [served], pods=0) as release,
+        ApiProxy(cluster) as proxy,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        operator, log = OperatorProcess(release, Path(folder), server=proxy.url), Path(folder) / "operator.log"
+        try:
+            figures = Scale(cluster, served, proxy, operator, given.suspended, given.running).measure(given.seconds)
+        except BaseException:
+            say(log.read_text()[-3000:])
+            raise
+        finally:
+            operator.stop()
+        figures["restarts that nobody asked for"] = str(log.read_text().count("the Lease is lost"))
+        return figures
 
 
 def measure_others(seconds: float) -> tuple[float, float]:
@@ -214,7 +219,8 @@ def _per_minute(calls: Counter[tuple[str, str]], lasted: float) -> str:
 
 def is_told(body: Body) -> bool:
     """Whether a status is of its generation."""
-    return (body.get("status") or {}).get("observedGeneration") == body["metadata"]["generation"]
+    generation: int = body["metadata"]["generation"]
+    return generation == (body.get("status") or {}).get("observedGeneration")
 
 
 def processor_seconds(pid: int) -> float:

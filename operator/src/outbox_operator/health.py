@@ -1,8 +1,8 @@
 """Serves /livez, /readyz and /metrics.
 
 /livez fails when what is due has not been worked off for too long, or when watches stay silent although things change;
-the event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in the
-active process while it can list what it serves: without the CRD, or the rights to read it, nothing becomes or stays
+the event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in
+the active process while it can list what it serves: without the CRD, or the rights to read it, nothing becomes or stays
 ready. That is no matter of liveness, because a new process would be refused the same; what watches deliver is decided
 meanwhile, and an unready Deployment is what rollouts, Argo CD and alerts look at.
 """

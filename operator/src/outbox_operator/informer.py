@@ -1,7 +1,7 @@
 """One informer for each kind: lists it once, and watches it from there on.
 
-A watch that ends is continued where it was. One that cannot be continued, because the API server has forgotten what came
-after, is begun anew with a listing, which also tells what was deleted in between. Now and then the metadata of all
+A watch that ends is continued where it was. One that cannot be continued, because the API server has forgotten what
+came after, is begun anew with a listing, which also tells what was deleted in between. Now and then the metadata of all
 objects is compared with what is known: what a silent watch missed is counted, and the watch is begun anew.
 """
 
@@ -169,5 +169,5 @@ class Informer:
         self.failure = f"cannot list {self._kind}{where}: {err}"
         if self._failing_since is None:
             self._failing_since = time.monotonic()
-        metrics.FAILED_LISTINGS.inc()
+        metrics.FAILED_ROUNDS.inc()
         log.warning(self.failure)

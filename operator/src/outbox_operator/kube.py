@@ -70,6 +70,8 @@ Server-side apply answers a manifest that does not fit its schema with 500, with
 only looks for keys that are there twice (kubernetes/kubernetes#122480, #139253).
 """
 
+Bodies = list[dict[str, Any]]
+
 log = logging.getLogger(__name__)
 
 
@@ -232,7 +234,7 @@ class Kube:
                 return items, _version_of(page)
             params["continue"] = token
 
-    async def list_metadata(self, kind: str, namespace: str, *, labels: str = "") -> tuple[list[dict[str, Any]], int]:
+    async def list_metadata(self, kind: str, namespace: str, *, labels: str = "") -> tuple[Bodies, int]:
         """List all objects' metadata by one call, which the API server answers from its memory: cheap, maybe late."""
         params = {"resourceVersion": "0", **_selectors(labels, "")}
         page = await self.call("GET", Where(kind, namespace).path(), params=params, accept=_METADATA.format("List"))

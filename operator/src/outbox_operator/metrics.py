@@ -24,8 +24,8 @@ QUEUE_DEPTH: Final = Gauge("outbox_operator_queue_depth", "Resources that are du
 MISSED_CHANGES: Final = Counter(
     "outbox_operator_missed_changes", "Changes that a listing found and no watch had delivered."
 )
-FAILED_LISTINGS: Final = Counter(
-    "outbox_operator_failed_listings", "Times that a kind could not be listed or watched: its changes are not seen."
+FAILED_ROUNDS: Final = Counter(
+    "outbox_operator_failed_rounds", "Times that a kind could not be listed or watched: its changes are not seen."
 )
 LEADER: Final = Gauge("outbox_operator_leader", "1 in the active process.")
 

@@ -1,7 +1,7 @@
 """What the informers have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
 
-Filled by a listing of each kind and kept by its watch (`informer.py`); a watch that missed something costs a delay, not a
-wrong state for ever.
+Filled by a listing of each kind and kept by its watch (`informer.py`); a watch that missed something costs a delay, not
+a wrong state for ever.
 """
 
 from __future__ import annotations

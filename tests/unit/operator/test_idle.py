@@ -77,7 +77,7 @@ LEASE = LeaseView(epoch=4, pod="orders-0", held=True)
         pytest.param({"bound": Bound(transaction_id="900", age_seconds=60)}, False, id="a bound that stands still"),
     ],
 )
-def test_the_figures_of_a_report_are_those_that_status_shows(fields: dict[str, Any], same: bool):  # noqa: FBT001
+def test_the_figures_of_a_report_are_those_that_status_shows(fields: dict[str, Any], same: bool):
     before = build_report(WorkerState.ACTIVE, bound=Bound(transaction_id="815", age_seconds=0))
     assert (figures_in(before) == figures_in(build_report(WorkerState.ACTIVE, **fields))) is same
     moved = before.model_copy(update={"checkpoints": [CheckpointView(pair="815:43")]})

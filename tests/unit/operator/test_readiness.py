@@ -44,7 +44,7 @@ class Server:
         self._ask(kind)
         return [], 1
 
-    list_metadata = list
+    list_metadata = list  # noqa: A003 - the client's name
 
     async def watch(self, kind: str, *_: str, **__: object) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         self._ask(kind)
@@ -97,8 +97,8 @@ async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
     running.cancel()
 
 
-def failed_listings() -> float:
-    return REGISTRY.get_sample_value("outbox_operator_failed_listings_total") or 0
+def failed_rounds() -> float:
+    return REGISTRY.get_sample_value("outbox_operator_failed_rounds_total") or 0
 
 
 async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_until_it_can(
@@ -116,14 +116,14 @@ async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_unti
                 await asyncio.sleep(0.02)
 
     await until("")
-    before = failed_listings()
+    before = failed_rounds()
     server.refused = {"Job"}
     async with asyncio.timeout(5):
-        while failed_listings() == before:  # noqa: ASYNC110
+        while failed_rounds() == before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert find_fault(leader, controller) == "", "the API server may be being restarted"
     await until("cannot list Job in namespace shop: 403 Forbidden: Job")
-    assert failed_listings() >= before + 2
+    assert failed_rounds() >= before + 2
     assert controller.stale_seconds < 1, "a new process would be refused the same"
     server.refused.clear()
     await until("")

@@ -1,0 +1,96 @@
+"""An operator with nothing to do calls nothing but its Lease, however many resources there are, and writes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.api_proxy import ApiProxy
+from tests.support.cluster import wait
+from tests.support.operator import OperatorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.operator import Installed
+    from tests.support.room import Room
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+WINDOW = 15.0
+"""Seconds in which calls are counted; each kind is compared with its listing once in 300 s, ten kinds in turns."""
+NO_NODE = {"podTemplate": {"spec": {"nodeSelector": {"node": "of-nobody"}}}}
+MORE = 12
+
+
+@pytest.fixture
+def proxy(room: Room) -> Iterator[ApiProxy]:
+    with ApiProxy(room.cluster) as found:
+        yield found
+
+
+@pytest.fixture
+def operator(release: Installed, proxy: ApiProxy, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with OperatorProcess(release, tmp_path, server=proxy.url) as process:
+        yield process
+
+
+def calls_in(proxy: ApiProxy, seconds: float) -> dict[str, int]:
+    """Calls by verb and kind, without those for the Lease and those that are the same for any number of resources."""
+    proxy.calls.clear()
+    time.sleep(seconds)
+    return {f"{verb} {kind}": count for (verb, kind), count in proxy.calls.items() if kind != "leases"}
+
+
+def until_silent(proxy: ApiProxy) -> None:
+    wait("nothing is written or read", lambda: not calls_in(proxy, 3), within=60)
+
+
+def test_an_idle_operator_calls_as_little_with_many_resources_as_with_one_and_a_restart_writes_nothing(
+    room: Room, operator: OperatorProcess, proxy: ApiProxy
+):
+    room.processor("one", suspend=True).until_ready("Suspended")
+    until_silent(proxy)
+    with_one = calls_in(proxy, WINDOW)
+
+    for number in range(MORE):
+        room.processor(f"suspended-{number}", suspend=True)
+    waiting = [room.processor(f"waiting-{number}", worker=NO_NODE) for number in range(3)]
+    for resource in waiting:
+        resource.until_condition("Ready", "False", "Unschedulable")
+    until_silent(proxy)
+    with_many = calls_in(proxy, WINDOW)
+    # A look at one kind, or a watch that is continued, may fall into either: one call for a kind.
+    assert max((with_one | with_many).values(), default=0) <= 1, (with_one, with_many)
+    assert not [call for call in with_many if not call.startswith(("list", "watch"))], with_many
+
+    operator.stop()
+    proxy.written.clear()
+    operator.start()
+    decided = "outbox_operator_reconcile_seconds_count"
+    wait("all are decided again", lambda: operator.metrics().get(decided, 0) >= MORE + 4, within=60)
+    until_silent(proxy)
+    written = {f"{verb} {kind}" for verb, kind in proxy.written if kind != "leases"}
+    assert written == set(), "the cluster has it all"
+    assert proxy.refused == [], "calls that the chart's roles do not allow"
+
+
+def test_the_status_of_an_idle_processor_is_not_written_because_others_use_the_database(
+    room: Room, operator: OperatorProcess, proxy: ApiProxy
+):
+    orders = room.processor("orders")
+    orders.until_ready()
+    room.shop.produce(3)
+    orders.until("all are handled", lambda: len(room.handled()) == 3)
+    orders.until("its lag is known", lambda: orders.status.get("lag", {}).get("messages") == 0)
+    until_silent(proxy)
+    before = orders.read()["metadata"]["resourceVersion"]
+    room.shop.query("CREATE TABLE others (id int)")
+    deadline = time.monotonic() + 25
+    while time.monotonic() < deadline:
+        room.shop.query("INSERT INTO others VALUES (1)")
+        time.sleep(0.5)
+    assert orders.read()["metadata"]["resourceVersion"] == before, orders.status
