@@ -37,6 +37,10 @@ model: ## Model-check the checkpoint and epoch protocol (docs/model); larger tha
 chaos: ## Faults by a seed, and a ledger at the end (SEED=n SECONDS=1800 CASE=name,name)
 	@tests/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)') $(if $(SABOTAGE),--sabotage $(SABOTAGE))
 
+scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RUNNING=300 SECONDS=300 FORCE=1)
+	@tests/cluster/setup.sh
+	@$(PY) -m tests.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
+
 up: ## Start the local cluster
 	@tests/cluster/setup.sh
 	@tests/cluster/up.sh
@@ -59,4 +63,4 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init lint check format crds lock model chaos up images push try demo down test
+.PHONY: help init lint check format crds lock model chaos scale up images push try demo down test

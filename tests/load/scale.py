@@ -125,9 +125,10 @@ class Scale:
         self.note("resources", f"{self.suspended} suspended, {self.running} with a pod that no node takes")
         self.operator.start()
         began = time.monotonic()
-        self._make()
-        say(f"{everything} resources are made")
-        self._until_all_told()
+        with FirstStatus(self.cluster, self.namespace) as told:
+            self._make()
+            say(f"{everything} resources are made")
+            wait("every resource has a status", lambda: len(told.times) >= everything, within=PATIENCE)
         self.note("all have their first status, made at once", f"{time.monotonic() - began:.0f} s")
         self._until_quiet()
 
@@ -155,14 +156,6 @@ class Scale:
         waiting = [manifest(self.namespace, spec, f"running-{number}") for number, spec in enumerate(specs)]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self.cluster.create, idle + waiting))
-
-    def _until_all_told(self) -> None:
-        wait("every resource has a status", lambda: not self._untold(), within=PATIENCE)
-
-    def _untold(self) -> list[str]:
-        time.sleep(2)
-        bodies = self.cluster.items("OutboxProcessor", self.namespace)
-        return [body["metadata"]["name"] for body in bodies if not is_told(body)]
 
     def _decided(self) -> float:
         time.sleep(0.5)

@@ -38,6 +38,8 @@ GRACE: Final = 5.0
 FIRST_WAIT: Final = 0.5
 LONGEST_WAIT: Final = 15.0
 """Bounds of the wait after a failure, doubled from one to the other."""
+STANDS: Final = 1.0
+"""A watch that lasts longer was not refused."""
 PAUSE: Final = 0.1
 """Before a watch that the API server ended is continued."""
 FORGOTTEN: Final = 410
@@ -76,13 +78,11 @@ class Informer:
         wait = FIRST_WAIT
         while True:
             try:
-                version = await self._list()
-                wait = FIRST_WAIT
-                await self._follow(version)
+                await self._follow(await self._list())
             except KubeError as err:
+                wait = FIRST_WAIT if self._failing_since is None else min(2 * wait, LONGEST_WAIT)
                 self._fail(err)
                 await asyncio.sleep(wait * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, no secret
-                wait = min(2 * wait, LONGEST_WAIT)
 
     async def _list(self) -> int:
         """List everything and bring the store up to it; answer the listing's resourceVersion."""
@@ -95,7 +95,6 @@ class Informer:
             self._seen(body, deleted=False)
         for body in self._store.find_gone(listing):
             self._seen(body, deleted=True)
-        self._succeed()
         self.listed.set()
         return version
 
@@ -103,6 +102,8 @@ class Informer:
         """Watch until that cannot be continued, or has missed something."""
         watch = asyncio.create_task(self._watch(str(version)))
         try:
+            if not (await asyncio.wait({watch}, timeout=STANDS))[0]:
+                self._succeed()
             # Not all kinds at once, and not all processes in step.
             pause = self._check_seconds * random.uniform(0.5, 1)  # noqa: S311
             while not (await asyncio.wait({watch}, timeout=pause))[0]:
@@ -166,7 +167,7 @@ class Informer:
 
     def _fail(self, err: KubeError) -> None:
         where = f" in namespace {self._namespace}" if self._namespace else ""
-        self.failure = f"cannot list {self._kind}{where}: {err}"
+        self.failure = f"cannot list or watch {self._kind}{where}: {err}"
         if self._failing_since is None:
             self._failing_since = time.monotonic()
         metrics.FAILED_ROUNDS.inc()

@@ -89,7 +89,9 @@ async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
     assert find_fault(leader, None)
     running = asyncio.create_task(controller.run())
     await asyncio.wait({running}, timeout=0.2)
-    assert f"cannot list {KIND} in namespace shop" in find_fault(leader, controller), "the CRD is missing, or the right"
+    assert f"cannot list or watch {KIND} in namespace shop" in find_fault(leader, controller), (
+        "the CRD is missing, or the right"
+    )
     server.refused.clear()
     async with asyncio.timeout(5):
         while find_fault(leader, controller):  # noqa: ASYNC110 - a state, not an event
@@ -122,7 +124,7 @@ async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_unti
         while failed_rounds() == before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert find_fault(leader, controller) == "", "the API server may be being restarted"
-    await until("cannot list Job in namespace shop: 403 Forbidden: Job")
+    await until("cannot list or watch Job in namespace shop: 403 Forbidden: Job")
     assert failed_rounds() >= before + 2
     assert controller.stale_seconds < 1, "a new process would be refused the same"
     server.refused.clear()
