@@ -35,7 +35,7 @@ def proxy(room: Room) -> Iterator[ApiProxy]:
 
 @pytest.fixture
 def operator(release: Installed, proxy: ApiProxy, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with OperatorProcess(release, tmp_path, server=proxy.url, environment={"OUTBOX_CHECK_SECONDS": "15"}) as process:
+    with OperatorProcess(release, tmp_path, server=proxy.url, told={"OUTBOX_CHECK_SECONDS": "15"}) as process:
         yield process
 
 

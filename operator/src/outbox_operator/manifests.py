@@ -39,7 +39,6 @@ from outbox_operator.spark import build_executor_template, build_plan, build_rig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
     from outbox_operator.keys import Keys
     from outbox_operator.resources import Processor
     from outbox_operator.settings import Images
@@ -105,13 +104,12 @@ def image_of(template: dict[str, Any]) -> str:
 
 def build_origin(processor: Processor, images: Images, template: dict[str, Any]) -> Origin:
     """Say what a pod template is rendered for."""
-    untouched: Any = {"suspend": True, "hand_over_to": True, "worker": {"replicas"}}
-    spec = processor.spec.model_dump(mode="json", exclude_defaults=True, exclude=untouched)
-    if not spec.get("worker"):
-        spec.pop("worker", None)
+    spec = processor.spec.model_dump(mode="json", exclude_defaults=True, exclude={"suspend", "hand_over_to"})
+    worker = spec.pop("worker", {})
+    worker.pop("replicas", None)
     keys = images.keys
     came = [RENDERING, image_of(template), keys.secret_name(processor.name, processor.uid), keys.metrics_hash]
-    return Origin(processor.generation, hash_of(spec), hash_of(came))
+    return Origin(processor.generation, hash_of([spec, worker]), hash_of(came))
 
 
 def build_config_map(

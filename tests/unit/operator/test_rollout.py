@@ -276,7 +276,7 @@ def test_a_rendering_that_must_be_followed_replaces_pods_in_stages(monkeypatch: 
     build = vars(manifests)["build_worker_pod"]
 
     def with_more(*given: Any) -> dict[str, Any]:
-        template = build(*given)
+        template: dict[str, Any] = build(*given)
         template["spec"]["shareProcessNamespace"] = False
         return template
 
