@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.api_proxy import ApiProxy
-from tests.support.cluster import wait
-from tests.support.operator import OperatorProcess
+from tests.support.cluster import namespaces, wait
+from tests.support.operator import OperatorProcess, installed
+from tests.support.room import Resource, build_processor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.cluster import Cluster
     from tests.support.operator import Installed
     from tests.support.room import Room
 
@@ -49,17 +51,34 @@ def until_silent(proxy: ApiProxy) -> None:
     wait("nothing is written or read", lambda: not calls_in(proxy, 3), within=60)
 
 
+@pytest.fixture
+def bare(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[str, ApiProxy, OperatorProcess]]:
+    """A namespace without a database, the proxy, and the operator behind it."""
+    with (
+        namespaces(cluster, "system", "idle") as (system, served),
+        installed(cluster, system, [served], pods=0) as release,
+        ApiProxy(cluster) as proxy,
+        OperatorProcess(release, tmp_path, server=proxy.url) as operator,
+    ):
+        yield served, proxy, operator
+
+
 def test_an_idle_operator_calls_as_little_with_many_resources_as_with_one_and_a_restart_writes_nothing(
-    room: Room, operator: OperatorProcess, proxy: ApiProxy
+    cluster: Cluster, bare: tuple[str, ApiProxy, OperatorProcess]
 ):
-    room.processor("one", suspend=True).until_ready("Suspended")
+    namespace, proxy, operator = bare
+
+    def make(name: str, **spec: Any) -> Resource:
+        cluster.create(build_processor(name, namespace, **spec))
+        return Resource(cluster, namespace, name)
+
+    make("one", suspend=True).until_ready("Suspended")
     until_silent(proxy)
     with_one = calls_in(proxy, WINDOW)
 
     for number in range(MORE):
-        room.processor(f"suspended-{number}", suspend=True)
-    waiting = [room.processor(f"waiting-{number}", worker=NO_NODE) for number in range(3)]
-    for resource in waiting:
+        make(f"suspended-{number}", suspend=True)
+    for resource in [make(f"waiting-{number}", worker=NO_NODE) for number in range(3)]:
         resource.until_condition("Ready", "False", "Unschedulable")
     until_silent(proxy)
     with_many = calls_in(proxy, WINDOW)
@@ -76,6 +95,13 @@ def test_an_idle_operator_calls_as_little_with_many_resources_as_with_one_and_a_
     written = {f"{verb} {kind}" for verb, kind in proxy.written if kind != "leases"}
     assert written == set(), "the cluster has it all"
     assert proxy.refused == [], "calls that the chart's roles do not allow"
+
+    make("last", suspend=True).until_ready("Suspended")
+    place = namespace, "last-worker"
+    cluster.patch("Deployment", *place, {"spec": {"replicas": 3}})
+    wait("it is put back", lambda: cluster.need("Deployment", *place)["spec"]["replicas"] == 0, within=10)
+    cluster.delete("ConfigMap", namespace, "last-processor")
+    wait("it is made again", lambda: cluster.get("ConfigMap", namespace, "last-processor"), within=10)
 
 
 def test_the_status_of_an_idle_processor_is_not_written_because_others_use_the_database(
