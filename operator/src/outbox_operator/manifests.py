@@ -98,8 +98,9 @@ def template_hash(processor: Processor, images: Images) -> str:
 
 
 def image_of(template: dict[str, Any]) -> str:
-    """Read the image of the main container, which the generated template has first and no overlay takes out."""
-    return str(template["spec"]["containers"][0]["image"])
+    """Read the image of the main container, which is the first; empty where an overlay left no list of containers."""
+    containers = template["spec"].get("containers")
+    return str(containers[0].get("image", "")) if isinstance(containers, list) and containers else ""
 
 
 def build_origin(processor: Processor, images: Images, template: dict[str, Any]) -> Origin:

@@ -328,6 +328,13 @@ def test_a_spark_driver_that_waits_makes_executors_of_its_own_image():
     assert plan["config"]["spark.kubernetes.container.image"] == OLD.spark
 
 
+@pytest.mark.parametrize("containers", [{}, None])
+def test_an_overlay_that_takes_the_containers_out_is_left_to_the_api_server(containers: Any):
+    cluster = Cluster(worker={"podTemplate": {"spec": {"containers": containers}}})
+    cluster.reconcile(OLD)
+    assert cluster.image == ""
+
+
 def test_what_is_written_down_stays_small():
     cluster = Cluster()
     assert len(cluster.workload["metadata"]["annotations"][RENDERED_ANNOTATION]) < 4096
