@@ -12,6 +12,7 @@ from outbox_core.report import Bound, CheckpointView, Lag, LeaseView, WorkerStat
 from outbox_operator.apply import Applier, is_news
 from outbox_operator.conditions import Reason
 from outbox_operator.decide import LOOK_AGAIN, REST, decide
+from outbox_operator.naming import RENDERED_ANNOTATION
 from outbox_operator.observed import Problem
 from outbox_operator.podstate import view_workload
 from outbox_operator.reports import figures_in
@@ -159,9 +160,18 @@ async def test_what_the_cluster_has_by_its_hash_is_not_applied_again():
 
 def test_nothing_is_kept_of_an_object_that_is_not_read():
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}}
-    meta = {"name": "orders-worker", "namespace": "shop", "managedFields": [{"manager": "x"}]}
+    rendered = {RENDERED_ANNOTATION: "what it was rendered from"}
+    meta: dict[str, Any] = {
+        "name": "orders",
+        "namespace": "shop",
+        "managedFields": [{"manager": "x"}],
+        "annotations": rendered,
+    }
     for kind in OWNED_KINDS:
         kept = slim({"kind": kind, "metadata": meta, "spec": {"replicas": 1, "template": template}, "data": {"k": "v"}})
         assert "managedFields" not in kept["metadata"]
         assert "data" not in kept
         assert "containers" not in str(kept)
+    del meta["annotations"]
+    workload = slim({"kind": "Deployment", "metadata": meta, "spec": {"replicas": 1, "template": template}})
+    assert workload["spec"]["template"] == template
