@@ -109,7 +109,8 @@ def build_origin(processor: Processor, images: Images, template: dict[str, Any])
     worker = spec.pop("worker", {})
     worker.pop("replicas", None)
     keys = images.keys
-    came = [RENDERING, image_of(template), keys.secret_name(processor.name, processor.uid), keys.metrics_hash]
+    secret = keys.secret_name(processor.name, processor.uid)
+    came = [RENDERING, image_of(template), secret, keys.metrics_hash, processor.cluster]
     return Origin(processor.generation, hash_of([spec, worker]), hash_of(came))
 
 

@@ -293,6 +293,14 @@ def test_other_keys_of_the_installation_are_brought_in_stages():
     assert condition(cluster.reconcile(rekeyed), "Reconciling") == ("True", "WaitingForRollout")
 
 
+def test_another_name_of_the_cluster_is_brought_in_stages():
+    """Workers claim under it."""
+    cluster = Cluster()
+    cluster.reconcile(OLD)
+    cluster.processor = cluster.processor.model_copy(update={"cluster": "there"})
+    assert condition(cluster.reconcile(OLD), "Reconciling") == ("True", "WaitingForRollout")
+
+
 def as_an_older_operator_left_it(cluster: Cluster) -> None:
     """It wrote nothing of why; the API server added defaults."""
     del cluster.workload["metadata"]["annotations"][RENDERED_ANNOTATION]
