@@ -1,4 +1,4 @@
-"""Argo CD: the health check in a real Lua with its cases, and the examples."""
+"""Argo CD: the health check in a real Lua with its cases, kstatus' reading of them, and the examples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import lupa.lua51
 import pytest
 import yaml
 
+from outbox_operator.crd import UNSEEN
 from tests.chart.chart import CHART, ROOT, helm
+from tests.support.argocd import read_kstatus
 
 ARGOCD = ROOT / "examples" / "argocd"
 SCRIPT = (ARGOCD / "health" / "health.lua").read_text()
 CASES: list[dict[str, Any]] = yaml.safe_load((ARGOCD / "health" / "health_test.yaml").read_text())["tests"]
+READINGS = {
+    "Healthy": {"Current"},
+    "Suspended": {"Current"},
+    "Degraded": {"Failed"},
+    "Progressing": {"InProgress", "Terminating"},
+}
+"""What kstatus says of a resource, by the health that Argo CD shows."""
+
 CLOSED = ("string", "math", "io", "os", "debug", "coroutine", "package", "require", "dofile", "loadfile", "python")
 """What Argo CD does not open for a script from argocd-cm (gopher-lua, base and table only; lupa adds `python`)."""
 
@@ -36,6 +46,20 @@ def _resource(path: str) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: Path(case["inputPath"]).stem)
 def test_health(case: dict[str, Any]):
     assert health(_resource(case["inputPath"])) == case["healthStatus"]
+
+
+def test_helm_and_flux_read_the_same():
+    """Of all that the API server holds: the CRD's own status, and what the operator writes over it in one go."""
+    cases = [(_resource(case["inputPath"]), case["healthStatus"]["status"]) for case in CASES]
+    real = [(body, status) for body, status in cases if _is_whole(body.get("status", {}))]
+    assert {status for _, status in real} == set(READINGS)
+    for (body, status), read in zip(real, read_kstatus([body for body, _ in real]), strict=True):
+        assert read in READINGS[status], body
+
+
+def _is_whole(status: dict[str, Any]) -> bool:
+    ready = any(condition["type"] == "Ready" for condition in status.get("conditions", ()))
+    return status == UNSEEN or (ready and "observedGeneration" in status)
 
 
 def test_every_resource_of_the_cases_has_one():

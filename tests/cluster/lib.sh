@@ -39,7 +39,7 @@ fail() {
 }
 
 # Seconds that the longest pieces of set-up took, on two processors and from registries nearby.
-declare -A TAKES=([kubernetes]=380 [etcd]=40 [coredns]=80 [helm]=105 [base]=40 [postgres]=65 [outbox-operator]=40
+declare -A TAKES=([kubernetes]=380 [etcd]=40 [coredns]=80 [helm]=105 [argocd]=240 [base]=40 [postgres]=65 [outbox-operator]=40
   [outbox-worker]=40 [outbox-spark]=90 [spark]=40)
 
 # Whether the longest of them is still to be built.

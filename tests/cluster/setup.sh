@@ -7,6 +7,7 @@
 #   monitoring  Prometheus and promtool, not started
 #   spark     a Java, for Spark sessions outside the cluster, and Spark with its classes ready to be mapped
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
+#   argocd    Argo CD without its user interface, Redis, and kstatus (in $OUTBOX_CACHE/bin/argocd)
 #   model     TLC, which checks the protocol's model (docs/model)
 #   chaos     what make chaos needs beside them: toxiproxy, and a shim that steps a worker's clock
 #   images    what images.sh builds with, and the Debian base images
@@ -14,7 +15,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq monitoring spark model cluster images chaos)
+ALL=(python postgres rabbitmq monitoring spark model cluster argocd images chaos)
 for part in "${ALL[@]}"; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"
@@ -26,4 +27,5 @@ for part in "$@"; do
 done
 mkdir -p "$OUTBOX_CACHE"
 for part in "$@"; do "setup_$part"; done
+case " $* " in *" cluster "* | *" argocd "* | *" chaos "*) drop_go_sources ;; esac
 say "setup done: $*"

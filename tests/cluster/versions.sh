@@ -8,6 +8,7 @@ KUBERNETES_VERSION=1.34.4
 ETCD_VERSION=3.6.16
 COREDNS_VERSION=1.15.0
 HELM_VERSION=3.22.0
+ARGOCD_VERSION=3.2.1
 # The proxy of `make chaos`.
 TOXIPROXY_VERSION=2.12.0
 # uv's own file names it with the hashes of its wheels; lock.sh keeps those.

@@ -45,19 +45,22 @@ def _ready(verdict: Verdict) -> Answer:
 
 
 def _reconciling(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
+    """Say what is under way; never beside Stalled or Ready, for kstatus takes the first of them that is true."""
+    if verdict.stalled:
+        return Answer(ConditionType.RECONCILING, False, verdict.reason, "something must be changed first, see Stalled")
     if verdict.reason in IN_FLIGHT:
         return Answer(ConditionType.RECONCILING, True, verdict.reason, verdict.message)
     if verdict.halts and known.observed.runners:
         message = "pods are finishing or rolling back their batch"
         return Answer(ConditionType.RECONCILING, True, Reason.STOPPING, message)
-    if known.waits and not verdict.halts:
-        return Answer(ConditionType.RECONCILING, True, Reason.WAITING_FOR_ROLLOUT, known.waits)
     behind = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
     if behind and not verdict.halts:
         message = f"{len(behind)} pods of the former spec or version are being replaced"
         return Answer(ConditionType.RECONCILING, True, Reason.ROLLING_OUT, message)
-    if not verdict.halts and not verdict.stalled and verdict.phase is Phase.UNAVAILABLE:
+    if not verdict.halts and verdict.phase is Phase.UNAVAILABLE:
         return Answer(ConditionType.RECONCILING, True, verdict.reason, "tried again by itself")
+    if known.waits and not verdict.halts:
+        return Answer(ConditionType.RECONCILING, False, Reason.WAITING_FOR_ROLLOUT, known.waits)
     return Answer(ConditionType.RECONCILING, False, Reason.AS_EXPECTED, f"{replicas} pods wanted")
 
 

@@ -117,8 +117,12 @@ def _without_null(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str
     return {**_inline(options[0], definitions), **rest}
 
 
+UNSEEN: Final = {"observedGeneration": -1}
+"""Status of a resource that the operator has not looked at: without one, kstatus (Helm 4, Flux) calls it done."""
+
+
 def _without_defaults(node: Any) -> Any:
-    """Status is observed, never defaulted."""
+    """Take the models' defaults away: what the operator did not observe is not in a status."""
     if isinstance(node, dict):
         return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
     return node
@@ -127,7 +131,8 @@ def _without_defaults(node: Any) -> Any:
 def build_crd() -> dict[str, Any]:
     """Build the CustomResourceDefinition."""
     spec = {**build_schema(ProcessorSpec), "description": "What is wanted."}
-    status = {**_without_defaults(build_schema(ProcessorStatus)), "description": "What is so, as last observed."}
+    observed = _without_defaults(build_schema(ProcessorStatus))
+    status = {**observed, "description": "What is so, as last observed.", "default": UNSEEN}
     root = {
         "type": "object",
         "description": (

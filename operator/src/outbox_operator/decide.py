@@ -260,9 +260,7 @@ def _done_annotations(known: Knowledge) -> tuple[str, ...]:
 def look_again(known: Knowledge, status: ProcessorStatus, now: datetime) -> timedelta:
     """Say when to decide again if nothing is heard before."""
     waits = [REST]
-    # A processor that waits for its turn is woken (`slots.py`).
-    moving = [c for c in status.conditions if c.type == "Reconciling" and c.status == "True"]
-    since = [c.last_transition_time for c in moving if c.reason != Reason.WAITING_FOR_ROLLOUT]
+    since = [c.last_transition_time for c in status.conditions if c.type == "Reconciling" and c.status == "True"]
     since += [known.observed.unsettled] if known.observed.unsettled is not None else []
     waits += [max((now - each) / PART, LOOK_AGAIN) for each in since]
     next_try = known.ownership.next_try

@@ -5,7 +5,6 @@
 setup_chaos() {
   need_root "for the network, process and mount namespaces that chaos runs in"
   debian gcc libc6-dev iproute2 util-linux
-  # A build of the cluster's parts throws the module cache away at its end.
   with_lock "$OUTBOX_CACHE/locks/go-build" build_chaos
   mkdir -p "$OUTBOX_CACHE/bin"
   ln -sfn "../toxiproxy/$TOXIPROXY_VERSION/toxiproxy" "$OUTBOX_CACHE/bin/toxiproxy"
@@ -16,10 +15,7 @@ setup_chaos() {
 clock_source() { echo "$CHECKOUT/tests/chaos/clock/stepclock.c"; }
 
 build_chaos() {
-  if [ ! -d "$OUTBOX_CACHE/toxiproxy/$TOXIPROXY_VERSION" ]; then
-    cached "toxiproxy/$TOXIPROXY_VERSION" build_module toxiproxy github.com/Shopify/toxiproxy/v2/cmd/server
-    rm -rf "$OUTBOX_CACHE/go"
-  fi
+  cached "toxiproxy/$TOXIPROXY_VERSION" build_module toxiproxy github.com/Shopify/toxiproxy/v2/cmd/server
   cached "stepclock/$(hash_of "$(clock_source)")" build_clock
 }
 

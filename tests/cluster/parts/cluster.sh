@@ -20,9 +20,11 @@ build_cluster() {
   cached "etcd/$ETCD_VERSION" build_module etcd go.etcd.io/etcd/server/v3
   cached "coredns/$COREDNS_VERSION" build_module coredns ./server
   cached "helm/$HELM_VERSION" build_module helm helm.sh/helm/v3/cmd/helm
-  # Some gigabytes of sources and object files that no later run looks at.
-  rm -rf "$OUTBOX_CACHE/go"
 }
+
+# Some gigabytes of sources and object files: the parts of one run share them, no later run looks at them. A run that
+# builds now drops them itself.
+drop_go_sources() { flock -n "$OUTBOX_CACHE/locks/go-build" rm -rf "$OUTBOX_CACHE/go" || true; }
 
 # Our own two small programs: the volume provisioner and the process that holds a pod's namespaces.
 node_tools() {
