@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,9 +49,15 @@ class Samples:
                 self.seen.setdefault((body["metadata"]["name"], body["metadata"]["resourceVersion"]), body)
 
 
+def version(namespace: str, batch_size: int) -> Body:
+    """One revision of the processor `orders`."""
+    delivery = {"pollInterval": "100ms", "batchSize": batch_size}
+    return build_processor("orders", namespace, delivery=delivery, worker={"replicas": 1})
+
+
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """Processors from git: version 1 of `orders` is there and Healthy when a test begins."""
+    """Processors from git: `orders` is there and Healthy when a test begins."""
 
     argo: ArgoCD
     room: Room
@@ -62,10 +67,6 @@ class Shop:
     @property
     def orders(self) -> Resource:
         return Resource(self.room.cluster, self.room.namespace, "orders")
-
-    def version(self, batch_size: int) -> Body:
-        delivery = {"pollInterval": "100ms", "batchSize": batch_size}
-        return build_processor("orders", self.room.namespace, delivery=delivery, worker={"replicas": 1})
 
     def commit(self, **files: Body | None) -> str:
         revision = self.argo.repository.commit(**files)
@@ -115,13 +116,10 @@ def shop(argo: ArgoCD, chart: Application, served: str, server: DatabaseServer) 
     room.prepare()
     samples = Samples(argo.cluster, served)
     with samples.taken():
-        made = partial(Shop, argo, room, samples=samples)
-        body = build_processor("orders", served)
-        argo.repository.commit(orders=body)
+        revision = argo.repository.commit(orders=version(served, 10))
         application = argo.apply("processors.yaml", destination__namespace=served)
-        found = made(application)
-        application.until(found.commit(orders=found.version(10)), "Healthy", within=120)
-        yield found
+        application.until(revision, "Healthy", within=120)
+        yield Shop(argo, room, application, samples)
         application.delete()
         assert argo.cluster.items("OutboxProcessor", served) == []
 
@@ -145,13 +143,20 @@ def test_a_processor_is_healthy_when_it_is_ready(shop: Shop):
     assert read_kstatus([shop.orders.read()]) == ["Current"]
 
 
+def test_what_no_operator_has_looked_at_is_in_progress(argo: ArgoCD):
+    """Without a status kstatus would call it done, and `helm install --wait` would end before anything runs."""
+    argo.cluster.create(build_processor("unseen", argo.namespace))
+    body = argo.cluster.need("OutboxProcessor", argo.namespace, "unseen")
+    assert (read_kstatus([body]), health(body)["status"]) == (["InProgress"], "Progressing")
+
+
 def test_replicas_are_an_autoscalers_and_a_new_revision_leaves_them(shop: Shop):
     path = shop.room.cluster.path("OutboxProcessor", shop.room.namespace, "orders")
     shop.room.cluster.call("PATCH", f"{path}/scale", {"spec": {"replicas": 2}}, "application/merge-patch+json")
     shop.application.refresh()
     syncs = shop.application.syncs()
     assert shop.application.status["sync"]["status"] == "Synced", shop.application.explain()
-    revision = shop.commit(orders=shop.version(20))
+    revision = shop.commit(orders=version(shop.room.namespace, 20))
     shop.application.until(revision, "Healthy", within=120)
     spec = shop.orders.read()["spec"]
     assert (spec["delivery"]["batchSize"], spec["worker"]["replicas"]) == (20, 2)
@@ -183,7 +188,7 @@ def test_a_duplicate_degrades_nothing_is_fought_over_and_it_is_pruned(shop: Shop
 
 def test_it_rolls_back_to_a_former_revision(shop: Shop):
     former = shop.application.status["sync"]["revision"]
-    newest = shop.commit(orders=shop.version(30))
+    newest = shop.commit(orders=version(shop.room.namespace, 30))
     shop.application.until(newest, "Healthy", within=120)
     automated = shop.application.read()["spec"]["syncPolicy"]["automated"]
     shop.application.patch(spec={"syncPolicy": {"automated": None}})
