@@ -102,6 +102,16 @@ def test_a_folder_is_there_whole_or_not_at_all(shell, place):
     assert other.exists(), "another run is at it"
 
 
+def test_the_sources_of_a_build_are_dropped_unless_another_run_builds(shell, place):
+    sources = Path(place["OUTBOX_CACHE"]) / "go" / "mod"
+    sources.mkdir(parents=True)
+    drop = 'source "$SCRIPTS/parts/cluster.sh"; mkdir -p "$OUTBOX_CACHE/locks"; '
+    assert shell(drop + 'with_lock "$OUTBOX_CACHE/locks/go-build" drop_go_sources').returncode == 0
+    assert sources.exists()
+    assert shell(drop + "drop_go_sources").returncode == 0
+    assert not sources.parent.exists()
+
+
 def test_old_ones_are_removed_by_their_whole_names(shell, place):
     wheels = Path(place["OUTBOX_CACHE"]) / "wheels"
     for age, name in enumerate(("new", "older", "oldest")):
