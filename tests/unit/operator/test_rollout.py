@@ -114,7 +114,7 @@ def test_without_a_free_slot_the_pods_stay_and_status_says_why(spec: dict[str, A
     decision = cluster.reconcile(NEW)
     assert template_of(cluster.workload) == before
     assert (ready(decision), decision.replicas) == (("True", "Running"), 1)
-    assert condition(decision, "Reconciling") == ("True", "WaitingForRollout")
+    assert condition(decision, "Reconciling") == ("False", "WaitingForRollout")
     message = next(c.message for c in decision.status.conditions if c.type == "Reconciling")
     assert "until it is this processor's turn" in message
     assert NEW.worker in message or NEW.spark in message
@@ -154,7 +154,7 @@ def test_one_that_was_not_ready_before_holds_its_slot_until_its_pods_run():
     stopped = build_report(WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED)
     cluster.pods_are(template_of(cluster.workload), ready=False, report=stopped)
     cluster.reconcile(OLD)
-    assert condition(cluster.reconcile(NEW), "Reconciling") == ("True", "WaitingForRollout")
+    assert condition(cluster.reconcile(NEW), "Reconciling") == ("False", "WaitingForRollout")
     cluster.reconcile(NEW, Slots())
     assert (cluster.image, cluster.slot) == (NEW.worker, WAS_NOT_READY)
     cluster.pods_are(template_of(cluster.workload), ready=False, phase="Pending", report=None)
@@ -281,7 +281,7 @@ def test_a_rendering_that_must_be_followed_replaces_pods_in_stages(monkeypatch: 
         return template
 
     monkeypatch.setattr(manifests, "build_worker_pod", with_more)
-    assert condition(cluster.reconcile(OLD), "Reconciling") == ("True", "WaitingForRollout")
+    assert condition(cluster.reconcile(OLD), "Reconciling") == ("False", "WaitingForRollout")
     cluster.reconcile(OLD, Slots())
     assert cluster.slot == WAS_READY
 
@@ -290,7 +290,7 @@ def test_other_keys_of_the_installation_are_brought_in_stages():
     cluster = Cluster()
     cluster.reconcile(OLD)
     rekeyed = replace(OLD, keys=Keys(b"another", "hash-of-the-token"))
-    assert condition(cluster.reconcile(rekeyed), "Reconciling") == ("True", "WaitingForRollout")
+    assert condition(cluster.reconcile(rekeyed), "Reconciling") == ("False", "WaitingForRollout")
 
 
 def test_another_name_of_the_cluster_is_brought_in_stages():
@@ -298,7 +298,7 @@ def test_another_name_of_the_cluster_is_brought_in_stages():
     cluster = Cluster()
     cluster.reconcile(OLD)
     cluster.processor = cluster.processor.model_copy(update={"cluster": "there"})
-    assert condition(cluster.reconcile(OLD), "Reconciling") == ("True", "WaitingForRollout")
+    assert condition(cluster.reconcile(OLD), "Reconciling") == ("False", "WaitingForRollout")
 
 
 def as_an_older_operator_left_it(cluster: Cluster) -> None:
@@ -313,7 +313,7 @@ def test_pods_of_an_operator_that_wrote_nothing_down_wait_as_well():
     as_an_older_operator_left_it(cluster)
     before = template_of(cluster.workload)
     for _ in range(2):
-        assert condition(cluster.reconcile(NEW), "Reconciling") == ("True", "WaitingForRollout")
+        assert condition(cluster.reconcile(NEW), "Reconciling") == ("False", "WaitingForRollout")
         assert template_of(cluster.workload) == before
     cluster.reconcile(NEW, Slots())
     assert "restartPolicy" not in template_of(cluster.workload)["spec"]
