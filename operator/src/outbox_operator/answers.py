@@ -46,22 +46,25 @@ def _ready(verdict: Verdict) -> Answer:
 
 def _reconciling(known: Knowledge, verdict: Verdict, replicas: int) -> Answer:
     """Say what is under way; never beside Stalled or Ready, for kstatus takes the first of them that is true."""
-    if verdict.stalled:
-        return Answer(ConditionType.RECONCILING, False, verdict.reason, "something must be changed first, see Stalled")
-    if verdict.reason in IN_FLIGHT:
-        return Answer(ConditionType.RECONCILING, True, verdict.reason, verdict.message)
-    if verdict.halts and known.observed.runners:
-        message = "pods are finishing or rolling back their batch"
-        return Answer(ConditionType.RECONCILING, True, Reason.STOPPING, message)
-    behind = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
-    if behind and not verdict.halts:
-        message = f"{len(behind)} pods of the former spec or version are being replaced"
-        return Answer(ConditionType.RECONCILING, True, Reason.ROLLING_OUT, message)
-    if not verdict.halts and verdict.phase is Phase.UNAVAILABLE:
-        return Answer(ConditionType.RECONCILING, True, verdict.reason, "tried again by itself")
+    if not verdict.stalled and (moves := _find_movement(known, verdict)) is not None:
+        return Answer(ConditionType.RECONCILING, True, *moves)
     if known.waits and not verdict.halts:
         return Answer(ConditionType.RECONCILING, False, Reason.WAITING_FOR_ROLLOUT, known.waits)
+    if verdict.stalled:
+        return Answer(ConditionType.RECONCILING, False, verdict.reason, "something must be changed first, see Stalled")
     return Answer(ConditionType.RECONCILING, False, Reason.AS_EXPECTED, f"{replicas} pods wanted")
+
+
+def _find_movement(known: Knowledge, verdict: Verdict) -> tuple[str, str] | None:
+    """Return reason and message of what is being carried out."""
+    if verdict.reason in IN_FLIGHT:
+        return verdict.reason, verdict.message
+    if verdict.halts:
+        return (Reason.STOPPING, "pods are finishing or rolling back their batch") if known.observed.runners else None
+    behind = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
+    if behind:
+        return Reason.ROLLING_OUT, f"{len(behind)} pods of the former spec or version are being replaced"
+    return (verdict.reason, "tried again by itself") if verdict.phase is Phase.UNAVAILABLE else None
 
 
 def _stalled(verdict: Verdict) -> Answer:
