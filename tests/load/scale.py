@@ -40,7 +40,7 @@ STEP = 0.25
 QUIET = 5.0
 """Seconds without a write after which the operator has settled."""
 PATIENCE = 900.0
-LONGEST_UNREST = 120.0
+LONGEST_UNREST = 30.0
 """Seconds after which it is measured although the operator still writes."""
 BUSY = 0.25
 """Part of the processors that others may use before the measurement is refused."""
