@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from outbox_operator.store import Body
 
+Bodies = list["Body"]
 Step = tuple[str, "Body"] | KubeError | None
 """What a watch does next: tell an event, break off with an error, or (None) end."""
 
@@ -35,7 +36,7 @@ class Server:
         self.calls.append("list")
         return list(self.there), self.version
 
-    async def list_metadata(self, *_: str, **__: object) -> tuple[list[Body], int]:
+    async def list_metadata(self, *_: str, **__: object) -> tuple[Bodies, int]:
         self.calls.append("look")
         return list(self.there), self.version
 
