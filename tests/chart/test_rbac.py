@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_operator import admission, kube, store
+from outbox_operator import admission, handlers, kube, resources, store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
 from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, key_calls, leader_calls, served_calls
 
@@ -130,6 +130,7 @@ def _resources_with(*verbs: str) -> set[str]:
 def test_what_is_watched_and_what_is_applied_is_the_operators_own_list():
     plurals = {kind: plural for kind, (_, plural) in kube._PATHS.items()}
     assert _resources_with("list", "watch") == {plurals[kind] for kind in store.WATCHED_KINDS}
+    assert {*handlers.SOURCES, resources.KIND} == {*store.WATCHED_KINDS}
     assert _resources_with("get", "create", "patch", "delete") == {plurals[kind] for kind in store.OWNED_KINDS}
 
 

@@ -1,8 +1,8 @@
 """The loop: observe, decide, apply, for one resource at a time; level-triggered, so a missed event costs a delay.
 
-Informers (`informer.py`) and the pods' reports only say *that* something changed. What did not change is not decided
-again but for `REST`, in turns. A process whose watches stay silent, or whose work stands still, fails its liveness; one
-that cannot list is not ready.
+Kopf's watches (`handlers.py`), listings (`informer.py`) and the pods' reports only say *that* something changed. What
+did not change is not decided again but for `REST`, in turns. A process whose watches stay silent, or whose work stands
+still, fails its liveness; one that cannot list is not ready.
 """
 
 from __future__ import annotations
@@ -89,11 +89,15 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             for informer in self._informers:
                 group.create_task(informer.run())
-            for informer in self._informers:
-                await informer.listed.wait()
+            await self.listed()
             group.create_task(self._work())
             group.create_task(self._reporters.run())
             group.create_task(self._releaser.run())
+
+    async def listed(self) -> None:
+        """Wait until every kind was listed."""
+        for informer in self._informers:
+            await informer.listed.wait()
 
     async def _work(self) -> None:
         """Decide once the pods were asked: what another process heard of them is not known here."""
@@ -116,7 +120,7 @@ class Controller:
         return said or ("nothing was listed yet" if absent else "")
 
     def seen(self, body: Body, *, deleted: bool) -> None:
-        """Take what an informer learned."""
+        """Take what a watch or a listing tells."""
         key = key_of(body)
         if not key[1]:
             return

@@ -1,4 +1,4 @@
-"""Serves /livez, /readyz and /metrics.
+"""Serves /livez, /readyz and /metrics. Kopf's own endpoint answers 200 while nothing works, so it is not used.
 
 /livez fails when what is due has not been worked off for too long, or when watches stay silent although things change;
 the event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in

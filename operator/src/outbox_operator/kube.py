@@ -22,17 +22,11 @@ from outbox_operator.drift import FIELD_MANAGER
 from outbox_operator.resources import GROUP, KIND, PLURAL, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from aiohttp.client import _RequestContextManager
+    from collections.abc import Callable, Mapping
 
 PARALLEL_CALLS: Final = 24
 PAGE: Final = 250
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, connect=5)
-WATCH_SECONDS: Final = 300
-"""After which the API server ends a watch, which is then continued."""
-SILENCE: Final = aiohttp.ClientTimeout(total=None, connect=5, sock_read=70)
-"""A watch without a word for longer is dead: the API server sends a bookmark each minute."""
 
 _PATHS: Final = {
     "Pod": ("api/v1", "pods"),
@@ -51,7 +45,7 @@ _PATHS: Final = {
     KIND: (f"apis/{GROUP}/{VERSION}", PLURAL),
 }
 
-_METADATA: Final = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
 """A DNS subdomain, with the colons of RBAC objects: never a path."""
@@ -151,8 +145,7 @@ class Kube:
             context.verify_mode = ssl.CERT_NONE
         if self._configuration.cert_file:
             context.load_cert_chain(self._configuration.cert_file, self._configuration.key_file)
-        # Without a limit: each watch keeps a connection, and calls are limited by their slots.
-        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        connector = aiohttp.TCPConnector(ssl=context, limit=PARALLEL_CALLS)
         self._session = aiohttp.ClientSession(connector=connector, timeout=TIMEOUT)
         return self
 
@@ -177,28 +170,28 @@ class Kube:
             KubeError: it was refused, or the server cannot be reached.
 
         """
-        data = None if body is None else json.dumps(body)
-        headers = {"Content-Type": content, "Accept": accept}
-        try:
-            async with self._slots, self._request(method, path, headers, params, data=data) as answer:
-                text = await answer.text()
-                status = answer.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as err:
-            raise KubeError(0, "Unreachable", f"{type(err).__name__}: {err}") from err
-        return _parse_answer(status, text)
-
-    def _request(
-        self, method: str, path: str, headers: dict[str, str], params: Mapping[str, str] | None, **more: Any
-    ) -> _RequestContextManager:
         if self._session is None:
             raise KubeError(0, "Closed", "the session is not open")
+        headers = {"Content-Type": content, "Accept": accept}
         # Asked for each call: the hook behind it reads a rotated token again.
         token = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token
-        return self._session.request(
-            method, f"{self._configuration.host}/{path}", headers=headers, params=params, **more
-        )
+        data = None if body is None else json.dumps(body)
+        url = f"{self._configuration.host}/{path}"
+        try:
+            async with (
+                self._slots,
+                self._session.request(method, url, data=data, headers=headers, params=params) as answer,
+            ):
+                text = await answer.text()
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+            raise KubeError(0, "Unreachable", f"{type(err).__name__}: {err}") from err
+        parsed = _parse(text)
+        if status >= 400:
+            raise KubeError(status, str(parsed.get("reason", "")), str(parsed.get("message", text[:500])))
+        return parsed
 
     async def get(self, place: Where) -> dict[str, Any] | None:
         """Fetch an object; None when it is not there."""
@@ -222,7 +215,7 @@ class Kube:
 
         Of each object only what `keep` answers is kept: pages of whole objects take much memory.
         """
-        accept = _METADATA.format("List") if metadata_only else "application/json"
+        accept = _METADATA if metadata_only else "application/json"
         items: list[dict[str, Any]] = []
         params = {"limit": str(PAGE), **_selectors(labels, fields)}
         while True:
@@ -237,39 +230,8 @@ class Kube:
     async def list_metadata(self, kind: str, namespace: str, *, labels: str = "") -> tuple[Bodies, int]:
         """List all objects' metadata by one call, which the API server answers from its memory: cheap, maybe late."""
         params = {"resourceVersion": "0", **_selectors(labels, "")}
-        page = await self.call("GET", Where(kind, namespace).path(), params=params, accept=_METADATA.format("List"))
+        page = await self.call("GET", Where(kind, namespace).path(), params=params, accept=_METADATA)
         return [{**item, "kind": kind} for item in page.get("items") or ()], _version_of(page)
-
-    async def watch(
-        self, kind: str, namespace: str, version: str, *, labels: str = "", metadata_only: bool = False
-    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Tell what changes after a resourceVersion, as (type, object), until the API server ends it or falls silent.
-
-        Raises:
-            KubeError: it was refused, or the connection broke; 410: what came after the version is forgotten.
-
-        """
-        accept = _METADATA.format("") if metadata_only else "application/json"
-        params = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_SECONDS),
-            **_selectors(labels, ""),
-        }
-        path = Where(kind, namespace).path()
-        try:
-            async with self._request("GET", path, {"Accept": accept}, params, timeout=SILENCE) as answer:
-                if answer.status >= 400:
-                    _parse_answer(answer.status, await answer.text())
-                async for line in _lines(answer.content):
-                    event = _parse(line)
-                    body = event["object"]
-                    if event["type"] == "ERROR":
-                        raise KubeError(int(body.get("code", 0)), str(body.get("reason")), str(body.get("message")))
-                    yield event["type"], {**body, "kind": kind}
-        except (aiohttp.ClientError, TimeoutError, OSError) as err:
-            raise KubeError(0, "Unreachable", f"{type(err).__name__}: {err}") from err
 
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Apply server-side: what we set is ours, whoever set it before."""
@@ -334,28 +296,9 @@ def _version_of(page: dict[str, Any]) -> int:
     return int(version) if version.isdecimal() else 0
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Read line by line, of any length: one is an object."""
-    parts: list[bytes] = []
-    async for chunk in content.iter_any():
-        first, *more = chunk.split(b"\n")
-        parts.append(first)
-        for following in more:
-            if line := b"".join(parts):
-                yield line
-            parts = [following]
-
-
-def _parse_answer(status: int, text: str) -> dict[str, Any]:
-    parsed = _parse(text)
-    if status >= 400:
-        raise KubeError(status, str(parsed.get("reason", "")), str(parsed.get("message", text[:500])))
-    return parsed
-
-
-def _parse(text: str | bytes) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     try:
         parsed = json.loads(text) if text else {}
     except ValueError:
-        return {"message": str(text[:500])}
+        return {"message": text[:500]}
     return parsed if isinstance(parsed, dict) else {}

@@ -35,5 +35,5 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("aiohttp.access", "kubernetes"):
+    for noisy in ("kopf", "aiohttp.access", "kubernetes"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))

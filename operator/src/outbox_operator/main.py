@@ -1,4 +1,4 @@
-"""The composition root: election, then the controller, until told to stop."""
+"""The composition root: election, then the controller, with Kopf's watches, until told to stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import kopf
+
 from outbox_operator import health, logs, metrics
 from outbox_operator.controller import Controller
 from outbox_operator.election import Election
+from outbox_operator.handlers import build_registry, build_settings
 from outbox_operator.key_secrets import obtain_keys
 from outbox_operator.kube import Kube
 from outbox_operator.settings import read_settings
@@ -33,7 +36,7 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
 
 
 def end_on_sigterm() -> None:
-    """End in order: the first process of a container ignores signals without a handler."""
+    """End a standby at once: the first process of a container ignores signals without a handler. Kopf has its own."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -56,7 +59,7 @@ async def run(settings: Settings) -> None:
             keyed = replace(settings, images=replace(settings.images, keys=await obtain_keys(kube, settings)))
             controller.append(Controller(kube, keyed, await find_cluster_id(kube, settings)))
             metrics.register(controller[0].store)
-            await controller[0].run()
+            await lead(controller[0], settings)
         finally:
             await election.end()
             await runner.cleanup()
@@ -69,6 +72,30 @@ def find_fault(leader: Leader | Election, controller: Controller | None) -> str:
     if not leader.active:
         return ""
     return controller.fault if controller is not None else "starting"
+
+
+async def lead(controller: Controller, settings: Settings) -> None:
+    """Be the active process: the first part that ends, ends all."""
+    work = asyncio.create_task(controller.run(), name="controller")
+    watches = asyncio.create_task(watch(controller, settings), name="watches")
+    done, pending = await asyncio.wait({work, watches}, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def watch(controller: Controller, settings: Settings) -> None:
+    """Let Kopf watch once everything was listed: it ends where it may not list, and could not say so in /readyz."""
+    await controller.listed()
+    await kopf.operator(
+        registry=build_registry(controller),
+        settings=build_settings(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+    )
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ MISSED_CHANGES: Final = Counter(
     "outbox_operator_missed_changes", "Changes that a listing found and no watch had delivered."
 )
 FAILED_ROUNDS: Final = Counter(
-    "outbox_operator_failed_rounds", "Times that a kind could not be listed or watched: its changes are not seen."
+    "outbox_operator_failed_rounds", "Times that a kind could not be listed: what its watch missed is not found."
 )
 LEADER: Final = Gauge("outbox_operator_leader", "1 in the active process.")
 

@@ -1,7 +1,7 @@
-"""What the informers have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
+"""What watches and listings have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
 
-Filled by a listing of each kind and kept by its watch (`informer.py`); a watch that missed something costs a delay, not
-a wrong state for ever.
+Filled by a listing of each kind (`informer.py`) and kept by Kopf's watches (`handlers.py`); a watch that missed
+something costs a delay, not a wrong state for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWNED_KINDS: Final = (
 REMEMBERED: Final = 5000
 """How many deletions are remembered."""
 METADATA_ONLY: Final = frozenset({"ConfigMap", "Service", "ServiceAccount", "RoleBinding", "ReplicaSet"})
-"""Kinds of which only the metadata is asked for: whose they are, and whether they changed."""
+"""Kinds of which only the metadata is listed and kept: whose they are, and whether they changed."""
 WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "ReplicaSet", "Job", "Pod")
 
 Body = dict[str, Any]

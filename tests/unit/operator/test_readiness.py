@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """Keeps one Lease, lists nothing, and its watches stay silent; what is in `refused` gets a 403."""
+    """Keeps one Lease, and lists nothing; what is in `refused` gets a 403."""
 
     def __init__(self, *refused: str, holder: str = "") -> None:
         self.refused = set(refused)
@@ -45,11 +45,6 @@ class Server:
         return [], 1
 
     list_metadata = list  # noqa: A003 - the client's name
-
-    async def watch(self, kind: str, *_: str, **__: object) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        self._ask(kind)
-        await asyncio.Event().wait()
-        yield "BOOKMARK", {}
 
 
 def taking_part(server: Server) -> Leader:
@@ -89,9 +84,7 @@ async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
     assert find_fault(leader, None)
     running = asyncio.create_task(controller.run())
     await asyncio.wait({running}, timeout=0.2)
-    assert f"cannot list or watch {KIND} in namespace shop" in find_fault(leader, controller), (
-        "the CRD is missing, or the right"
-    )
+    assert f"cannot list {KIND} in namespace shop" in find_fault(leader, controller), "the CRD is missing, or the right"
     server.refused.clear()
     async with asyncio.timeout(5):
         while find_fault(leader, controller):  # noqa: ASYNC110 - a state, not an event
@@ -107,6 +100,7 @@ async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_unti
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("outbox_operator.controller.UNREADY_AFTER", 0.3)
+    monkeypatch.setattr("outbox_operator.informer.FIRST_WAIT", 0.1)
     monkeypatch.setattr("outbox_operator.informer.LONGEST_WAIT", 0.1)
     server = Server()
     leader, controller = await leading(server, "--check-seconds", "0.1")
@@ -124,7 +118,7 @@ async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_unti
         while failed_rounds() == before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert find_fault(leader, controller) == "", "the API server may be being restarted"
-    await until("cannot list or watch Job in namespace shop: 403 Forbidden: Job")
+    await until("cannot list Job in namespace shop: 403 Forbidden: Job")
     assert failed_rounds() >= before + 2
     assert controller.stale_seconds < 1, "a new process would be refused the same"
     server.refused.clear()

@@ -1,0 +1,88 @@
+"""Registers with Kopf, the one source of watch events: it watches and delivers; it never patches a resource.
+
+Only `on.event`: other handlers write annotations or finalizers on users' resources, or run on a diff that a restart
+loses. Kopf discovers nothing but the kinds named here, and watches other kinds filtered by our label. It begins with a
+list of its own, of whole objects: they are slimmed at once, and what is known already is no news (`store.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import kopf
+from typing_extensions import override
+
+from outbox_operator.kube import PAGE
+from outbox_operator.naming import SELECTOR
+from outbox_operator.resources import GROUP, KIND, PLURAL, VERSION
+from outbox_operator.store import slim
+
+if TYPE_CHECKING:
+    from outbox_operator.controller import Controller
+
+SOURCES: Final = {
+    "Deployment": ("apps", "v1", "deployments"),
+    "ReplicaSet": ("apps", "v1", "replicasets"),
+    "StatefulSet": ("apps", "v1", "statefulsets"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "Service": ("", "v1", "services"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "Job": ("batch", "v1", "jobs"),
+    "Pod": ("", "v1", "pods"),
+}
+
+
+def build_registry(controller: Controller) -> kopf.OperatorRegistry:
+    """Register the informers."""
+    registry = kopf.OperatorRegistry()
+    for kind, place in {KIND: (GROUP, VERSION, PLURAL), **SOURCES}.items():
+        _register(registry, controller, kind, place)
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_via_client(**kwargs)
+
+    return registry
+
+
+def _register(registry: kopf.OperatorRegistry, controller: Controller, kind: str, place: tuple[str, str, str]) -> None:
+    @kopf.on.event(*place, registry=registry, id=f"seen-{kind}")
+    async def seen(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - Kopf's name
+        controller.seen(slim({**body, "kind": kind}), deleted=type == "DELETED")
+
+
+class NothingToCompare(kopf.DiffBaseStorage):
+    """Keeps no last state: Kopf would copy each object to compare it, for handlers that are not here."""
+
+    @override
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    @override
+    def fetch(self, **_: Any) -> None:
+        """There is none."""
+
+    @override
+    async def store(self, **_: Any) -> None:
+        """There is nothing to keep."""
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """Set Kopf up: no peering, no scanning, no posting, watches that notice their own silence, little memory."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.watching.server_timeout = 300
+    settings.watching.inactivity_timeout = 70
+    settings.watching.chunk_size = PAGE
+    # Kopf gives each object that an event is about a task of its own, for at least so long. Zero would end it unheard.
+    settings.queueing.idle_timeout = 0.1
+    settings.persistence.diffbase_storage = NothingToCompare()
+    settings.networking.request_timeout = 30
+    settings.process.ultimate_exiting_timeout = 20
+    for group, version, plural in SOURCES.values():
+        settings.watching.label_selectors[group, version, plural] = SELECTOR
+    return settings
