@@ -65,7 +65,7 @@ class NothingToCompare(kopf.DiffBaseStorage):
         """There is none."""
 
     @override
-    async def store(self, **_: Any) -> None:
+    def store(self, **_: Any) -> None:
         """There is nothing to keep."""
 
 

@@ -15,8 +15,6 @@ from outbox_operator.resources import KIND
 from outbox_operator.settings import read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import pytest
 
 
