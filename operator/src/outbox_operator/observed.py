@@ -92,7 +92,7 @@ class Origin:
     Attributes:
         generation: of the resource.
         spec: hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas).
-        installation: hash of what comes with the operator: the image where the spec names none, keys, the cluster.
+        installation: hash of what comes with the operator: the image of resources that name none, keys, clusterId.
 
     """
 
