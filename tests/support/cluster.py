@@ -44,6 +44,7 @@ PLURALS: Final = {
         "validatingadmissionpolicybindings",
     ),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "EndpointSlice": ("/apis/discovery.k8s.io/v1", "endpointslices"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     **{
         kind: ("/api/v1", plural)

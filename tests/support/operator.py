@@ -91,7 +91,7 @@ def installed(
         assert done.returncode == 0, done.stderr
 
 
-def _listening_port() -> int:
+def listening_port() -> int:
     """Choose a free port below those that the kernel hands out: on a busy cluster one of them is soon taken."""
     while True:
         port = random.randrange(20_000, 30_000)
@@ -117,7 +117,7 @@ class OperatorProcess:
     identity: str = "operator-0"
     server: str = ""
     told: dict[str, str] = field(default_factory=dict)
-    port: int = field(default_factory=_listening_port)
+    port: int = field(default_factory=listening_port)
     process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
