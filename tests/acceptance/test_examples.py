@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if "OutboxProcessor" in path.read_text())
-OURS = [path for path in EXAMPLES if "argocd" not in path.parts]
-"""Argo CD's own kinds are not installed here."""
+OURS = [path for path in EXAMPLES if "argocd" not in path.parts and path.name != "keda.yaml"]
+"""The kinds of Argo CD and KEDA are not installed here."""
 
 
 @pytest.fixture(scope="module")

@@ -267,7 +267,7 @@ def test_without_the_policy_the_operator_refuses_and_makes_nothing(cluster: Clus
             resource = Resource(cluster, alone, name)
             stalled = resource.until_condition("Stalled", "True", "InvalidSpec", within=60)
             assert f"{PLACE}.{said}" in stalled["message"]
-            assert stalled["message"].endswith(REMEDY)
+            assert stalled["message"].endswith(f"{REMEDY}; see docs/runbook.md#invalidspec")
             assert resource.condition("Ready")["status"] == "False"
         assert names(cluster, alone) == before
 

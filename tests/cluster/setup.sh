@@ -11,19 +11,21 @@
 #   model     TLC, which checks the protocol's model (docs/model)
 #   chaos     what make chaos needs beside them: toxiproxy, and a shim that steps a worker's clock
 #   images    what images.sh builds with, and the Debian base images
+# and, only when it is named:
+#   keda      KEDA, for tests/keda
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
 ALL=(python postgres rabbitmq monitoring spark model cluster argocd images chaos)
-for part in "${ALL[@]}"; do
+for part in "${ALL[@]}" keda; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"
 done
 
 [ $# -gt 0 ] || set -- "${ALL[@]}"
 for part in "$@"; do
-  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]}"
+  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]} keda"
 done
 mkdir -p "$OUTBOX_CACHE"
 for part in "$@"; do "setup_$part"; done

@@ -11,6 +11,8 @@ HELM_VERSION=3.22.0
 ARGOCD_VERSION=3.2.1
 # The proxy of `make chaos`.
 TOXIPROXY_VERSION=2.12.0
+# Of the test of examples/scaling/keda.yaml.
+KEDA_VERSION=2.21.0
 # uv's own file names it with the hashes of its wheels; lock.sh keeps those.
 UV_LOCK=$CLUSTER_DIR/uv-requirements.lock
 UV_VERSION=$(sed -nE 's/^uv==([^ ]+).*/\1/p' "$UV_LOCK")
