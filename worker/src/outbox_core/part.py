@@ -83,7 +83,7 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     messages = tuple(batch.messages[number] for number in numbers) if batch.messages else ()
     if batch.held:
         held = tuple(batch.held[number] for number in numbers)
-        return replace(batch, held=held, messages=messages, matched_count=len(held))
+        return replace(batch, held=held, messages=messages, matched_count=len(held), places=())
     after = batch.after if begin == 0 else _reach(batch, places, begin)
     examined = batch.examined if end == len(places) else _reach(batch, places, end)
     only = tuple(places[number].checkpoint for number in numbers) if len(numbers) <= SMALL else ()
@@ -91,7 +91,7 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     return replace(
         batch, after=after, examined=examined, messages=messages, matched_count=len(numbers),
         aside=(*_between(batch, places, begin, end), *skipped), full=batch.full or end < len(places),
-        only=only,
+        only=only, places=(),
     )  # fmt: skip
 
 

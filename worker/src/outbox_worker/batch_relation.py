@@ -35,8 +35,10 @@ def build_batch_relation(config: ProcessorConfig) -> Callable[[Batch, sql.SQL | 
             return holding.held_relation(key, batch.held)
         if batch.partition not in readers:
             readers[batch.partition] = reader_of(config, batch.partition)
-        if batch.only and (picked := readers[batch.partition].picked_relation(batch.only)) is not None:
-            return _numbered(picked, batch)
+        if batch.only:
+            ids = sql.Literal([str(pair.transaction_id) for pair in batch.only])
+            positions = sql.Literal([pair.position for pair in batch.only])
+            return _numbered(readers[batch.partition].picked_relation(ids, positions), batch)
         rows = readers[batch.partition].batch_relation(batch.after, batch.examined)
         return _numbered(_only(holding.without_aside(rows, batch.aside) if batch.aside else rows, only), batch)
 

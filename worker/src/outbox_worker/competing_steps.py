@@ -299,11 +299,12 @@ class CompetingSteps(Steps):
 
         def effects(transaction: Transaction) -> int:
             target = self._parts.target
+            unmarked = replace(transaction, mark=None)
             try_parts = target.open_parts(transaction, piece) if isinstance(target, PartsTarget) else None
             # One bound for all parts: a step must not take longer than the loop says of it.
             sifted = self._limited(
                 transaction,
-                lambda: sifting.run(connection, lambda part: self._hand_over(transaction, part), block, try_parts),
+                lambda: sifting.run(connection, lambda part: self._hand_over(unmarked, part), block, try_parts),
             )
             found.append(sifted)
             if complete and not self._settle(work, sifted):

@@ -111,16 +111,16 @@ class IsolatedSteps(HeldSteps):
     def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> h.Happening:
         lease, connection = lease_of(state), self._connection()
         delivery = self._parts.config.delivery
-        # Here, not in the transaction, which would be idle while another database is read.
         parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is Blocks.KEY)
-        rows = self._relation(batch)
+        # Here, not in the transaction, which would be idle while another database is read.
+        carried = self._relation(batch) if self._parts.databases.apart else None
         one = self._parts.config.guarantee is Guarantee.TRANSACTIONAL
         request = replace(self._request(state, batch), first=False) if one else None
         failed: tuple[Failure, ...] = ()
 
         def effects(transaction: Transaction) -> Reached:
             nonlocal failed
-            self._try_parts(transaction, parts, _search(batch, state.block), FRESH_SECONDS)
+            self._try_parts(transaction, parts, _search(len(parts.places), state.block), FRESH_SECONDS)
             failed = parts.failures(delivery)
             return Reached(parts.done().examined, len(parts.sorted.handled))
 
@@ -128,6 +128,7 @@ class IsolatedSteps(HeldSteps):
             aside = parts.done().aside
             if not (aside or failed):
                 return None
+            rows = carried or self._picked(batch, (*aside, *(each.checkpoint for each in failed)))
             kept = holding.hold(connection, self._parts.key, lease, rows, aside=aside, failed=failed)
             return None if kept else h.OwnershipLost(GONE)
 
@@ -148,7 +149,7 @@ class IsolatedSteps(HeldSteps):
 
         def effects(transaction: Transaction) -> int:
             nonlocal failed
-            self._try_parts(transaction, parts, _search(batch, state.held_block), HELD_SECONDS)
+            self._try_parts(transaction, parts, _search(len(parts.places), state.held_block), HELD_SECONDS)
             failed = parts.failures(delivery)
             return len(parts.sorted.handled)
 
@@ -227,6 +228,7 @@ class IsolatedSteps(HeldSteps):
     def _try_parts(self, transaction: Transaction, parts: _Parts, search: Search, seconds: float) -> None:
         """Handle the batch in parts; what no message is to blame for is raised."""
         target = cast("TransactionTarget", self._parts.target)
+        unmarked = replace(transaction, mark=None)
         connection, settings = transaction.connection, self._parts.config.delivery.retry
         until = time.monotonic() + min(seconds, self._timeout / _SHARE)
         try_parts = target.open_parts(transaction, parts.batch) if isinstance(target, PartsTarget) else None
@@ -234,7 +236,7 @@ class IsolatedSteps(HeldSteps):
         def handle(begin: int, end: int) -> None:
             part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))
             if part.matched_count:
-                target.handle(transaction, part)
+                target.handle(unmarked, part)
 
         def handle_parts(ranges: Sequence[tuple[int, int]]) -> int | None:
             if try_parts is None or parts.waiting(ranges[0][0], ranges[-1][1]):
@@ -282,8 +284,6 @@ def _blamed(named: Sequence[_Keyed], blocks: Blocks) -> list[_Keyed]:
     return [each for each in named if blocks is Blocks.NOTHING or first[each.key] is each]
 
 
-def _search(batch: Batch, block: int | None) -> Search:
+def _search(count: int, block: int | None) -> Search:
     """Begin with what the last batches taught, or with all of it having failed."""
-    if block is None:
-        return search_failed(batch.matched_count)
-    return Search(batch.matched_count, block)
+    return search_failed(count) if block is None else Search(count, block)

@@ -17,6 +17,7 @@ from psycopg import pq
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.isolation import Search, decide_after_part, decide_after_refusal, decide_size, plan_parts
 from outbox_core.report import Reason
+from outbox_worker.guard import ended
 from outbox_worker.postgres.errors import translate
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def _try(
     else:
         try:
             connection.execute(_KEEP)
+        except psycopg.errors.InvalidSavepointSpecification as err:
+            raise ended() from err
         except psycopg.Error as err:
             error = translate(err)
             if not isinstance(error, TransientError):

@@ -22,7 +22,7 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import within_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -68,12 +68,15 @@ def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Comp
     return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
 
 
-def find_aside(connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable) -> tuple[Checkpoint, ...]:
-    """Return those of the range that are not to be handled now, in order."""
-    statement = load("find_aside").format(rows=rows, **_identified(key))
+def survey(
+    connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable
+) -> tuple[tuple[Place, ...], tuple[Checkpoint, ...]]:
+    """Return where the messages of a range are that are to be handled now, and those that are not, both in order."""
+    statement = load("survey_range").format(rows=rows, **_identified(key))
     with translated():
         found = connection.execute(statement).fetchall()
-    return tuple(Checkpoint(int(t), position) for t, position in found)
+    places = tuple(Place(Checkpoint(int(t), position), name) for t, position, name, aside in found if not aside)
+    return places, tuple(Checkpoint(int(t), position) for t, position, _, aside in found if aside)
 
 
 def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
@@ -102,11 +105,15 @@ def cut_at_delayed(
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
 
 
-def list_range(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Place, ...]:
-    """Return where the messages of a range are, with their keys, in order; no payload travels."""
+def list_range(
+    connection: psycopg.Connection[Any], rows: sql.Composable, aside: Collection[Checkpoint]
+) -> tuple[Place, ...]:
+    """Return where the messages of a range are, with their keys, in order, those `aside` left out."""
     with translated():
         found = connection.execute(load("list_range").format(rows=rows)).fetchall()
-    return tuple(Place(Checkpoint(int(t), position), key) for t, position, key in found)
+    out = frozenset(aside)
+    places = (Place(Checkpoint(int(t), position), key) for t, position, key in found)
+    return tuple(place for place in places if place.checkpoint not in out)
 
 
 def hold(

@@ -13,6 +13,8 @@ from outbox_core.message import Message
 from outbox_core.spec import Columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outbox_core.spec import PartitionKey, Source
 
 OWN_TABLE: Final = "messages"
@@ -133,6 +135,34 @@ class OutboxTable:
         if types is None:
             return sql.SQL("true")
         return sql.SQL("(o.{}::text = ANY ({}::text[]))").format(sql.Identifier(self.columns.message_type), types)
+
+    def picked(
+        self,
+        columns: sql.Composable,
+        ids: sql.Composable,
+        positions: sql.Composable,
+        publications: Sequence[str] = (),
+    ) -> sql.Composed:
+        """Return the SELECT of the messages with these pairs, in no order: each is looked up on an index.
+
+        Args:
+            columns: of `o`.
+            ids: an array of transaction ids.
+            positions: as many positions.
+            publications: to which they are known to belong: then the index begins with the publication.
+
+        """
+        conditions = [sql.SQL("({}) = (w.t, w.p)").format(self.pair)]
+        if publications and self.columns.publication_id is not None:
+            column = sql.Identifier("o", self.columns.publication_id)
+            conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(publications))))
+        return sql.SQL(
+            "SELECT {columns} FROM ROWS FROM (unnest({ids}::xid8[]), unnest({positions}::bigint[])) AS w (t, p) "
+            "CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} OFFSET 0) AS o"
+        ).format(
+            columns=columns, ids=ids, positions=positions, table=self.identifier,
+            conditions=sql.SQL(" AND ").join(conditions),
+        )  # fmt: skip
 
     def selection(self, *, payload: str) -> sql.Composed:
         """List the columns of `o` under their standard names.
