@@ -338,8 +338,8 @@ class SparkPipeline:
         return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
 
 
-def _fixed(relation: sql.Composed) -> Callable[[Batch, sql.SQL | None], sql.Composed]:
-    def always(_batch: Batch, _only: sql.SQL | None) -> sql.Composed:
+def _fixed(relation: sql.Composed) -> Callable[[Batch, bool], sql.Composed]:
+    def always(_batch: Batch, _named: bool) -> sql.Composed:
         return relation
 
     return always

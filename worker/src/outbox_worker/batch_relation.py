@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -18,35 +18,42 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_worker.postgres.messages import MessageReader
 
+_IDS: Final = sql.SQL("$1")
+_POSITIONS: Final = sql.SQL("$2")
 
-def build_batch_relation(config: ProcessorConfig) -> Callable[[Batch, sql.SQL | None], sql.Composed]:
+
+def build_batch_relation(config: ProcessorConfig) -> Callable[[Batch, bool], sql.Composed | None]:
     """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`.
 
-    Of those only that a condition names, on the columns of `r`, where there is one.
+    Or else of those named by two parameters, the arrays of their transaction ids and positions; None where a batch has
+    no such SELECT.
     """
     if config.delivery.competing is not None:
         taken = build_relation(config)
-        return lambda batch, only: _numbered(_only(taken(batch), only), batch)
+
+        def of_piece(batch: Batch, named: bool) -> sql.Composed | None:
+            rows = taken(batch, (_IDS, _POSITIONS) if named else None)
+            return None if rows is None else _numbered(rows, batch)
+
+        return of_piece
     readers: dict[int, MessageReader] = {}
 
-    def relation(batch: Batch, only: sql.SQL | None) -> sql.Composed:
+    def relation(batch: Batch, named: bool) -> sql.Composed:
         if batch.held:
             key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
-            return holding.held_relation(key, batch.held)
+            pairs = [each.checkpoint for each in batch.held]
+            return holding.held_relation(key, *((_IDS, _POSITIONS) if named else holding.literals(pairs)))
         if batch.partition not in readers:
             readers[batch.partition] = reader_of(config, batch.partition)
+        reader = readers[batch.partition]
+        if named:
+            return _numbered(reader.picked_relation(_IDS, _POSITIONS), batch)
         if batch.only:
-            ids = sql.Literal([str(pair.transaction_id) for pair in batch.only])
-            positions = sql.Literal([pair.position for pair in batch.only])
-            return _numbered(readers[batch.partition].picked_relation(ids, positions), batch)
-        rows = readers[batch.partition].batch_relation(batch.after, batch.examined)
-        return _numbered(_only(holding.without_aside(rows, batch.aside) if batch.aside else rows, only), batch)
+            return _numbered(reader.picked_relation(*holding.literals(batch.only)), batch)
+        rows = reader.batch_relation(batch.after, batch.examined)
+        return _numbered(holding.without_aside(rows, batch.aside) if batch.aside else rows, batch)
 
     return relation
-
-
-def _only(rows: sql.Composed, condition: sql.SQL | None) -> sql.Composed:
-    return rows if condition is None else sql.SQL("SELECT r.* FROM ({}) AS r WHERE {}").format(rows, condition)
 
 
 def _numbered(rows: sql.Composed, batch: Batch) -> sql.Composed:

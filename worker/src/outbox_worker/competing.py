@@ -66,14 +66,18 @@ def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
     return config.model_copy(update={"delivery": config.delivery.model_copy(update=leased)})
 
 
-def build_relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
-    """Give the SELECT of a piece's messages, for the target sql."""
+def build_relation(
+    config: ProcessorConfig,
+) -> Callable[[Batch, tuple[sql.Composable, sql.Composable] | None], sql.Composed | None]:
+    """Give the SELECT of a piece's messages, or of those with these pairs, for the target sql."""
     reader = WindowReader(config.source, settings_of(config), config.processor_id)
 
-    def relation(batch: Batch) -> sql.Composed:
+    def relation(batch: Batch, pairs: tuple[sql.Composable, sql.Composable] | None) -> sql.Composed | None:
         work = getattr(batch, "work", None)
         if work is None:
             raise OutboxError("a batch that nobody took", reason=Reason.INTERNAL_ERROR)
+        if pairs is not None:
+            return reader.picked_relation(work, *pairs)
         return reader.relation(Stretch.of(work, upto=batch.examined))
 
     return relation

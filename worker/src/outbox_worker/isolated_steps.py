@@ -20,8 +20,8 @@ from outbox_core.errors import TransientError
 from outbox_core.failing import Failure
 from outbox_core.isolation import Search, search_failed
 from outbox_core.message import Held
-from outbox_core.part import Place, Sorted, place_parts, sort_tried, take_part
-from outbox_core.ports import PartsTarget
+from outbox_core.part import Place, Sorted, sort_tried, take_part
+from outbox_core.ports import SearchTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
 from outbox_worker.held_steps import GONE, HeldSteps, lease_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.errors import MessagesFailedError, OutboxError
+    from outbox_core.isolation import Found
     from outbox_core.message import Batch
     from outbox_core.ports import TransactionTarget
     from outbox_core.spec import Delivery
@@ -66,6 +67,11 @@ class _Parts:
         self._keys = tuple(each.key for each in places)
         self._blocked: set[str] = set()
         self._noted = 0
+
+    @property
+    def blocking_keys(self) -> tuple[str, ...] | None:
+        """The keys of all messages, where later ones of a key wait behind one that failed."""
+        return self._keys if self._blocks else None
 
     def waiting(self, begin: int, end: int) -> frozenset[int]:
         """Return which of these wait behind one of their key that failed."""
@@ -231,17 +237,20 @@ class IsolatedSteps(HeldSteps):
         unmarked = replace(transaction, mark=None)
         connection, settings = transaction.connection, self._parts.config.delivery.retry
         until = time.monotonic() + min(seconds, self._timeout / _SHARE)
-        try_parts = target.open_parts(transaction, parts.batch) if isinstance(target, PartsTarget) else None
+        find_all = None
+        if isinstance(target, SearchTarget):
+            pairs = [place.checkpoint for place in parts.places]
+            left = max(0.0, until - time.monotonic())
+            find_all = target.open_search(transaction, parts.batch, pairs, parts.blocking_keys, left)
 
         def handle(begin: int, end: int) -> None:
             part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))
             if part.matched_count:
                 target.handle(unmarked, part)
 
-        def handle_parts(ranges: Sequence[tuple[int, int]]) -> int | None:
-            if try_parts is None or parts.waiting(ranges[0][0], ranges[-1][1]):
-                return None
-            return try_parts(place_parts(parts.places, ranges))
+        def find(search: Search, most: int) -> Found:
+            assert find_all is not None
+            return find_all(search, parts.waiting(0, len(parts.places)), most)
 
         def is_enough(found: Isolated) -> bool:
             parts.note(found)
@@ -249,7 +258,8 @@ class IsolatedSteps(HeldSteps):
 
         def run() -> Isolated:
             return isolate(
-                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough, handle_parts
+                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough,
+                None if find_all is None else find,
             )  # fmt: skip
 
         self._parts.ownership.enter(connection)

@@ -229,9 +229,9 @@ def end_suspect(connection: psycopg.Connection[Any], key: ProcessorKey, lease: H
         connection.execute(in_schema("end_suspect", key.schema), _leased(key, lease))
 
 
-def held_relation(key: ProcessorKey, held: Iterable[Held]) -> sql.Composed:
-    """Return the SELECT of held messages under the names of the relation `batch`."""
-    return load("held_relation").format(**_pairs(each.checkpoint for each in held), **_identified(key))
+def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
+    """Return the SELECT of the held messages with these pairs under the names of the relation `batch`."""
+    return load("held_relation").format(transaction_ids=ids, positions=positions, **_identified(key))
 
 
 def without_aside(rows: sql.Composed, aside: Iterable[Checkpoint]) -> sql.Composed:
@@ -292,9 +292,13 @@ def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:
     }
 
 
-def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
+def literals(pairs: Iterable[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+    """Return the arrays of transaction ids and of positions."""
     found = tuple(pairs)
-    return {
-        "transaction_ids": sql.Literal([str(pair.transaction_id) for pair in found]),
-        "positions": sql.Literal([pair.position for pair in found]),
-    }
+    ids = sql.Literal([str(pair.transaction_id) for pair in found])
+    return ids, sql.Literal([pair.position for pair in found])
+
+
+def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
+    ids, positions = literals(pairs)
+    return {"transaction_ids": ids, "positions": positions}

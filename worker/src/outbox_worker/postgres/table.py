@@ -142,6 +142,7 @@ class OutboxTable:
         ids: sql.Composable,
         positions: sql.Composable,
         publications: Sequence[str] = (),
+        conditions: Sequence[sql.Composable] = (),
     ) -> sql.Composed:
         """Return the SELECT of the messages with these pairs, in no order: each is looked up on an index.
 
@@ -150,18 +151,19 @@ class OutboxTable:
             ids: an array of transaction ids.
             positions: as many positions.
             publications: to which they are known to belong: then the index begins with the publication.
+            conditions: that they are known to meet, for the same reason.
 
         """
-        conditions = [sql.SQL("({}) = (w.t, w.p)").format(self.pair)]
+        where = [sql.SQL("({}) = (w.t, w.p)").format(self.pair), *conditions]
         if publications and self.columns.publication_id is not None:
             column = sql.Identifier("o", self.columns.publication_id)
-            conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(publications))))
+            where.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(publications))))
         return sql.SQL(
             "SELECT {columns} FROM ROWS FROM (unnest({ids}::xid8[]), unnest({positions}::bigint[])) AS w (t, p) "
             "CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} OFFSET 0) AS o"
         ).format(
             columns=columns, ids=ids, positions=positions, table=self.identifier,
-            conditions=sql.SQL(" AND ").join(conditions),
+            conditions=sql.SQL(" AND ").join(where),
         )  # fmt: skip
 
     def selection(self, *, payload: str) -> sql.Composed:

@@ -154,6 +154,15 @@ class WindowReader:
         """Return the SELECT that is the relation `batch` of a user's statement."""
         return self._rows(lambda table: table.selection(payload="jsonb"), stretch, only_matching=True)
 
+    def picked_relation(self, work: Work, ids: sql.Composable, positions: sql.Composable) -> sql.Composed | None:
+        """Return the same SELECT of a window's messages with these pairs; None: they are listed, and may be copies."""
+        if work.window is None:
+            return None
+        conditions = [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(work.lane))] if self.is_queue else []
+        return self.table.picked(
+            self.table.selection(payload="jsonb"), ids, positions, self._publications, conditions
+        )  # fmt: skip
+
     def count(self, connection: psycopg.Connection[Any], stretch: Stretch) -> tuple[int, int, float]:
         """Count what is in a stretch: matching, all, and the age of the oldest matching one in seconds."""
         with translated():
