@@ -177,8 +177,10 @@ class MessageReader:
         columns = self._table.selection(payload="jsonb")
         return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
 
-    def picked_relation(self, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
-        """Return the same SELECT of the messages with these pairs, in any order."""
+    def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
+        """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
+        if near:
+            return self._table.near(self._table.selection(payload="jsonb"), ids, positions)
         return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._publications)
 
     def picked_keyed_relation(

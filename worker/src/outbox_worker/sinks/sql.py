@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _EXCERPT = 40
 
 
-def no_relation(batch: Batch, _named: bool) -> sql.Composed:
+def no_relation(batch: Batch, _pairs: Sequence[Checkpoint] | None) -> sql.Composed:
     """Say that the batch is not in the statement's database.
 
     Raises:
@@ -49,14 +49,17 @@ class SqlSink:
     needs_payload = False
 
     def __init__(
-        self, target: SqlTarget, relation: Callable[[Batch, bool], sql.Composed | None], schema: str = ""
+        self,
+        target: SqlTarget,
+        relation: Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed | None],
+        schema: str = "",
     ) -> None:
         """Keep the statement.
 
         Args:
             target: the resource's words.
-            relation: gives the SELECT of a batch's messages; or of those named by the parameters $1 (transaction ids)
-                and $2 (positions), None where that cannot be done.
+            relation: gives the SELECT of a batch's messages; with the pairs of all of them, of those that the
+                parameters $1 and $2 name (see `outbox_worker.batch_relation`), None where that cannot be done.
             schema: of our functions, where they are in the statement's database.
 
         """
@@ -115,7 +118,7 @@ class SqlSink:
         seconds: float,
     ) -> Callable[[Search, Collection[int], int], Found] | None:
         """Return what searches the batch on the server; the statement is prepared once for many batches."""
-        if not self._schema or (rows := self._relation(batch, True)) is None:
+        if not self._schema or not pairs or (rows := self._relation(batch, pairs)) is None:
             return None
         parsed, connection = self._parsed, transaction.connection
         name = "outbox_held" if batch.held else "outbox_part"
@@ -163,7 +166,7 @@ class SqlSink:
     def compose(self, connection: psycopg.Connection[Any], batch: Batch) -> tuple[bytes, int]:
         """Return the whole query, and how many characters the user's statement is displaced in it."""
         parts = self._parsed
-        rows = self._relation(batch, False)
+        rows = self._relation(batch, None)
         if rows is None:
             raise OutboxError(f"the batch up to {batch.examined} has no rows", reason=Reason.INTERNAL_ERROR)
         front = parts.head + rows.as_string(connection) + parts.joint
