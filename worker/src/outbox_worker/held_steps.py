@@ -91,9 +91,9 @@ class HeldSteps:
             places=places,
         )
 
-    def _read_outbox(self, after: Checkpoint, limit: int) -> Batch:
-        """Read the outbox, as much of it as the target needs."""
-        without_payload = self._parts.transactional_target and not self._needs_payload()
+    def _read_outbox(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
+        """Read the outbox, as much of it as the target needs, or with all messages."""
+        without_payload = self._parts.transactional_target and not (self._needs_payload() or with_messages)
         read = self._reader.bound_of if without_payload else self._reader.fetch
         connection = self._source_connection()
         if not self._parts.databases.apart:
