@@ -14,7 +14,7 @@ AS $function$
 -- p_at: so many messages are behind. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at
 -- once. It ends after p_most parts that got through; or p_seconds, when a message is behind. The answer continues the arguments, and
 -- names each message that failed, by its number from 1, and its error; committing: a constraint that waits for the commit.
--- What is no message's fault (a lost connection, a deadlock, no disk, a timeout) is raised to the caller.
+-- What is no message's fault (a lost connection, a deadlock, no disk, a timeout, a prepared statement that is out of date) is raised.
 DECLARE
     v_count int := cardinality(p_positions);
     v_until timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
@@ -68,7 +68,7 @@ BEGIN
                 END;
                 kept := kept + 1;
             EXCEPTION WHEN OTHERS THEN
-                IF left(SQLSTATE, 2) IN ('08', '25', '40', '53', '55', '57', '58', 'XX') THEN
+                IF left(SQLSTATE, 2) IN ('08', '0A', '25', '26', '40', '53', '55', '57', '58', 'XX') THEN
                     RAISE;
                 END IF;
                 GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT;

@@ -81,7 +81,8 @@ def test_whatever_fails_and_wherever_a_search_stops_the_outcome_is_the_same(conn
             blocked.add(key)
         else:
             handled.append(number)
-    seen, at, suspect, block = [], 0, None, chance.choice([1, 4, 64])
+    seen: list[int] = []
+    at, suspect, block = 0, None, chance.choice([1, 4, 64])
     while at < count:
         waiting = (
             []
@@ -125,7 +126,7 @@ def test_a_constraint_that_waits_for_the_commit_refuses_its_message_and_goes_on_
     connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-@pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "53100", "57014", "25006"])
+@pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "53100", "57014", "25006", "0A000"])
 def test_what_is_no_messages_fault_is_the_callers_to_see(connection, state):
     connection.execute(
         "CREATE FUNCTION pg_temp.fail(n bigint) RETURNS bigint LANGUAGE plpgsql AS "

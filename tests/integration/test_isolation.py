@@ -146,7 +146,7 @@ def test_what_a_search_with_one_call_found_is_taken_and_the_next_call_goes_on_fr
         return Found(Search(search.count, 8, search.at + 10), 20, ((search.at + 3, HandlerError("refused")),))
 
     connection.execute("BEGIN")
-    found = isolate(connection, Search(1000, 4), None, is_refusal, within(60), find)
+    found = isolate(connection, Search(1000, 4), inserting(connection), is_refusal, within(60), find)
     connection.execute("COMMIT")
     assert calls == [(0, MOST_KEPT), (10, MOST_KEPT - 20), (20, MOST_KEPT - 40)]
     assert [each.index for each in found.refused] == [3, 13, 23]
@@ -159,7 +159,7 @@ def test_a_search_with_one_call_that_finds_what_is_no_messages_fault_ends_it(con
 
     connection.execute("BEGIN")
     with pytest.raises(TransientError, match="for ever"):
-        isolate(connection, Search(40, 4), None, is_refusal, within(60), find)
+        isolate(connection, Search(40, 4), inserting(connection), is_refusal, within(60), find)
     connection.execute("ROLLBACK")
 
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.errors import MessagesFailedError, OutboxError
-    from outbox_core.isolation import Found
     from outbox_core.message import Batch
     from outbox_core.ports import TransactionTarget
     from outbox_core.spec import Delivery
@@ -237,7 +236,7 @@ class IsolatedSteps(HeldSteps):
         unmarked = replace(transaction, mark=None)
         connection, settings = transaction.connection, self._parts.config.delivery.retry
         until = time.monotonic() + min(seconds, self._timeout / _SHARE)
-        find_all = None
+        find_all, count = None, len(parts.places)
         if isinstance(target, SearchTarget):
             pairs = [place.checkpoint for place in parts.places]
             left = max(0.0, until - time.monotonic())
@@ -248,10 +247,6 @@ class IsolatedSteps(HeldSteps):
             if part.matched_count:
                 target.handle(unmarked, part)
 
-        def find(search: Search, most: int) -> Found:
-            assert find_all is not None
-            return find_all(search, parts.waiting(0, len(parts.places)), most)
-
         def is_enough(found: Isolated) -> bool:
             parts.note(found)
             return time.monotonic() >= until
@@ -259,7 +254,7 @@ class IsolatedSteps(HeldSteps):
         def run() -> Isolated:
             return isolate(
                 connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough,
-                None if find_all is None else find,
+                None if find_all is None else lambda search, most: find_all(search, parts.waiting(0, count), most),
             )  # fmt: skip
 
         self._parts.ownership.enter(connection)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from outbox_core.isolation import Found
 
-MOST_KEPT: Final = 50
+MOST_KEPT: Final = 60
 """Parts that one transaction keeps: PostgreSQL has room for 64 at hand, beyond that other sessions become slower."""
 _BEGIN: Final = "SAVEPOINT outbox_part"
 _UNDO: Final = "ROLLBACK TO SAVEPOINT outbox_part"

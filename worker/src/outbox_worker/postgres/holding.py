@@ -75,8 +75,15 @@ def survey(
     statement = load("survey_range").format(rows=rows, **_identified(key))
     with translated():
         found = connection.execute(statement).fetchall()
-    places = tuple(Place(Checkpoint(int(t), position), name) for t, position, name, aside in found if not aside)
-    return places, tuple(Checkpoint(int(t), position) for t, position, _, aside in found if aside)
+    places: list[Place] = []
+    out: list[Checkpoint] = []
+    for t, position, name, aside in found:
+        pair = Checkpoint(int(t), position)
+        if aside:
+            out.append(pair)
+        else:
+            places.append(Place(pair, name))
+    return tuple(places), tuple(out)
 
 
 def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
