@@ -61,9 +61,11 @@ def _find_movement(known: Knowledge, verdict: Verdict) -> tuple[str, str] | None
         return verdict.reason, verdict.message
     if verdict.halts:
         return (Reason.STOPPING, "pods are finishing or rolling back their batch") if known.observed.runners else None
-    behind = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
-    if behind:
-        return Reason.ROLLING_OUT, f"{len(behind)} pods of the former spec or version are being replaced"
+    if known.observed.outdated:
+        return (
+            Reason.ROLLING_OUT,
+            f"{len(known.observed.outdated)} pods of the former spec or version are being replaced",
+        )
     return (verdict.reason, "tried again by itself") if verdict.phase is Phase.UNAVAILABLE else None
 
 

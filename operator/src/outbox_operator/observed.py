@@ -193,6 +193,11 @@ class Observed:
         return tuple(pod for pod in self.pods if pod.role in RUNNERS and pod.alive)
 
     @property
+    def outdated(self) -> tuple[PodView, ...]:
+        """Pods of another template whose word is believed: one that only looks like ours keeps nothing from being so."""
+        return tuple(pod for pod in self.runners if pod.report is not None and pod.intent_hash != self.intent_hash)
+
+    @property
     def silences(self) -> tuple[str, ...]:
         """Why running processes of the present template are not heard; older ones are being replaced."""
         current = [pod for pod in self.runners if pod.intent_hash == self.intent_hash and not pod.deleting]

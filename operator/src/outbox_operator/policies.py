@@ -224,9 +224,10 @@ def _running(known: Knowledge) -> Verdict:
     lead = known.lead
     if change := describe_division(known.observed):
         return Verdict(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, halts=False)
-    old = [pod for pod in known.observed.runners if pod.intent_hash != known.observed.intent_hash]
-    if old:
-        message = f"messages are being handled; {len(old)} pods of the former spec are being replaced"
+    if known.observed.outdated:
+        message = (
+            f"messages are being handled; {len(known.observed.outdated)} pods of the former spec are being replaced"
+        )
         return Verdict(Phase.RUNNING, Reason.ROLLING_OUT, message, halts=False)
     idle = lead is not None and lead.reason is WorkerReason.IDLE
     message = "nothing waits to be handled" if idle else "messages are being handled"

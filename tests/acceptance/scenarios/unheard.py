@@ -104,9 +104,11 @@ def a_pod_with_another_key_is_named_until_key_and_pod_are_made_again(rooms: Room
     with rooms.room() as room:
         orders = room.processor("orders")
         orders.until_ready()
-        # A kubelet remembers an immutable Secret while any pod has it mounted.
+        # A kubelet remembers an immutable Secret while any pod has it mounted, also one that has ended.
         orders.spec(suspend=True)
         orders.until_no_pods()
+        labels = "outbox-operator.dev/processor=orders,outbox-operator.dev/role=worker"
+        orders.until("its pod is gone", lambda: not room.cluster.items("Pod", room.namespace, labels), within=60)
         (secret,) = room.cluster.items("Secret", room.namespace, "outbox-operator.dev/processor=orders")
         meta = {key: secret["metadata"][key] for key in ("name", "namespace", "labels")}
         room.cluster.delete("Secret", room.namespace, meta["name"])
