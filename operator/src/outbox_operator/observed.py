@@ -194,7 +194,7 @@ class Observed:
 
     @property
     def outdated(self) -> tuple[PodView, ...]:
-        """Pods of another template whose word is believed: one that only looks like ours keeps nothing from being so."""
+        """Pods of another template whose word is believed: one that only looks like ours holds nothing up."""
         return tuple(pod for pod in self.runners if pod.report is not None and pod.intent_hash != self.intent_hash)
 
     @property

@@ -224,10 +224,8 @@ def _running(known: Knowledge) -> Verdict:
     lead = known.lead
     if change := describe_division(known.observed):
         return Verdict(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, halts=False)
-    if known.observed.outdated:
-        message = (
-            f"messages are being handled; {len(known.observed.outdated)} pods of the former spec are being replaced"
-        )
+    if old := known.observed.outdated:
+        message = f"messages are being handled; {len(old)} pods of the former spec or version are being replaced"
         return Verdict(Phase.RUNNING, Reason.ROLLING_OUT, message, halts=False)
     idle = lead is not None and lead.reason is WorkerReason.IDLE
     message = "nothing waits to be handled" if idle else "messages are being handled"
