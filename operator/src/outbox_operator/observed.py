@@ -194,8 +194,9 @@ class Observed:
 
     @property
     def outdated(self) -> tuple[PodView, ...]:
-        """Pods of another template whose word is believed: one that only looks like ours holds nothing up."""
-        return tuple(pod for pod in self.runners if pod.report is not None and pod.intent_hash != self.intent_hash)
+        """Pods of another template, but for those that answer and are not believed: such a one holds nothing up."""
+        former = [pod for pod in self.runners if pod.intent_hash != self.intent_hash]
+        return tuple(pod for pod in former if pod.report is not None or not pod.silence)
 
     @property
     def silences(self) -> tuple[str, ...]:

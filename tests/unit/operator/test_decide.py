@@ -105,6 +105,20 @@ CASES = [
         id="a rollout whose owner is new already, and a standby not yet",
     ),
     pytest.param(
+        build_observed(ACTIVE, build_pod("orders-1", intent_hash="old")),
+        "Running",
+        ("False", "RollingOut"),
+        1,
+        id="a rollout whose owner is new already, and a pod of the former spec that was not heard yet",
+    ),
+    pytest.param(
+        build_observed(ACTIVE, build_pod("liar", intent_hash="old", silence="it has another key")),
+        "Running",
+        ("True", "Running"),
+        1,
+        id="a pod that its owner references make ours, and that is not believed",
+    ),
+    pytest.param(
         build_observed(
             build_pod(report=build_report(WorkerState.CLAIM_REFUSED, Reason.CLAIM_HELD, claim_holder=OTHER))
         ),
