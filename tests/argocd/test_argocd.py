@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chart.test_argocd import READINGS, health
+from outbox_operator.crd import UNSEEN
+from tests.chart.test_argocd import CASES, health, resource_of
 from tests.support.argocd import Application, ArgoCD, argocd, read_kstatus, wait_with_kubectl
 from tests.support.cluster import REGISTRY, Body, Cluster, namespaces, wait
 from tests.support.room import Resource, Room, build_processor
@@ -72,6 +73,15 @@ class Shop:
         revision = self.argo.repository.commit(**files)
         self.application.refresh()
         return revision
+
+
+READINGS = {
+    "Healthy": {"Current"},
+    "Suspended": {"Current"},
+    "Degraded": {"Failed"},
+    "Progressing": {"InProgress", "Terminating"},
+}
+"""What kstatus says of a resource, by the health that Argo CD shows."""
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +223,17 @@ def test_every_state_so_far_was_read_alike(shop: Shop):
         assert (read == "Current") == (ready.get("status") == "True" and current), body
     assert {"InProgress", "Current", "Failed"} <= set(kstatus)
     print(f"{len(states)} states: { ({read: kstatus.count(read) for read in set(kstatus)}) }")
+
+
+def test_helm_and_flux_read_the_same():
+    """Of all that the API server holds: the CRD's own status, and what the operator writes over it in one go."""
+    cases = [(resource_of(case["inputPath"]), case["healthStatus"]["status"]) for case in CASES]
+    real = [(body, status) for body, status in cases if _is_whole(body.get("status", {}))]
+    assert {status for _, status in real} == set(READINGS)
+    for (body, status), read in zip(real, read_kstatus([body for body, _ in real]), strict=True):
+        assert read in READINGS[status], body
+
+
+def _is_whole(status: Body) -> bool:
+    ready = any(condition["type"] == "Ready" for condition in status.get("conditions", ()))
+    return status == UNSEEN or (ready and "observedGeneration" in status)
