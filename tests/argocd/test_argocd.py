@@ -209,6 +209,7 @@ def test_it_rolls_back_to_a_former_revision(shop: Shop):
     wait_with_kubectl(shop.room.namespace, "orders", "Ready", 60)
     shop.application.patch(spec={"syncPolicy": {"automated": automated}})
     shop.application.until(newest, "Healthy", within=120)
+    assert shop.orders.read()["spec"]["delivery"]["batchSize"] == 30, "what Git has is put back"
 
 
 def test_every_state_so_far_was_read_alike(shop: Shop):

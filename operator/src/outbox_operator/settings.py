@@ -86,8 +86,8 @@ class Settings:
     check_seconds: float = 300.0
 
 
-def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Read flags and environment."""
+def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Name the flags; the environment says what one that is not given has."""
     env = environment.get
     parser = argparse.ArgumentParser(prog="outbox-operator", description="Runs OutboxProcessor resources.")
     parser.add_argument(
@@ -135,8 +135,14 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         default=env("OUTBOX_ROLLOUT_MAX_CONCURRENT", "10%"),
         help="replace the pods of so many processors at a time when the operator's version changed: 3, or 10%%",
     )
-    flags = parser.parse_args(arguments)
-    watched = flags.namespace or [name for name in env("OUTBOX_WATCH_NAMESPACES", "").split(",") if name.strip()]
+    return parser
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Read flags and environment."""
+    flags = _build_parser(environment).parse_args(arguments)
+    named = environment.get("OUTBOX_WATCH_NAMESPACES", "").split(",")
+    watched = flags.namespace or [name for name in named if name.strip()]
     return Settings(
         cluster_id=flags.cluster_id,
         namespaces=tuple(name.strip() for name in watched),
