@@ -41,6 +41,10 @@ scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RU
 	@tests/cluster/setup.sh
 	@$(PY) -m tests.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
+follow: ## Count what one batch costs in calls of our own functions, in each mode
+	@tests/cluster/setup.sh python postgres
+	@$(PY) -m tests.tools.follow_batch
+
 up: ## Start the local cluster
 	@tests/cluster/setup.sh
 	@tests/cluster/up.sh
@@ -63,4 +67,4 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init lint check format crds lock model chaos scale up images push try demo down test
+.PHONY: help init lint check format crds lock model chaos scale follow up images push try demo down test
