@@ -30,11 +30,12 @@ from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.table import OutboxTable, build_message, is_slot
+from outbox_worker.postgres.template import Template, place
 from outbox_worker.postgres.window_scan import WindowScan
 from outbox_worker.postgres.windows import WindowReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import psycopg
 
@@ -48,6 +49,10 @@ LAG_CAP: Final = 10_000
 _BOUND: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
 
 
+_AFTER: Final = sql.SQL("{}::xid8, {}::bigint").format(place("after_id"), place("after_position"))
+_UP_TO: Final = sql.SQL("{}::xid8, {}::bigint").format(place("up_to_id"), place("up_to_position"))
+
+
 @dataclass(frozen=True, slots=True)
 class _Range:
     """Which rows: after a pair; up to a pair, or below the reading bound, or all that is committed."""
@@ -56,6 +61,19 @@ class _Range:
     up_to: Checkpoint | None = None
     below_bound: bool = True
     limit: int | None = None
+
+    @property
+    def form(self) -> tuple[bool, bool, bool]:
+        """What a statement over the range depends on, but for its numbers."""
+        return self.up_to is not None, self.below_bound, self.limit is not None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What differs from batch to batch."""
+        found = {"after_id": self.after.transaction_id, "after_position": self.after.position}
+        if self.up_to is not None:
+            found |= {"up_to_id": self.up_to.transaction_id, "up_to_position": self.up_to.position}
+        return found if self.limit is None else found | {"limit": self.limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,7 @@ class MessageReader:
         line = None if part is None else part.line
         self._line = None if line is None or line.window is not None else line
         self._publications = tuple(dict.fromkeys(source.publications))
+        self._templates: dict[tuple[str, tuple[bool, bool, bool]], Template] = {}
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
         if self._publications and self._table.columns.publication_id is None:
             raise ConfigurationError(
@@ -133,15 +152,20 @@ class MessageReader:
         if after.window is not None:
             return self._windows.bound_of(connection, after, limit)
         window = limit if self._types is None else max(limit, WINDOW)
-        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
-            sql.Identifier(self._table.columns.transaction_id),
-            sql.Identifier(self._table.columns.position),
-            self._table.matches(self._types),
-            self._table.deliver_after,
-        )
-        statement = load("examine_messages").format(rows=self._rows(columns, _Range(after, limit=window)))
+        wanted = _Range(after, limit=window)
+
+        def compose() -> sql.Composed:
+            columns = "o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed"
+            named = sql.SQL(columns).format(
+                sql.Identifier(self._table.columns.transaction_id),
+                sql.Identifier(self._table.columns.position),
+                self._table.matches(self._types),
+                self._table.deliver_after,
+            )
+            return load("examine_messages").format(rows=self._rows(named, wanted))
+
         with translated():
-            row = connection.execute(statement, {"limit": limit}).fetchone()
+            row = connection.execute(self._filled("examine", wanted, compose), {"limit": limit}).fetchone()
         if row is None:
             return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition)
         transaction_id, position, examined_count, matched, delayed = row
@@ -166,7 +190,8 @@ class MessageReader:
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
         if examined.window is not None:
             return self._windows.relation(columns, after, examined)
-        return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
+        wanted = _Range(after, up_to=examined)
+        return Template(self._rows(columns, wanted, only_matching=True)).fill(wanted.numbers)
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
@@ -175,8 +200,9 @@ class MessageReader:
         """
         if examined.window is not None:
             return self._windows.batch_relation(after, examined)
+        wanted = _Range(after, up_to=examined)
         columns = self._table.selection(payload="jsonb")
-        return self._rows(columns, _Range(after, up_to=examined), only_matching=True)
+        return self._filled("relation", wanted, lambda: self._rows(columns, wanted, only_matching=True))
 
     def picked_relation(self, pairs: Iterable[Checkpoint]) -> sql.Composed | None:
         """Return the same SELECT of these messages, in any order; None: there may be no index for it."""
@@ -207,9 +233,10 @@ class MessageReader:
             self._table.matches(self._types),
             sql.SQL("NULL::timestamptz") if self._table.columns.scheduled is None else self._table.moment,
         )
-        rows = self._rows(columns, _Range(after, below_bound=False, limit=cap + 1), ordered=True)
+        wanted = _Range(after, below_bound=False, limit=cap + 1)
+        statement = Template(load("count_lag").format(rows=self._rows(columns, wanted))).fill(wanted.numbers)
         with translated():
-            row = connection.execute(load("count_lag").format(rows=rows)).fetchone()
+            row = connection.execute(statement).fetchone()
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
@@ -241,21 +268,29 @@ class MessageReader:
         return None if row is None else int(row[0])
 
     def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: _Range) -> tuple[Message, ...]:
-        rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
+        def compose() -> sql.Composed:
+            rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
+            return load("fetch_messages").format(rows=rows)
+
         with translated():
-            found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
+            found = connection.execute(self._filled("fetch", wanted, compose)).fetchall()
         return tuple(map(build_message, found))
 
-    def _rows(
-        self, columns: sql.Composable, wanted: _Range, *, only_matching: bool = False, ordered: bool = True
-    ) -> sql.Composed:
-        """Build the keyset scan over `o`: one index range, or one for each publication or slot, merged."""
+    def _filled(self, name: str, wanted: _Range, compose: Callable[[], sql.Composable]) -> sql.Composed:
+        """Return a statement over a range, composed once for each form of a range."""
+        template = self._templates.get((name, wanted.form))
+        if template is None:
+            template = self._templates[name, wanted.form] = Template(compose())
+        return template.fill(wanted.numbers)
+
+    def _rows(self, columns: sql.Composable, wanted: _Range, *, only_matching: bool = False) -> sql.Composed:
+        """Build the keyset scan over `o`, in order: one index range, or one for each publication or slot, merged."""
         if self._slot is not None:
             return self._united(columns, wanted, only_matching=only_matching)
         conditions = self._conditions(wanted)
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
-        order = sql.SQL("ORDER BY {}").format(self._table.pair) if ordered else sql.SQL("")
+        order = sql.SQL("ORDER BY {}").format(self._table.pair)
         limit = _limit(wanted)
         if self._publications:
             column = sql.Identifier("o", self._table.columns.publication_id or "")
@@ -306,20 +341,20 @@ class MessageReader:
     def _slot_conditions(self, number: int | None, wanted: _Range, *, only_matching: bool) -> list[sql.Composable]:
         slot = sql.SQL("{}").format(self._slot)
 
-        def compared(sign: str, pair: Checkpoint) -> sql.Composable:
+        def compared(sign: str, pair: sql.Composable) -> sql.Composable:
             if number is None:  # nothing compares with null
-                return sql.SQL("({}) {} ({})").format(self._table.pair, sql.SQL(sign), _literal(pair))
+                return sql.SQL("({}) {} ({})").format(self._table.pair, sql.SQL(sign), pair)
             row = sql.SQL("({}, {}) {} ({}, {})")
-            return row.format(slot, self._table.pair, sql.SQL(sign), sql.Literal(number), _literal(pair))
+            return row.format(slot, self._table.pair, sql.SQL(sign), sql.Literal(number), pair)
 
-        conditions: list[sql.Composable] = [is_slot(slot, number), compared(">", wanted.after)]
+        conditions: list[sql.Composable] = [is_slot(slot, number), compared(">", _AFTER)]
         if wanted.up_to is not None:
-            conditions.append(compared("<=", wanted.up_to))
+            conditions.append(compared("<=", _UP_TO))
         elif wanted.below_bound:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
             if self._line is not None:
-                conditions.append(compared("<=", self._line))
+                conditions.append(compared("<=", _literal(self._line)))
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:
@@ -328,11 +363,9 @@ class MessageReader:
         return conditions
 
     def _conditions(self, wanted: _Range) -> list[sql.Composable]:
-        conditions: list[sql.Composable] = [
-            sql.SQL("({}) > ({})").format(self._table.pair, _literal(wanted.after)),
-        ]
+        conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]
         if wanted.up_to is not None:
-            conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _literal(wanted.up_to)))
+            conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _UP_TO))
         elif wanted.below_bound:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
@@ -349,7 +382,7 @@ def _slots_read(part: Slice, source: Source) -> tuple[int | None, ...]:
 
 
 def _limit(wanted: _Range) -> sql.Composable:
-    return sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}").format(sql.Literal(wanted.limit))
+    return sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}::bigint").format(place("limit"))
 
 
 def _literal(pair: Checkpoint) -> sql.Composed:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from psycopg import sql
 
@@ -22,9 +23,12 @@ OWN_COLUMNS: Final = Columns(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OutboxTable:
-    """Schema, name and columns; `columns` has None for what a mapped table lacks."""
+    """Schema, name and columns; `columns` has None for what a mapped table lacks.
+
+    What is the same for every batch is composed once, and kept as text.
+    """
 
     schema: str
     name: str
@@ -37,19 +41,18 @@ class OutboxTable:
             return cls(source.schema_name, OWN_TABLE, OWN_COLUMNS)
         return cls(source.table.schema_name, source.table.name, source.table.columns)
 
-    @property
+    @cached_property
     def identifier(self) -> sql.Identifier:
         """`"schema"."table"`."""
         return sql.Identifier(self.schema, self.name)
 
-    @property
-    def pair(self) -> sql.Composed:
+    @cached_property
+    def pair(self) -> sql.SQL:
         """`o.transaction_id, o.position`: for comparing as a row, and for the order."""
-        return sql.SQL("{}, {}").format(
-            sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
-        )
+        columns = sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
+        return as_text(sql.SQL("{}, {}").format(*columns))
 
-    @property
+    @cached_property
     def moment(self) -> sql.Composable:
         """When `o` was stored, within what Python can hold; null where the row does not say."""
         if self.columns.scheduled is None:
@@ -98,12 +101,12 @@ class OutboxTable:
         own = _column(self.columns.partition_key, "text") if key is None else self._key(key, "o")
         return sql.SQL("coalesce({}, {})").format(own, message_id)
 
-    @property
+    @cached_property
     def _message_id(self) -> sql.Composed:
         """The id as text; of a message without one its place, which no other message has."""
         return sql.SQL("coalesce({}, concat_ws(':', {}))").format(_column(self.columns.message_id, "text"), self.pair)
 
-    @property
+    @cached_property
     def deliver_after(self) -> sql.Composable:
         """When `o` may be handled; null: at once."""
         return _column(self.columns.deliver_after, "timestamptz", absent="NULL::timestamptz")
@@ -134,11 +137,22 @@ class OutboxTable:
             return sql.SQL("true")
         return sql.SQL("(o.{}::text = ANY ({}::text[]))").format(sql.Identifier(self.columns.message_type), types)
 
-    def selection(self, *, payload: str) -> sql.Composed:
+    def selection(self, *, payload: Literal["text", "jsonb"]) -> sql.SQL:
         """List the columns of `o` under their standard names.
 
         `payload` is `text` (shipped as it is, never parsed) or `jsonb` (for a user's statement).
         """
+        return self._as_text if payload == "text" else self._as_jsonb
+
+    @cached_property
+    def _as_text(self) -> sql.SQL:
+        return self._select("text")
+
+    @cached_property
+    def _as_jsonb(self) -> sql.SQL:
+        return self._select("jsonb")
+
+    def _select(self, payload: Literal["text", "jsonb"]) -> sql.SQL:
         columns = self.columns
         as_payload = sql.SQL(payload)
         expressions = {
@@ -156,9 +170,16 @@ class OutboxTable:
             expressions["deliver_after"] = (
                 within_python(self.deliver_after) if columns.deliver_after is not None else sql.SQL("NULL::timestamptz")
             )
-        return sql.SQL(", ").join(
-            sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
+        return as_text(
+            sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
+            )
         )
+
+
+def as_text(composed: sql.Composable) -> sql.SQL:
+    """Keep what consists of identifiers and literals, already quoted, as one text: composing it again takes time."""
+    return sql.SQL(composed.as_string(None))
 
 
 def within_python(moment: sql.Composable) -> sql.Composed:

@@ -8,13 +8,14 @@ from it in an expression (`position + 0`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from psycopg import sql
 
 from outbox_core.snapshot import parse_snapshot
 from outbox_core.window import LOWEST_POSITION, Plan, Window, find_transactions
-from outbox_worker.postgres.table import OutboxTable, is_slot
+from outbox_worker.postgres.table import OutboxTable, as_text, is_slot
 
 if TYPE_CHECKING:
     from outbox_core.spec import Source
@@ -46,7 +47,7 @@ class Span:
     up_to: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowScan:
     """One source, or one partition of it: the table and what of it is wanted.
 
@@ -316,9 +317,9 @@ class WindowScan:
         column = sql.SQL("o.{}").format(self._name("publication_id"))
         return sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self.publications)))
 
-    @property
-    def _position(self) -> sql.Composed:
-        return sql.SQL("o.{}").format(self._name("position"))
+    @cached_property
+    def _position(self) -> sql.SQL:
+        return as_text(sql.SQL("o.{}").format(self._name("position")))
 
     def _name(self, role: str) -> sql.Identifier:
         return sql.Identifier(getattr(self.table.columns, role))

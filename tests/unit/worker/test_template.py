@@ -1,0 +1,33 @@
+"""A statement that is composed once gets its numbers, and nothing else of it changes."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import sql
+
+from outbox_worker.postgres.template import Template, place
+
+LOWEST = -(2**63)
+
+
+def test_places_get_numbers_and_the_rest_stays_as_it_is():
+    rows = sql.SQL("SELECT {} FROM t WHERE p > {}::bigint AND q > {}::bigint").format(
+        sql.Literal("50 % of {after} 'quoted'"), place("after"), place("after")
+    )
+    template = Template(rows)
+    for number in (7, LOWEST):
+        filled = template.fill({"after": number}).as_string(None)
+        expected = (
+            f"SELECT '50 % of {{after}} ''quoted''' FROM t WHERE p > '{number}'::bigint AND q > '{number}'::bigint"
+        )
+        assert filled == expected
+
+
+def test_a_place_without_a_number_is_refused():
+    with pytest.raises(KeyError, match="after"):
+        Template(place("after")).fill({})
+
+
+def test_only_a_number_is_put_in():
+    with pytest.raises(ValueError, match="invalid literal"):
+        Template(place("after")).fill({"after": "1; DROP TABLE t"})  # type: ignore[dict-item]
