@@ -130,6 +130,8 @@ class Scale:
             say(f"{everything} resources are made")
             wait("every resource has a status", lambda: len(told.times) >= everything, within=PATIENCE)
         self.note("all have their first status, made at once", f"{time.monotonic() - began:.0f} s")
+        # Controllers and scheduler take minutes for them: until then the operator has something to tell.
+        wait("the scheduler has looked at every pod", lambda: self._count_untaken() >= self.running, within=PATIENCE)
         self._until_quiet()
 
         self.operator.stop()
@@ -156,6 +158,15 @@ class Scale:
         waiting = [manifest(self.namespace, spec, f"running-{number}") for number, spec in enumerate(specs)]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self.cluster.create, idle + waiting))
+
+    def _count_untaken(self) -> int:
+        time.sleep(2)
+        pods = self.cluster.call("GET", self.cluster.path("Pod", self.namespace))["items"]
+        return sum(
+            condition["type"] == "PodScheduled" and condition["status"] == "False"
+            for pod in pods
+            for condition in pod["status"].get("conditions", ())
+        )
 
     def _decided(self) -> float:
         time.sleep(0.5)
