@@ -6,7 +6,8 @@ import psycopg
 import pytest
 
 from outbox_core.errors import HandlerError, TransientError
-from outbox_core.isolation import Search, search_failed
+from outbox_core.isolation import Found, Search, search_failed
+from outbox_worker.guard import HandlerEndedTransactionError
 from outbox_worker.isolation import MOST_KEPT, isolate, within
 
 
@@ -119,37 +120,55 @@ def test_a_transaction_has_as_many_savepoints_as_are_cheap(connection):
     connection.execute("COMMIT")
 
 
-def test_where_the_call_for_several_parts_is_refused_itself_each_message_is_tried_all_the_same(connection):
+def test_where_the_search_with_one_call_is_refused_itself_each_message_is_tried_all_the_same(connection):
     """The statement cannot be prepared: its table is away. So it ends, and says what each message's error is."""
     connection.execute("INSERT INTO handled VALUES (100)")
 
-    def handle_several(_ranges):
+    def find(_search, _most):
         try:
             connection.execute("INSERT INTO away VALUES (1)")
         except psycopg.Error as err:
             raise HandlerError("refused as a whole") from err
 
     connection.execute("BEGIN")
-    found = isolate(connection, search_failed(40), inserting(connection), is_refusal, within(60), handle_several)
+    found = isolate(connection, search_failed(40), inserting(connection), is_refusal, within(60), find)
     connection.execute("COMMIT")
     assert {str(each.error) for each in found.refused if each.index % 10 == 3} == {"refused"}
     assert (found.at, found.handled) == (40, 32)
     assert rows(connection) == [*(n for n in range(40) if n % 10 not in (3, 7)), 100]
 
 
-@pytest.mark.parametrize(("seconds", "shares"), [(0.0, True), (0.1, False)], ids=["fast", "slow"])
-def test_several_parts_share_a_call_only_where_calls_take_little_time(connection, seconds, shares):
-    """All parts of a call share one time-out: sixteen that take five seconds each would run into it."""
+def test_what_a_search_with_one_call_found_is_taken_and_the_next_call_goes_on_from_there(connection):
     calls = []
 
-    def handle_several(ranges):
-        calls.append(len(ranges))
-        connection.execute("SELECT pg_sleep(%s)", (seconds * len(ranges),))
-        return len(ranges)
+    def find(search, most):
+        calls.append((search.at, most))
+        return Found(Search(search.count, 8, search.at + 10), 20, ((search.at + 3, HandlerError("refused")),))
 
     connection.execute("BEGIN")
-    search = Search(10_000, 2)
-    found = isolate(connection, search, inserting(connection), is_refusal, lambda _: len(calls) == 4, handle_several)
+    found = isolate(connection, Search(1000, 4), inserting(connection), is_refusal, within(60), find)
     connection.execute("COMMIT")
-    assert (calls[0], max(calls) > 1) == (1, shares)
-    assert found.refused == ()
+    assert calls == [(0, MOST_KEPT), (10, MOST_KEPT - 20), (20, MOST_KEPT - 40)]
+    assert [each.index for each in found.refused] == [3, 13, 23]
+    assert (found.at, found.handled, found.next_block) == (30, 27, 8)
+
+
+def test_a_search_with_one_call_that_finds_what_is_no_messages_fault_ends_it(connection):
+    def find(search, _most):
+        return Found(Search(search.count, 4, 10), 1, ((3, TransientError("the resource says: for ever")),))
+
+    connection.execute("BEGIN")
+    with pytest.raises(TransientError, match="for ever"):
+        isolate(connection, Search(40, 4), inserting(connection), is_refusal, within(60), find)
+    connection.execute("ROLLBACK")
+
+
+def test_a_handler_that_ended_the_transaction_of_its_part_and_began_another_is_found_out(connection):
+    def handle(_begin, _end):
+        connection.execute("COMMIT")
+        connection.execute("BEGIN")
+
+    connection.execute("BEGIN")
+    with pytest.raises(HandlerEndedTransactionError):
+        isolate(connection, Search(4, 2), handle, is_refusal, within(60))
+    connection.execute("ROLLBACK")

@@ -10,7 +10,10 @@ failing message costs a few parts, and of a thousand in a row nearly each is tri
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
 
 _FIRST: Final = 16
 """The first part of a batch that failed as a whole is this part of it."""
@@ -56,6 +59,22 @@ class Search:
         return self.block if self.suspect is None else max(1, (self.suspect - self.at) // 2)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found by several parts that were tried with one call.
+
+    Attributes:
+        search: how far it is now.
+        kept: so many parts got through.
+        refused: the numbers of the messages that failed alone, from 0, each with its error, in order.
+
+    """
+
+    search: Search
+    kept: int
+    refused: tuple[tuple[int, OutboxError], ...]
+
+
 def search_failed(count: int) -> Search:
     """Begin with a batch of which all was tried at once and failed.
 
@@ -71,18 +90,6 @@ def decide_size(search: Search) -> int:
         return min(search.block, search.count - search.at)
     suspects = search.suspect - search.at
     return max(1, suspects - 1 if search.last else suspects // 2)
-
-
-def plan_parts(search: Search, most: int) -> tuple[int, ...]:
-    """Say how many messages each of the next parts has while all get through: at most so many parts, one after another.
-
-    It ends before a message that is to be tried alone: that one is likely to fail, and its error is needed.
-    """
-    sizes: list[int] = []
-    while len(sizes) < most and not search.is_over and (size := decide_size(search)) > 1:
-        sizes.append(size)
-        search = decide_after_part(search, size)
-    return tuple(sizes)
 
 
 def decide_after_part(search: Search, size: int) -> Search:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.part import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Batch:
         waits_for: mode Ordered: what comes next is delayed, and all waits for it.
         held: these very messages are tried again, none of a range.
         only: a small part of another batch: its messages, which are found faster one by one than as a range.
+        places: where the messages are that are to be handled now, and their keys; empty where that was not asked.
 
     """
 
@@ -93,6 +95,7 @@ class Batch:
     waits_for: Delayed | None = None
     held: tuple[Held, ...] = ()
     only: tuple[Checkpoint, ...] = ()
+    places: tuple[Place, ...] = ()
 
     @property
     def matched(self) -> bool:

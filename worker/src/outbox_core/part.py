@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.checkpoint import Checkpoint
 from outbox_core.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
-    from outbox_core.message import Batch, Message
+    from outbox_core.message import Batch
 
 
 SMALL: Final = 16
@@ -83,7 +83,7 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     messages = tuple(batch.messages[number] for number in numbers) if batch.messages else ()
     if batch.held:
         held = tuple(batch.held[number] for number in numbers)
-        return replace(batch, held=held, messages=messages, matched_count=len(held))
+        return replace(batch, held=held, messages=messages, matched_count=len(held), places=())
     after = batch.after if begin == 0 else _reach(batch, places, begin)
     examined = batch.examined if end == len(places) else _reach(batch, places, end)
     only = tuple(places[number].checkpoint for number in numbers) if len(numbers) <= SMALL else ()
@@ -91,15 +91,8 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     return replace(
         batch, after=after, examined=examined, messages=messages, matched_count=len(numbers),
         aside=(*_between(batch, places, begin, end), *skipped), full=batch.full or end < len(places),
-        only=only,
+        only=only, places=(),
     )  # fmt: skip
-
-
-def place_parts(
-    places: Sequence[Place | Message], ranges: Iterable[tuple[int, int]]
-) -> list[tuple[Checkpoint, Checkpoint]]:
-    """Return, of each part of a batch, the last message before it, or the pair before all, and its own last message."""
-    return [(places[begin - 1].checkpoint if begin else BEGINNING, places[end - 1].checkpoint) for begin, end in ranges]
 
 
 def _reach(batch: Batch, places: Sequence[Place], end: int) -> Checkpoint:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.isolation import Found, Search
     from outbox_core.message import Batch
 
 
@@ -49,22 +50,27 @@ class TransactionTarget(Target, Protocol):
 
 
 @runtime_checkable
-class PartsTarget(TransactionTarget, Protocol):
-    """A transaction target that can try several parts of a batch with one call, which is faster than one by one."""
+class SearchTarget(TransactionTarget, Protocol):
+    """A transaction target that finds the messages of a batch that fail with one call, not part by part."""
 
-    def open_parts(
-        self, transaction: Any, batch: Batch
-    ) -> Callable[[Sequence[tuple[Checkpoint, Checkpoint]]], int] | None:
-        """Return what applies one part of a batch after another, each in a subtransaction, until one is refused.
+    def open_search(
+        self, transaction: Any, batch: Batch, pairs: Sequence[Checkpoint], keys: Sequence[str] | None, seconds: float
+    ) -> Callable[[Search, Collection[int], int], Found] | None:
+        """Return what goes on with a search: it tries part after part, each in a subtransaction.
 
-        It is given, of each part, the last message before it (or the pair before all) and its own last message; it
-        returns how many parts were not refused. Must be called between `SAVEPOINT outbox_part` and its release: what
-        got through is kept when a later part is undone. It raises OutboxError where what happened is no message's
-        fault; the caller rolls back.
+        It is given how far the search is, the numbers of messages that wait behind one of their key, and how many parts
+        may be kept at most. Must be called between `SAVEPOINT outbox_part` and its release: what got through is kept
+        when a later part is undone. It raises OutboxError where what happened is no message's fault.
 
         Args:
             transaction: the open one.
-            batch: of which the parts are; None is returned where its parts can only be tried one by one.
+            batch: that is searched.
+            pairs: of its messages, in order.
+            keys: of its messages, where later ones of a key wait behind one that failed; None: none wait.
+            seconds: so long one call goes on, or until one message is behind.
+
+        Returns:
+            None: parts of this batch can only be tried one by one.
 
         """
 

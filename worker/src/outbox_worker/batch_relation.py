@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -12,39 +13,63 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.reading import reader_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_worker.postgres.messages import MessageReader
 
+_IDS: Final = sql.SQL("$1")
+_POSITIONS: Final = sql.SQL("$2")
 
-def build_batch_relation(config: ProcessorConfig) -> Callable[[Batch, sql.SQL | None], sql.Composed]:
+
+_OTHERS: Final = 4
+"""Where positions reach over so many times the messages, walking along them costs more than looking up each."""
+
+
+def build_batch_relation(
+    config: ProcessorConfig,
+) -> Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed | None]:
     """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`.
 
-    Of those only that a condition names, on the columns of `r`, where there is one.
+    With the pairs of all its messages, in order: the SELECT of those that the parameters $1 (transaction ids) and $2
+    (positions) name, some in a row; None where a batch has no such SELECT.
     """
     if config.delivery.competing is not None:
         taken = build_relation(config)
-        return lambda batch, only: _numbered(_only(taken(batch), only), batch)
+
+        def of_piece(batch: Batch, pairs: Sequence[Checkpoint] | None) -> sql.Composed | None:
+            rows = taken(batch, None if pairs is None else _are_near(pairs))
+            return None if rows is None else _numbered(rows, batch)
+
+        return of_piece
     readers: dict[int, MessageReader] = {}
 
-    def relation(batch: Batch, only: sql.SQL | None) -> sql.Composed:
+    def relation(batch: Batch, pairs: Sequence[Checkpoint] | None) -> sql.Composed:
         if batch.held:
             key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
-            return holding.held_relation(key, batch.held)
+            held = [each.checkpoint for each in batch.held]
+            return holding.held_relation(key, *(holding.literals(held) if pairs is None else (_IDS, _POSITIONS)))
         if batch.partition not in readers:
             readers[batch.partition] = reader_of(config, batch.partition)
-        if batch.only and (picked := readers[batch.partition].picked_relation(batch.only)) is not None:
-            return _numbered(picked, batch)
-        rows = readers[batch.partition].batch_relation(batch.after, batch.examined)
-        return _numbered(_only(holding.without_aside(rows, batch.aside) if batch.aside else rows, only), batch)
+        reader = readers[batch.partition]
+        if pairs is not None:
+            # Only with the cursor Snapshot there is an index on position.
+            near = batch.examined.window is not None and _are_near(pairs)
+            return _numbered(reader.picked_relation(_IDS, _POSITIONS, near=near), batch)
+        if batch.only:
+            return _numbered(reader.picked_relation(*holding.literals(batch.only)), batch)
+        rows = reader.batch_relation(batch.after, batch.examined)
+        return _numbered(holding.without_aside(rows, batch.aside) if batch.aside else rows, batch)
 
     return relation
 
 
-def _only(rows: sql.Composed, condition: sql.SQL | None) -> sql.Composed:
-    return rows if condition is None else sql.SQL("SELECT r.* FROM ({}) AS r WHERE {}").format(rows, condition)
+def _are_near(pairs: Sequence[Checkpoint]) -> bool:
+    """Say whether positions ascend, with few others between them."""
+    ascending = all(one.position < other.position for one, other in pairwise(pairs))
+    return ascending and pairs[-1].position - pairs[0].position < _OTHERS * len(pairs)
 
 
 def _numbered(rows: sql.Composed, batch: Batch) -> sql.Composed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from psycopg import sql
 from typing_extensions import override
 
 from outbox_core import happening as h
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
     from uuid import UUID
-
-    from psycopg import sql
 
     from outbox_core.competing import CompetingHappening
     from outbox_core.config import ProcessorConfig
@@ -66,14 +65,18 @@ def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
     return config.model_copy(update={"delivery": config.delivery.model_copy(update=leased)})
 
 
-def build_relation(config: ProcessorConfig) -> Callable[[Batch], sql.Composed]:
-    """Give the SELECT of a piece's messages, for the target sql."""
+def build_relation(
+    config: ProcessorConfig,
+) -> Callable[[Batch, bool | None], sql.Composed | None]:
+    """Give the SELECT of a piece's messages for the target sql; or of those that $1 and $2 name, near or not."""
     reader = WindowReader(config.source, settings_of(config), config.processor_id)
 
-    def relation(batch: Batch) -> sql.Composed:
+    def relation(batch: Batch, near: bool | None) -> sql.Composed | None:
         work = getattr(batch, "work", None)
         if work is None:
             raise OutboxError("a batch that nobody took", reason=Reason.INTERNAL_ERROR)
+        if near is not None:
+            return reader.picked_relation(work, sql.SQL("$1"), sql.SQL("$2"), near=near)
         return reader.relation(Stretch.of(work, upto=batch.examined))
 
     return relation

@@ -20,7 +20,7 @@ from outbox_core.competing import (
     Taken,
 )
 from outbox_core.errors import ConfigurationError, MessagesFailedError, OutboxError, TransientError
-from outbox_core.ports import PartsTarget
+from outbox_core.ports import SearchTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
 from outbox_core.state import ProcessorState, Step
@@ -299,11 +299,15 @@ class CompetingSteps(Steps):
 
         def effects(transaction: Transaction) -> int:
             target = self._parts.target
-            try_parts = target.open_parts(transaction, piece) if isinstance(target, PartsTarget) else None
+            unmarked = replace(transaction, mark=None)
+            find = None
+            if isinstance(target, SearchTarget):
+                pairs = [message.checkpoint for message in messages]
+                find = target.open_search(transaction, piece, pairs, None, sifting.seconds)
             # One bound for all parts: a step must not take longer than the loop says of it.
             sifted = self._limited(
                 transaction,
-                lambda: sifting.run(connection, lambda part: self._hand_over(transaction, part), block, try_parts),
+                lambda: sifting.run(connection, lambda part: self._hand_over(unmarked, part), block, find),
             )
             found.append(sifted)
             if complete and not self._settle(work, sifted):

@@ -41,8 +41,8 @@ class HandlerEndedTransactionError(HandlerError):
 class GuardedConnection(psycopg.Connection[Any]):
     """A connection without the right to end its transaction. Savepoints (`connection.transaction()`) are free."""
 
-    def __init__(self, connection: psycopg.Connection[Any], mark: str) -> None:
-        """Share the session of `connection`, whose transaction is open and carries `mark`."""
+    def __init__(self, connection: psycopg.Connection[Any], mark: str | None) -> None:
+        """Share the session of `connection`, whose transaction is open and carries `mark`; None: the caller looks."""
         super().__init__(connection.pgconn)
         self.lock = connection.lock
         self.prepare_threshold = None
@@ -80,9 +80,10 @@ class GuardedConnection(psycopg.Connection[Any]):
             raise HandlerError("the handler returned in the middle of a pipeline; leave the `with` block first")
         match self.pgconn.transaction_status:
             case pq.TransactionStatus.INTRANS:
-                self._check_mark()
+                if self._mark is not None:
+                    self._check_mark()
             case pq.TransactionStatus.IDLE:
-                raise _ended()
+                raise ended()
             case pq.TransactionStatus.INERROR:
                 raise HandlerError(
                     "the handler swallowed a database error, so its transaction cannot be committed; use "
@@ -125,7 +126,7 @@ class GuardedConnection(psycopg.Connection[Any]):
         with psycopg.Cursor(self) as cursor:
             row = cursor.execute(sql.SQL("SELECT current_setting({}, true)").format(sql.Literal(MARK))).fetchone()
         if row is None or row[0] != self._mark:
-            raise _ended()
+            raise ended()
 
     @override
     def commit(self) -> None:
@@ -216,7 +217,8 @@ class GuardedCursor(psycopg.Cursor[Any]):
             self.connection.refuse(what)
 
 
-def _ended() -> HandlerEndedTransactionError:
+def ended() -> HandlerEndedTransactionError:
+    """Return what is said where the transaction turned out to be over."""
     return HandlerEndedTransactionError(
         "the handler ended the transaction that was to hold its effects and the checkpoint; what it committed "
         "stays.  Remove COMMIT, ROLLBACK and the like from its SQL"

@@ -23,7 +23,7 @@ from outbox_core.spec import Guarantee, Mode
 from outbox_worker.postgres import apart, checkpoints, holding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from psycopg import sql
 
@@ -79,20 +79,21 @@ class HeldSteps:
             if not batch.matched or not state.blocking:
                 return batch
             rows = self._relation(batch)
-        aside = holding.find_aside(connection, self._parts.key, rows)
+        places, aside = holding.survey(connection, self._parts.key, rows)
         if not aside:
-            return batch
+            return replace(batch, places=places)
         out = set(aside)
         return replace(
             batch,
             messages=tuple(message for message in batch.messages if message.checkpoint not in out),
             matched_count=batch.matched_count - len(aside),
             aside=aside,
+            places=places,
         )
 
-    def _read_outbox(self, after: Checkpoint, limit: int) -> Batch:
-        """Read the outbox, as much of it as the target needs."""
-        without_payload = self._parts.transactional_target and not self._needs_payload()
+    def _read_outbox(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
+        """Read the outbox, as much of it as the target needs, or with all messages."""
+        without_payload = self._parts.transactional_target and not (self._needs_payload() or with_messages)
         read = self._reader.bound_of if without_payload else self._reader.fetch
         connection = self._source_connection()
         if not self._parts.databases.apart:
@@ -105,7 +106,16 @@ class HeldSteps:
 
     def _relation(self, batch: Batch) -> sql.Composed:
         """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one."""
+        if batch.messages:  # where it is known where they are, looking them up costs less than reading the range again
+            return self._picked(batch, [message.checkpoint for message in batch])
         rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+        return holding.carry(self._source_connection(), rows) if self._parts.databases.apart else rows
+
+    def _picked(self, batch: Batch, pairs: Iterable[Checkpoint]) -> sql.Composed:
+        """Return the SELECT of some of the batch's messages, carried in the same way."""
+        rows = self._reader.picked_keyed_relation(
+            pairs, self._parts.config.delivery.message_key, by_position=batch.examined.window is not None
+        )
         return holding.carry(self._source_connection(), rows) if self._parts.databases.apart else rows
 
     def _keeper(self, state: ProcessorState) -> Callable[[psycopg.Connection[Any]], h.Happening | None] | None:
@@ -114,11 +124,11 @@ class HeldSteps:
         if batch is None or not (batch.aside or verdict or state.failed):
             return None
         lease = lease_of(state)
-        # Here, not in the transaction, which would be idle while another database is read.
-        rows = self._relation(batch)
         failed = state.failed
         if verdict is not None:
             failed = tuple(Failure(each.checkpoint, verdict, each.key) for each in self._places(batch))
+        # Here, not in the transaction, which would be idle while another database is read.
+        rows = self._picked(batch, (*batch.aside, *(each.checkpoint for each in failed)))
 
         def keep(connection: psycopg.Connection[Any]) -> h.Happening | None:
             kept = holding.hold(connection, self._parts.key, lease, rows, aside=batch.aside, failed=failed)
@@ -130,10 +140,7 @@ class HeldSteps:
         """Return where the messages of a batch are that are to be handled, with their keys, in order."""
         if batch.held:
             return tuple(Place(each.checkpoint, each.key) for each in batch.held)
-        rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
-        found = holding.list_range(
-            self._source_connection(), holding.without_aside(rows, batch.aside) if batch.aside else rows
-        )
+        found = batch.places or holding.list_range(self._connection(), self._relation(batch), batch.aside)
         if not batch.messages:
             return found
         keys = {each.checkpoint: each.key for each in found}

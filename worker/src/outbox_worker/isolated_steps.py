@@ -20,8 +20,8 @@ from outbox_core.errors import TransientError
 from outbox_core.failing import Failure
 from outbox_core.isolation import Search, search_failed
 from outbox_core.message import Held
-from outbox_core.part import Place, Sorted, place_parts, sort_tried, take_part
-from outbox_core.ports import PartsTarget
+from outbox_core.part import Place, Sorted, sort_tried, take_part
+from outbox_core.ports import SearchTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
 from outbox_worker.held_steps import GONE, HeldSteps, lease_of
@@ -67,6 +67,11 @@ class _Parts:
         self._blocked: set[str] = set()
         self._noted = 0
 
+    @property
+    def blocking_keys(self) -> tuple[str, ...] | None:
+        """The keys of all messages, where later ones of a key wait behind one that failed."""
+        return self._keys if self._blocks else None
+
     def waiting(self, begin: int, end: int) -> frozenset[int]:
         """Return which of these wait behind one of their key that failed."""
         if not self._blocked:
@@ -111,16 +116,16 @@ class IsolatedSteps(HeldSteps):
     def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> h.Happening:
         lease, connection = lease_of(state), self._connection()
         delivery = self._parts.config.delivery
-        # Here, not in the transaction, which would be idle while another database is read.
         parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is Blocks.KEY)
-        rows = self._relation(batch)
+        # Here, not in the transaction, which would be idle while another database is read.
+        carried = self._relation(batch) if self._parts.databases.apart else None
         one = self._parts.config.guarantee is Guarantee.TRANSACTIONAL
         request = replace(self._request(state, batch), first=False) if one else None
         failed: tuple[Failure, ...] = ()
 
         def effects(transaction: Transaction) -> Reached:
             nonlocal failed
-            self._try_parts(transaction, parts, _search(batch, state.block), FRESH_SECONDS)
+            self._try_parts(transaction, parts, _search(len(parts.places), state.block), FRESH_SECONDS)
             failed = parts.failures(delivery)
             return Reached(parts.done().examined, len(parts.sorted.handled))
 
@@ -128,6 +133,7 @@ class IsolatedSteps(HeldSteps):
             aside = parts.done().aside
             if not (aside or failed):
                 return None
+            rows = carried or self._picked(batch, (*aside, *(each.checkpoint for each in failed)))
             kept = holding.hold(connection, self._parts.key, lease, rows, aside=aside, failed=failed)
             return None if kept else h.OwnershipLost(GONE)
 
@@ -148,7 +154,7 @@ class IsolatedSteps(HeldSteps):
 
         def effects(transaction: Transaction) -> int:
             nonlocal failed
-            self._try_parts(transaction, parts, _search(batch, state.held_block), HELD_SECONDS)
+            self._try_parts(transaction, parts, _search(len(parts.places), state.held_block), HELD_SECONDS)
             failed = parts.failures(delivery)
             return len(parts.sorted.handled)
 
@@ -227,19 +233,19 @@ class IsolatedSteps(HeldSteps):
     def _try_parts(self, transaction: Transaction, parts: _Parts, search: Search, seconds: float) -> None:
         """Handle the batch in parts; what no message is to blame for is raised."""
         target = cast("TransactionTarget", self._parts.target)
+        unmarked = replace(transaction, mark=None)
         connection, settings = transaction.connection, self._parts.config.delivery.retry
         until = time.monotonic() + min(seconds, self._timeout / _SHARE)
-        try_parts = target.open_parts(transaction, parts.batch) if isinstance(target, PartsTarget) else None
+        find_all, count = None, len(parts.places)
+        if isinstance(target, SearchTarget):
+            pairs = [place.checkpoint for place in parts.places]
+            left = max(0.0, until - time.monotonic())
+            find_all = target.open_search(transaction, parts.batch, pairs, parts.blocking_keys, left)
 
         def handle(begin: int, end: int) -> None:
             part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))
             if part.matched_count:
-                target.handle(transaction, part)
-
-        def handle_parts(ranges: Sequence[tuple[int, int]]) -> int | None:
-            if try_parts is None or parts.waiting(ranges[0][0], ranges[-1][1]):
-                return None
-            return try_parts(place_parts(parts.places, ranges))
+                target.handle(unmarked, part)
 
         def is_enough(found: Isolated) -> bool:
             parts.note(found)
@@ -247,7 +253,8 @@ class IsolatedSteps(HeldSteps):
 
         def run() -> Isolated:
             return isolate(
-                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough, handle_parts
+                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough,
+                None if find_all is None else lambda search, most: find_all(search, parts.waiting(0, count), most),
             )  # fmt: skip
 
         self._parts.ownership.enter(connection)
@@ -282,8 +289,6 @@ def _blamed(named: Sequence[_Keyed], blocks: Blocks) -> list[_Keyed]:
     return [each for each in named if blocks is Blocks.NOTHING or first[each.key] is each]
 
 
-def _search(batch: Batch, block: int | None) -> Search:
+def _search(count: int, block: int | None) -> Search:
     """Begin with what the last batches taught, or with all of it having failed."""
-    if block is None:
-        return search_failed(batch.matched_count)
-    return Search(batch.matched_count, block)
+    return search_failed(count) if block is None else Search(count, block)

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import pq
 
-from outbox_core.errors import HandlerError, OutboxError, TransientError
-from outbox_core.isolation import Search, decide_after_part, decide_after_refusal, decide_size, plan_parts
-from outbox_core.report import Reason
-from outbox_worker.postgres.errors import translate
+from outbox_core.errors import OutboxError
+from outbox_core.isolation import Search, decide_after_part, decide_after_refusal, decide_size
+from outbox_worker.guard import ended
+from outbox_worker.postgres.errors import translate_at_commit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-MOST_KEPT: Final = 50
+    from outbox_core.isolation import Found
+
+MOST_KEPT: Final = 60
 """Parts that one transaction keeps: PostgreSQL has room for 64 at hand, beyond that other sessions become slower."""
-_AT_ONCE: Final = 16
-"""Most parts that are tried with one call, where the target can do that."""
-_SHORT: Final = 0.05
-"""Seconds. After a call that took less, the next one may have twice as many parts: all parts of a call share one
-time-out, and whether there is time left is asked only after it."""
 _BEGIN: Final = "SAVEPOINT outbox_part"
 _UNDO: Final = "ROLLBACK TO SAVEPOINT outbox_part"
 _KEEP: Final = (
@@ -75,7 +71,7 @@ def isolate(
     handle: Callable[[int, int], object],
     is_refusal: Callable[[OutboxError], bool],
     is_enough: Callable[[Isolated], bool],
-    handle_parts: Callable[[list[tuple[int, int]]], int | None] | None = None,
+    find: Callable[[Search, int], Found] | None = None,
 ) -> Isolated:
     """Try one part after another inside the connection's open transaction, until `is_enough`, or all was tried.
 
@@ -85,31 +81,23 @@ def isolate(
         handle: does the messages from the one number to before the other.
         is_refusal: says whether an error may be a message's; any other ends it.
         is_enough: asked after each message that failed alone and after each part that got through.
-        handle_parts: does several such parts, one after another, until one is refused, and says how many were not;
-            None: it cannot.
+        find: goes on with a search as far as it comes with one call, keeping at most so many parts; None: parts are
+            tried here, one by one. So they are where it says that no message is to blame: the resource may say more.
 
     Raises:
-        OutboxError: `handle`'s that is no refusal; the caller rolls back.
+        OutboxError: what was raised is no refusal; the caller rolls back.
 
     """
     found = _Progress(search)
-    at_once = 1
     connection.execute(_BEGIN)
     while not found.search.is_over and found.kept < MOST_KEPT and not (found.moved and is_enough(found.so_far())):
-        sizes = plan_parts(found.search, min(at_once, MOST_KEPT - found.kept)) if handle_parts else ()
-        if handle_parts and sizes:
-            ranges = list(pairwise(accumulate(sizes, initial=found.search.at)))
-            begun = time.monotonic()
+        if find is not None:
             try:
-                through = handle_parts(ranges)
-            except OutboxError as err:
-                # Not even begun, as where the table is away: then the first part would be refused by itself.
-                _undo(connection, err, is_refusal)
-                through = 0
-            at_once = min(2 * at_once, _AT_ONCE) if time.monotonic() - begun < _SHORT else 1
-            if through is not None:
-                found.note_parts(sizes, through)
+                found.note_found(find(found.search, MOST_KEPT - found.kept), is_refusal)
                 continue
+            except OutboxError as err:
+                _undo(connection, err, is_refusal)
+                find = None
         size = decide_size(found.search)
         error = _try(connection, lambda at=found.search.at, size=size: handle(at, at + size), is_refusal)  # type: ignore[misc]
         found.note(size, error)
@@ -143,11 +131,14 @@ class _Progress:
             self._refused.append(Refused(self.search.at, error))
         self.search = decide_after_refusal(self.search, size, error.begun)
 
-    def note_parts(self, sizes: Sequence[int], through: int) -> None:
-        for size in sizes[:through]:
-            self.note(size, None)
-        if through < len(sizes):
-            self.search = decide_after_refusal(self.search, sizes[through])
+    def note_found(self, found: Found, is_refusal: Callable[[OutboxError], bool]) -> None:
+        for number, error in found.refused:
+            if not is_refusal(error):
+                raise error
+            self._refused.append(Refused(number, error))
+        self.moved = self.moved or found.search.at > self.search.at
+        self.kept += found.kept
+        self.search = found.search
 
     def so_far(self) -> Isolated:
         return Isolated(self.search.at, tuple(self._refused), self.search.next_block)
@@ -164,10 +155,10 @@ def _try(
     else:
         try:
             connection.execute(_KEEP)
+        except psycopg.errors.InvalidSavepointSpecification as err:
+            raise ended() from err
         except psycopg.Error as err:
-            error = translate(err)
-            if not isinstance(error, TransientError):
-                error = HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED)
+            error = translate_at_commit(err)
         else:
             return None
     _undo(connection, error, is_refusal)

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 from outbox_core import failing
 from outbox_core.competing import Sifted, judge, when_exhausted_at
 from outbox_core.isolation import Search
-from outbox_core.part import place_parts
 from outbox_core.work import Action, Piece, Refusal
 from outbox_worker.isolation import MOST_KEPT, isolate, within
 from outbox_worker.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from random import Random
 
     import psycopg
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.errors import MessagesFailedError, OutboxError
+    from outbox_core.isolation import Found
     from outbox_core.message import Message
     from outbox_core.spec import Delivery
     from outbox_core.work import Work
@@ -59,9 +59,14 @@ class Sifting:
         self._given_up = given_up
         self._refusals: list[Refusal] = []
 
+    @property
+    def seconds(self) -> float:
+        """So long one transaction goes on."""
+        return AGAIN_SECONDS if self._work.again else FRESH_SECONDS
+
     def run(
         self, connection: psycopg.Connection, handle: Callable[[Piece], object], block: int,
-        try_parts: Callable[[Sequence[tuple[Checkpoint, Checkpoint]]], int] | None,
+        find: Callable[[Search, Collection[int], int], Found] | None,
     ) -> Sifted:  # fmt: skip
         """Handle what can be, in the connection's open transaction.
 
@@ -69,13 +74,13 @@ class Sifting:
             connection: of the transaction.
             handle: a part of the piece.
             block: most messages at once, to begin with.
-            try_parts: several parts with one call; None: they are tried one by one.
+            find: goes on with a search with one call; None: parts are tried one by one.
 
         Raises:
             OutboxError: it was no message's fault; the caller rolls back.
 
         """
-        in_time = within(AGAIN_SECONDS if self._work.again else FRESH_SECONDS)
+        in_time = within(self.seconds)
 
         def is_enough(found: Isolated) -> bool:
             self._judge(found)
@@ -84,7 +89,7 @@ class Sifting:
         found = isolate(
             connection, Search(len(self._messages), block), lambda begin, end: handle(self._part(begin, end)),
             lambda error: failing.is_refusal(error, self._delivery.retry), is_enough,
-            None if try_parts is None else lambda ranges: try_parts(place_parts(self._messages, ranges)),
+            None if find is None else lambda search, most: find(search, (), most),
         )  # fmt: skip
         self._judge(found)
         return self._sifted(found.at if self._stop is None else found.at - 1, found.next_block)

@@ -11,7 +11,7 @@ from outbox_core import happening as h
 from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
 from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
 from outbox_core.report import Reason
-from outbox_core.spec import CheckpointTime, Engine, Guarantee
+from outbox_core.spec import CheckpointTime, Engine, Guarantee, Mode
 from outbox_core.state import Step
 from outbox_worker.held_steps import lease_of
 from outbox_worker.isolated_steps import IsolatedSteps
@@ -301,7 +301,9 @@ class Steps(IsolatedSteps, StoppedSteps):
         after = state.cursor
         if after is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        batch = self._sift(state, self._read_outbox(after, self._limit(state)))
+        # Each read of a partition merges many index ranges: what is to be searched is read at once, not only counted.
+        searched = state.block is not None and self._parts.config.delivery.mode is Mode.PARTITIONED
+        batch = self._sift(state, self._read_outbox(after, self._limit(state), with_messages=searched))
         if not (batch.matched or batch.aside):
             self._look_at_run()
         return h.Fetched(batch)

@@ -36,10 +36,13 @@ _IDLE_SHARE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """An open transaction, as targets see it: the connection, and the mark that tells this transaction from another."""
+    """An open transaction, as targets see it: the connection, and the mark that tells this transaction from another.
+
+    Without a mark the caller looks afterwards whether it is the same, by a savepoint of its own.
+    """
 
     connection: psycopg.Connection[Any]
-    mark: str
+    mark: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from outbox_core.errors import ConfigurationError, OutboxError, PermanentError, TransientError
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, PermanentError, TransientError
 from outbox_core.report import Reason
 
 if TYPE_CHECKING:
@@ -48,6 +48,24 @@ def translate(error: psycopg.Error) -> OutboxError:
             return ConfigurationError(f"{said}: run `outbox migrate` as owner", reason=Reason.SCHEMA_MISSING)
         case state:
             return _by_class(state, said)
+
+
+def translate_at_commit(error: psycopg.Error) -> OutboxError:
+    """Translate the error of a constraint that waits for the commit: the effects are refused, as by their statement."""
+    translated = translate(error)
+    if isinstance(translated, TransientError):
+        return translated
+    return HandlerError(f"the database refused to commit: {translated}", reason=Reason.STATEMENT_FAILED)
+
+
+def build_error(state: str, message: str) -> psycopg.Error:
+    """Return what the driver would have raised for an error that a function of ours caught and named."""
+    try:
+        return psycopg.errors.lookup(state)(message)
+    except KeyError:
+        error = psycopg.DatabaseError(message)
+        error.sqlstate = state
+        return error
 
 
 def _by_class(state: str, said: str) -> OutboxError:

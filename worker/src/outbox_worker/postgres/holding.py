@@ -22,7 +22,7 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import within_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -68,12 +68,22 @@ def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Comp
     return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
 
 
-def find_aside(connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable) -> tuple[Checkpoint, ...]:
-    """Return those of the range that are not to be handled now, in order."""
-    statement = load("find_aside").format(rows=rows, **_identified(key))
+def survey(
+    connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable
+) -> tuple[tuple[Place, ...], tuple[Checkpoint, ...]]:
+    """Return where the messages of a range are that are to be handled now, and those that are not, both in order."""
+    statement = load("survey_range").format(rows=rows, **_identified(key))
     with translated():
         found = connection.execute(statement).fetchall()
-    return tuple(Checkpoint(int(t), position) for t, position in found)
+    places: list[Place] = []
+    out: list[Checkpoint] = []
+    for t, position, name, aside in found:
+        pair = Checkpoint(int(t), position)
+        if aside:
+            out.append(pair)
+        else:
+            places.append(Place(pair, name))
+    return tuple(places), tuple(out)
 
 
 def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
@@ -102,11 +112,15 @@ def cut_at_delayed(
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
 
 
-def list_range(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Place, ...]:
-    """Return where the messages of a range are, with their keys, in order; no payload travels."""
+def list_range(
+    connection: psycopg.Connection[Any], rows: sql.Composable, aside: Collection[Checkpoint]
+) -> tuple[Place, ...]:
+    """Return where the messages of a range are, with their keys, in order, those `aside` left out."""
     with translated():
         found = connection.execute(load("list_range").format(rows=rows)).fetchall()
-    return tuple(Place(Checkpoint(int(t), position), key) for t, position, key in found)
+    out = frozenset(aside)
+    places = (Place(Checkpoint(int(t), position), key) for t, position, key in found)
+    return tuple(place for place in places if place.checkpoint not in out)
 
 
 def hold(
@@ -222,9 +236,9 @@ def end_suspect(connection: psycopg.Connection[Any], key: ProcessorKey, lease: H
         connection.execute(in_schema("end_suspect", key.schema), _leased(key, lease))
 
 
-def held_relation(key: ProcessorKey, held: Iterable[Held]) -> sql.Composed:
-    """Return the SELECT of held messages under the names of the relation `batch`."""
-    return load("held_relation").format(**_pairs(each.checkpoint for each in held), **_identified(key))
+def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
+    """Return the SELECT of the held messages with these pairs under the names of the relation `batch`."""
+    return load("held_relation").format(transaction_ids=ids, positions=positions, **_identified(key))
 
 
 def without_aside(rows: sql.Composed, aside: Iterable[Checkpoint]) -> sql.Composed:
@@ -285,9 +299,13 @@ def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:
     }
 
 
-def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
+def literals(pairs: Iterable[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+    """Return the arrays of transaction ids and of positions."""
     found = tuple(pairs)
-    return {
-        "transaction_ids": sql.Literal([str(pair.transaction_id) for pair in found]),
-        "positions": sql.Literal([pair.position for pair in found]),
-    }
+    ids = sql.Literal([str(pair.transaction_id) for pair in found])
+    return ids, sql.Literal([pair.position for pair in found])
+
+
+def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
+    ids, positions = literals(pairs)
+    return {"transaction_ids": ids, "positions": positions}

@@ -16,7 +16,6 @@ A checkpoint of the cursor Snapshot has no place in this order: `windows.py` rea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -204,20 +203,26 @@ class MessageReader:
         columns = self._table.selection(payload="jsonb")
         return self._filled("relation", wanted, lambda: self._rows(columns, wanted, only_matching=True))
 
-    def picked_relation(self, pairs: Iterable[Checkpoint]) -> sql.Composed | None:
-        """Return the same SELECT of these messages, in any order; None: there may be no index for it."""
-        if self._publications:
-            return None
-        one = sql.SQL("({}) = ({})")
-        picked = [one.format(self._table.pair, _literal(pair)) for pair in pairs]
-        return sql.SQL("{} WHERE {}").format(self._whole, sql.SQL(" OR ").join(picked))
+    def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
+        """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
+        if near:
+            return self._table.near(self._table.selection(payload="jsonb"), ids, positions)
+        return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._publications)
 
-    @cached_property
-    def _whole(self) -> sql.SQL:
-        """The beginning of a SELECT, as text: composing it takes longer than a small part of a batch."""
-        columns = self._table.selection(payload="jsonb")
-        text = sql.SQL("SELECT {} FROM {} AS o").format(columns, self._table.identifier).as_string(None)
-        return sql.SQL(text)  # of identifiers and literals only, quoted
+    def picked_keyed_relation(
+        self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool
+    ) -> sql.Composed:
+        """Return the same SELECT as `keyed_relation` of these messages, in the order of positions or of pairs."""
+        found = tuple(pairs)
+        columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        rows = self._table.picked(
+            columns,
+            sql.Literal([str(pair.transaction_id) for pair in found]),
+            sql.Literal([pair.position for pair in found]),
+            self._publications,
+        )
+        order = sql.Identifier("o", self._table.columns.position) if by_position else self._table.pair
+        return sql.SQL("{} ORDER BY {}").format(rows, order)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int = LAG_CAP) -> Lag:
         """Count what is committed behind `after`, also what the bound still hides; at most `cap` rows are looked at.

@@ -14,6 +14,8 @@ from outbox_core.message import Message
 from outbox_core.spec import Columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outbox_core.spec import PartitionKey, Source
 
 OWN_TABLE: Final = "messages"
@@ -136,6 +138,51 @@ class OutboxTable:
         if types is None:
             return sql.SQL("true")
         return sql.SQL("(o.{}::text = ANY ({}::text[]))").format(sql.Identifier(self.columns.message_type), types)
+
+    def picked(
+        self,
+        columns: sql.Composable,
+        ids: sql.Composable,
+        positions: sql.Composable,
+        publications: Sequence[str] = (),
+        conditions: Sequence[sql.Composable] = (),
+    ) -> sql.Composed:
+        """Return the SELECT of the messages with these pairs, in no order: each is looked up on an index.
+
+        Args:
+            columns: of `o`.
+            ids: an array of transaction ids.
+            positions: as many positions.
+            publications: to which they are known to belong: then the index begins with the publication.
+            conditions: that they are known to meet, for the same reason.
+
+        """
+        where = [sql.SQL("({}) = (w.t, w.p)").format(self.pair), *conditions]
+        if publications and self.columns.publication_id is not None:
+            column = sql.Identifier("o", self.columns.publication_id)
+            where.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(publications))))
+        return sql.SQL(
+            "SELECT {columns} FROM ROWS FROM (unnest({ids}::xid8[]), unnest({positions}::bigint[])) AS w (t, p) "
+            "CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} OFFSET 0) AS o"
+        ).format(
+            columns=columns, ids=ids, positions=positions, table=self.identifier,
+            conditions=sql.SQL(" AND ").join(where),
+        )  # fmt: skip
+
+    def near(self, columns: sql.Composable, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
+        """Return what `picked` returns, for positions in ascending order with few others between them.
+
+        A walk along the index of positions costs half of looking up each message.
+        """
+        position = sql.Identifier("o", self.columns.position)
+        return sql.SQL(
+            "SELECT {columns} FROM {table} AS o WHERE {p} >= ({at}::bigint[])[1] "
+            "AND {p} <= ({at}::bigint[])[cardinality({at}::bigint[])] AND {p} + 0 = ANY ({at}::bigint[]) "
+            "AND {t} = ANY ({ids}::xid8[])"
+        ).format(
+            columns=columns, table=self.identifier, p=position, at=positions, ids=ids,
+            t=sql.Identifier("o", self.columns.transaction_id),
+        )  # fmt: skip
 
     def selection(self, *, payload: Literal["text", "jsonb"]) -> sql.SQL:
         """List the columns of `o` under their standard names.

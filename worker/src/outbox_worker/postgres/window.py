@@ -18,7 +18,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.spec import Columns
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OWN_COLUMNS, OutboxTable, build_message
+from outbox_worker.postgres.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,6 +153,19 @@ class WindowReader:
     def relation(self, stretch: Stretch) -> sql.Composed:
         """Return the SELECT that is the relation `batch` of a user's statement."""
         return self._rows(lambda table: table.selection(payload="jsonb"), stretch, only_matching=True)
+
+    def picked_relation(
+        self, work: Work, ids: sql.Composable, positions: sql.Composable, *, near: bool
+    ) -> sql.Composed | None:
+        """Return the same SELECT of a window's messages with these pairs; None: they are listed, and may be copies."""
+        if work.window is None:
+            return None
+        if near and self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS):
+            return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
+        conditions = [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(work.lane))] if self.is_queue else []
+        return self.table.picked(
+            self.table.selection(payload="jsonb"), ids, positions, self._publications, conditions
+        )  # fmt: skip
 
     def count(self, connection: psycopg.Connection[Any], stretch: Stretch) -> tuple[int, int, float]:
         """Count what is in a stretch: matching, all, and the age of the oldest matching one in seconds."""

@@ -7,21 +7,22 @@ No payload travels to the worker, but where messages that fail are looked for.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.isolation import Found, Search
 from outbox_core.report import Reason
 from outbox_worker.carrying import CARRIED_ROWS, format_rows
 from outbox_worker.handler import class_names
-from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.errors import build_error, translate, translate_at_commit
 from outbox_worker.postgres.queries import load
 from outbox_worker.statement import StatementError, parse_batch_statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.message import Batch
@@ -32,11 +33,7 @@ if TYPE_CHECKING:
 _EXCERPT = 40
 
 
-_BY_PAIR: Final = sql.SQL("(r.transaction_id, r.position) > ($1, $2) AND (r.transaction_id, r.position) <= ($3, $4)")
-_BY_POSITION: Final = sql.SQL("r.position > $2 AND r.position <= $4")
-
-
-def no_relation(batch: Batch, _only: sql.SQL | None) -> sql.Composed:
+def no_relation(batch: Batch, _pairs: Sequence[Checkpoint] | None) -> sql.Composed:
     """Say that the batch is not in the statement's database.
 
     Raises:
@@ -52,13 +49,17 @@ class SqlSink:
     needs_payload = False
 
     def __init__(
-        self, target: SqlTarget, relation: Callable[[Batch, sql.SQL | None], sql.Composed], schema: str = ""
+        self,
+        target: SqlTarget,
+        relation: Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed | None],
+        schema: str = "",
     ) -> None:
         """Keep the statement.
 
         Args:
             target: the resource's words.
-            relation: gives the SELECT of a batch's messages, or of those that a condition names.
+            relation: gives the SELECT of a batch's messages; with the pairs of all of them, of those that the
+                parameters $1 and $2 name (see `outbox_worker.batch_relation`), None where that cannot be done.
             schema: of our functions, where they are in the statement's database.
 
         """
@@ -108,31 +109,55 @@ class SqlSink:
             cursor.close()
         return batch.matched_count
 
-    def open_parts(
-        self, transaction: Transaction, batch: Batch
-    ) -> Callable[[Sequence[tuple[Checkpoint, Checkpoint]]], int] | None:
-        """Return what runs the statement over one part after another: prepared once, on the server."""
-        if not self._schema or batch.held:
+    def open_search(
+        self,
+        transaction: Transaction,
+        batch: Batch,
+        pairs: Sequence[Checkpoint],
+        keys: Sequence[str] | None,
+        seconds: float,
+    ) -> Callable[[Search, Collection[int], int], Found] | None:
+        """Return what searches the batch on the server; the statement is prepared once for many batches."""
+        if not self._schema or not pairs or (rows := self._relation(batch, pairs)) is None:
             return None
         parsed, connection = self._parsed, transaction.connection
-        rows = self._relation(batch, _BY_POSITION if batch.examined.window is not None else _BY_PAIR)
-        prepare = f"PREPARE outbox_part (xid8, bigint, xid8, bigint) AS {parsed.head}{rows.as_string(connection)}"
-        prepare += parsed.joint + parsed.body
-        # Quoted once, as text: it is long, and goes with each call.
-        quoted = sql.SQL(sql.Literal(prepare).as_string(connection))
+        name = "outbox_held" if batch.held else "outbox_part"
+        prepare = f"PREPARE {name} (xid8[], bigint[]) AS {parsed.head}{rows.as_string(connection)}"
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys or ()))}
+        fixed = {
+            "schema": sql.Identifier(self._schema),
+            "name": sql.Literal(name),
+            "prepare": sql.Literal(prepare + parsed.joint + parsed.body),
+            "transaction_ids": _array(pair.transaction_id for pair in pairs),
+            "positions": _array(pair.position for pair in pairs),
+            "keys": sql.NULL if keys is None else _array(numbers[key] for key in keys),
+            "seconds": sql.Literal(seconds),
+        }
 
-        def try_parts(parts: Sequence[tuple[Checkpoint, Checkpoint]]) -> int:
-            arguments = sql.Literal([_arguments(*part) for part in parts])
-            statement = load("try_parts").format(
-                schema=sql.Identifier(self._schema), prepare=quoted, parts=arguments
-            )  # fmt: skip
+        def find(search: Search, waiting: Collection[int], most: int) -> Found:
+            statement = load("search_batch").format(
+                **fixed,
+                waiting=_array(number + 1 for number in waiting),
+                at=sql.Literal(search.at),
+                suspect=sql.Literal(search.suspect),
+                block=sql.Literal(search.block),
+                most=sql.Literal(most),
+            )
             try:
                 row = connection.execute(statement).fetchone()
             except psycopg.Error as err:
                 raise self._explain(err, 0) from err
-            return 0 if row is None else int(row[0])
+            if row is None:
+                raise OutboxError("search_batch() answered nothing", reason=Reason.INTERNAL_ERROR)
+            at, suspect, block, kept, *failed = row
+            refused = tuple(
+                (number - 1, translate_at_commit(error) if committing else self._explain(error, 0, hint))
+                for number, state, message, hint, committing in zip(*failed, strict=True)
+                for error in (build_error(state, message),)
+            )
+            return Found(Search(search.count, block, at, suspect), kept, refused)
 
-        return try_parts
+        return find
 
     @cached_property
     def _parsed(self) -> BatchStatement:
@@ -141,11 +166,14 @@ class SqlSink:
     def compose(self, connection: psycopg.Connection[Any], batch: Batch) -> tuple[bytes, int]:
         """Return the whole query, and how many characters the user's statement is displaced in it."""
         parts = self._parsed
-        front = parts.head + self._relation(batch, None).as_string(connection) + parts.joint
+        rows = self._relation(batch, None)
+        if rows is None:
+            raise OutboxError(f"the batch up to {batch.examined} has no rows", reason=Reason.INTERNAL_ERROR)
+        front = parts.head + rows.as_string(connection) + parts.joint
         text = front + parts.body  # the resource's author is trusted with SQL: it is the target
         return sql.SQL(text).as_bytes(connection), len(front) - parts.offset
 
-    def _explain(self, err: psycopg.Error, shift: int) -> OutboxError:
+    def _explain(self, err: psycopg.Error, shift: int, hint: str | None = None) -> OutboxError:
         """Say what the server says about the statement; never a row: DETAIL is left out."""
         error = translate(err)
         if isinstance(error, TransientError) and err.sqlstate != "57014":
@@ -162,13 +190,15 @@ class SqlSink:
             if 0 < at <= len(self._statement):
                 excerpt = " ".join(self._statement[at - 1 : at - 1 + _EXCERPT].split())
                 place = f" at character {at}, near {excerpt!r}"
-        hint = f" ({err.diag.message_hint})" if err.diag.message_hint else ""
+        hint = hint or err.diag.message_hint
         return HandlerError(
-            f"target.sql.statement failed{place}: {err.diag.message_primary} [{err.sqlstate}]{hint}",
+            f"target.sql.statement failed{place}: {err.diag.message_primary or err} [{err.sqlstate}]"
+            + (f" ({hint})" if hint else ""),
             reason=Reason.STATEMENT_FAILED,
             classes=class_names(err),
         )
 
 
-def _arguments(before: Checkpoint, last: Checkpoint) -> str:
-    return f"'{before.transaction_id}', {before.position}, '{last.transaction_id}', {last.position}"
+def _array(numbers: Iterable[int]) -> sql.SQL:
+    """Write an array, faster than number by number."""
+    return sql.SQL("'{" + ",".join(map(str, numbers)) + "}'")

@@ -1,0 +1,114 @@
+-- The messages of a batch that fail are found on the server, with one call.
+
+CREATE OR REPLACE FUNCTION :"schema".search_batch(
+    p_name text, p_prepare text, p_transaction_ids xid8[], p_positions bigint[], p_keys int[], p_waiting int[], p_at int,
+    p_suspect int, p_block int, p_most int, p_seconds double precision,
+    OUT at int, OUT suspect int, OUT block int, OUT kept int, OUT failed int[], OUT states text[], OUT messages text[],
+    OUT hints text[], OUT committing boolean[]
+)
+LANGUAGE plpgsql
+AS $function$
+-- Finds the messages of a batch at which a statement fails, and runs it over the others, with the caller's rights. Parts are
+-- tried in order, each in a subtransaction. One that fails is halved until the message that fails is alone; then parts are
+-- half as large, and twice as large after two in a row that get through (outbox_core.isolation: a quarter, since its parts cost more).
+-- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs.
+-- p_keys: of all messages a number that stands for the key, where later ones of a key wait behind one that failed (p_waiting: those that wait already); else null.
+-- p_at: so many messages are behind. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at
+-- once. It ends after p_most parts that got through; or p_seconds, when a message is behind. The answer continues the arguments, and
+-- names each message that failed, by its number from 1, and its error; committing: a constraint that waits for the commit.
+-- What is no message's fault (a lost connection, a deadlock, no disk, a timeout, a prepared statement that is out of date) is raised.
+DECLARE
+    v_count int := cardinality(p_positions);
+    v_until timestamptz := clock_timestamp() + make_interval(secs => p_seconds);
+    v_waiting int[] := coalesce(p_waiting, '{}');
+    v_size int;
+    v_failed_size int;
+    v_row int := 0;
+    v_ids xid8[];
+    v_positions bigint[];
+    v_through boolean;
+    v_committing boolean;
+    v_state text;
+    v_message text;
+    v_hint text;
+BEGIN
+    at := p_at;
+    suspect := p_suspect;
+    block := p_block;
+    kept := 0;
+    failed := '{}';
+    states := '{}';
+    messages := '{}';
+    hints := '{}';
+    committing := '{}';
+    IF NOT EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = p_name AND s.statement = p_prepare) THEN
+        IF EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = p_name) THEN
+            EXECUTE format('DEALLOCATE %I', p_name);
+        END IF;
+        EXECUTE p_prepare;
+    END IF;
+    WHILE at < v_count AND kept < p_most AND (at = p_at OR clock_timestamp() < v_until) LOOP
+        v_size := CASE WHEN suspect IS NULL THEN least(block, v_count - at) ELSE greatest(1, (suspect - at) / 2) END;
+        v_ids := p_transaction_ids[at + 1:at + v_size];
+        v_positions := p_positions[at + 1:at + v_size];
+        IF cardinality(v_waiting) > 0 THEN
+            SELECT coalesce(array_agg(p_transaction_ids[n]), '{}'), coalesce(array_agg(p_positions[n]), '{}')
+            INTO v_ids, v_positions FROM generate_series(at + 1, at + v_size) AS n WHERE n <> ALL (v_waiting);
+        END IF;
+        v_through := true;
+        IF cardinality(v_ids) > 0 THEN
+            v_committing := false;
+            BEGIN
+                EXECUTE format('EXECUTE %I (%L, %L)', p_name, v_ids, v_positions);
+                v_committing := true;
+                BEGIN
+                    -- Undone again, so that constraints that wait for the commit go on waiting.
+                    SET CONSTRAINTS ALL IMMEDIATE;
+                    RAISE EXCEPTION USING ERRCODE = 'OBX00';
+                EXCEPTION WHEN SQLSTATE 'OBX00' THEN
+                    NULL;
+                END;
+                kept := kept + 1;
+            EXCEPTION WHEN OTHERS THEN
+                IF left(SQLSTATE, 2) IN ('08', '0A', '25', '26', '40', '53', '55', '57', '58', 'XX') THEN
+                    RAISE;
+                END IF;
+                GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT;
+                v_through := false;
+            END;
+        END IF;
+        IF v_through THEN
+            at := at + v_size;
+            IF suspect IS NULL AND v_size = block THEN
+                v_row := (v_row + 1) % 2;
+                IF v_row = 0 THEN
+                    block := block * 2;
+                END IF;
+            ELSIF at >= suspect THEN
+                suspect := NULL;
+            END IF;
+            CONTINUE;
+        END IF;
+        IF suspect IS NULL THEN
+            v_failed_size := v_size;
+        END IF;
+        IF v_size > 1 THEN
+            suspect := at + v_size;
+            CONTINUE;
+        END IF;
+        at := at + 1;
+        suspect := NULL;
+        v_row := 0;
+        block := greatest(1, coalesce(v_failed_size, block) / 2);
+        failed := failed || at;
+        states := states || v_state;
+        messages := messages || v_message;
+        hints := hints || v_hint;
+        committing := committing || v_committing;
+        IF p_keys IS NOT NULL THEN
+            SELECT v_waiting || coalesce(array_agg(n), '{}') INTO v_waiting
+            FROM unnest(array_positions(p_keys, p_keys[at])) AS n WHERE n > at;
+        END IF;
+    END LOOP;
+END
+$function$;

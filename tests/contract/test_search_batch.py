@@ -1,0 +1,137 @@
+"""The messages of a batch at which a statement fails are found with one call, and it is run over the others."""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.support.postgres import POOLED, VERSIONS
+
+PREPARE = "PREPARE outbox_part (xid8[], bigint[]) AS INSERT INTO done SELECT n FROM unnest($2) AS n"
+EVERYWHERE = pytest.mark.parametrize("anywhere", [*VERSIONS, POOLED], indirect=True)
+
+
+@pytest.fixture
+def connection(anywhere):
+    made = anywhere.connect(autocommit=False)
+    made.execute("CREATE TEMPORARY TABLE parents (n bigint PRIMARY KEY) ON COMMIT DROP")
+    made.execute("CREATE TEMPORARY TABLE bad (n bigint PRIMARY KEY) ON COMMIT DROP")
+    made.execute("CREATE TEMPORARY TABLE done (n bigint, parent bigint, seen serial) ON COMMIT DROP")
+    made.execute(
+        "CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF EXISTS (SELECT 1 FROM bad b WHERE b.n = new.n) THEN "
+        "RAISE EXCEPTION 'no %', new.n USING ERRCODE = 'AB001', HINT = 'mend ' || new.n; END IF; RETURN new; END $$"
+    )
+    made.execute("CREATE TRIGGER refuse BEFORE INSERT ON done FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()")
+    made.execute("ALTER TABLE done ADD FOREIGN KEY (parent) REFERENCES parents DEFERRABLE INITIALLY DEFERRED")
+    made.execute("SAVEPOINT outbox_part")
+    return made
+
+
+def search(
+    connection, count, *, block=4, keys=None, waiting=(), at=0, suspect=None, most=1000, seconds=60, prepare=PREPARE
+):
+    """Search the messages 1 to `count`; their positions are their numbers."""
+    ids, positions = ["7"] * count, list(range(1, count + 1))
+    cursor = connection.cursor(row_factory=psycopg.rows.namedtuple_row)
+    return cursor.execute(
+        sql.SQL(
+            "SELECT * FROM outbox.search_batch("
+            "'outbox_part', {}, {}::xid8[], {}, {}::int[], {}::int[], {}, {}, {}, {}, {})"
+        ).format(prepare, ids, positions, keys, list(waiting), at, suspect, block, most, seconds)
+    ).fetchone()
+
+
+def refuse(connection, *numbers):
+    connection.cursor().executemany("INSERT INTO bad VALUES (%s)", [(number,) for number in numbers])
+
+
+def done(connection):
+    return [row[0] for row in connection.execute("SELECT n FROM done ORDER BY seen").fetchall()]
+
+
+@EVERYWHERE
+def test_each_message_is_handled_in_order_or_named_with_its_error(connection):
+    refuse(connection, 3, 8, 9, 20)
+    found = search(connection, 20)
+    assert (found.at, found.suspect, found.failed) == (20, None, [3, 8, 9, 20])
+    assert (found.states[0], found.messages[1], found.hints[2]) == ("AB001", "no 8", "mend 9")
+    assert found.committing == [False] * 4
+    assert done(connection) == [n for n in range(1, 20) if n not in (3, 8, 9)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_fails_and_wherever_a_search_stops_the_outcome_is_the_same(connection, seed):
+    """Also with keys: after one that failed no later message of its key is tried, and no message overtakes another."""
+    chance = random.Random(seed)
+    count = chance.randint(1, 120)
+    bad = {n for n in range(1, count + 1) if chance.random() < chance.choice([0.01, 0.1, 0.5, 1.0])}
+    keys = [chance.randint(1, chance.choice([3, 40])) for _ in range(count)] if chance.random() < 0.7 else None
+    refuse(connection, *bad)
+    handled, failed, blocked = [], [], set()
+    for number in range(1, count + 1):
+        key = None if keys is None else keys[number - 1]
+        if key in blocked and keys is not None:
+            continue
+        if number in bad:
+            failed.append(number)
+            blocked.add(key)
+        else:
+            handled.append(number)
+    seen: list[int] = []
+    at, suspect, block = 0, None, chance.choice([1, 4, 64])
+    while at < count:
+        waiting = (
+            []
+            if keys is None
+            else [n for n in range(1, count + 1) for f in seen if n > f and keys[n - 1] == keys[f - 1]]
+        )
+        found = search(
+            connection, count, block=block, keys=keys, waiting=waiting, at=at, suspect=suspect,
+            most=chance.randint(1, 5), seconds=chance.choice([0, 60]),
+        )  # fmt: skip
+        assert found.at > at, "however little time or room there is, it gets further"
+        at, suspect, block = found.at, found.suspect, found.block
+        seen += found.failed
+    assert (seen, done(connection)) == (failed, handled)
+
+
+@EVERYWHERE
+def test_it_ends_after_so_many_parts_that_got_through_or_when_its_time_is_over(connection):
+    found = search(connection, 100, block=2, most=3)
+    assert (found.at, found.kept) == (8, 3), "two, two, and then four"
+    found = search(connection, 100, block=2, at=found.at, seconds=0)
+    assert (found.at, found.kept, done(connection)) == (10, 1, [*range(1, 11)])
+
+
+@EVERYWHERE
+def test_another_statement_takes_the_place_of_the_one_before(connection):
+    search(connection, 2)
+    search(connection, 4, at=2, prepare=PREPARE.replace("SELECT n", "SELECT -n"))
+    search(connection, 5, at=4)
+    assert done(connection) == [1, 2, -3, -4, 5]
+
+
+def test_a_constraint_that_waits_for_the_commit_refuses_its_message_and_goes_on_waiting(connection):
+    connection.execute("INSERT INTO parents VALUES (1)")
+    children = PREPARE.replace("SELECT n", "SELECT n, CASE WHEN n = 4 THEN 9 ELSE 1 END")
+    found = search(connection, 6, prepare=children)
+    assert (found.failed, found.committing, found.states) == ([4], [True], ["23503"])
+    assert done(connection) == [1, 2, 3, 5, 6]
+    connection.execute("INSERT INTO done VALUES (5, 2)")
+    connection.execute("INSERT INTO parents VALUES (2)")
+    connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "53100", "57014", "25006", "0A000"])
+def test_what_is_no_messages_fault_is_the_callers_to_see(connection, state):
+    connection.execute(
+        "CREATE FUNCTION pg_temp.fail(n bigint) RETURNS bigint LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$"
+    )
+    with pytest.raises(psycopg.Error) as caught:
+        search(connection, 2, prepare=PREPARE.replace("SELECT n", "SELECT pg_temp.fail(n)"))
+    assert caught.value.sqlstate == state
