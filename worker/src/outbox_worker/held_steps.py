@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 LARGEST_HELD_BATCH: Final = 1000
 """Held messages tried at once: each is written down before."""
-GONE: Final = "the lease went before what became of a held message was written down"
 
 
 def lease_of(state: ProcessorState) -> h.HeldLease:
@@ -105,7 +104,10 @@ class HeldSteps:
         return apart.read_durably(connection, lambda: read(connection, after, limit), is_new)
 
     def _relation(self, batch: Batch) -> sql.Composed:
-        """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one."""
+        """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one.
+
+        Only before some are set aside: those are not among the batch's messages any more.
+        """
         if batch.messages:  # where it is known where they are, looking them up costs less than reading the range again
             return self._picked(batch, [message.checkpoint for message in batch])
         rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
@@ -131,8 +133,8 @@ class HeldSteps:
         rows = self._picked(batch, (*batch.aside, *(each.checkpoint for each in failed)))
 
         def keep(connection: psycopg.Connection[Any]) -> h.Happening | None:
-            kept = holding.hold(connection, self._parts.key, lease, rows, aside=batch.aside, failed=failed)
-            return None if kept else h.OwnershipLost(GONE)
+            why = holding.hold(connection, self._parts.key, lease, rows, aside=batch.aside, failed=failed)
+            return None if why is None else h.OwnershipLost(why)
 
         return keep
 
@@ -235,7 +237,7 @@ class HeldSteps:
         def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
             count = holding.settle(connection, self._parts.key, lease, batch.held)
             if count < 0:
-                return h.OwnershipLost(GONE)
+                return h.OwnershipLost(holding.NOT_OURS)
             return None if count == len(batch.held) else h.HeldChanged()
 
         if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
@@ -273,7 +275,7 @@ class HeldSteps:
         failed = (Failure(batch.held[0].checkpoint, verdict),)
         answer = holding.fail(self._connection(), self._parts.key, lease_of(state), failed)
         if answer < 0:
-            return h.OwnershipLost(GONE)
+            return h.OwnershipLost(holding.NOT_OURS)
         return h.HeldFailed() if answer else h.HeldChanged()
 
 

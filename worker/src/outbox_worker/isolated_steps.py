@@ -24,7 +24,7 @@ from outbox_core.part import Place, Sorted, sort_tried, take_part
 from outbox_core.ports import SearchTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
-from outbox_worker.held_steps import GONE, HeldSteps, lease_of
+from outbox_worker.held_steps import HeldSteps, lease_of
 from outbox_worker.isolation import isolate
 from outbox_worker.postgres import holding
 from outbox_worker.shutdown import Interrupted
@@ -118,7 +118,8 @@ class IsolatedSteps(HeldSteps):
         delivery = self._parts.config.delivery
         parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is Blocks.KEY)
         # Here, not in the transaction, which would be idle while another database is read.
-        carried = self._relation(batch) if self._parts.databases.apart else None
+        everything = (*batch.aside, *(place.checkpoint for place in parts.places))
+        carried = self._picked(batch, everything) if self._parts.databases.apart else None
         one = self._parts.config.guarantee is Guarantee.TRANSACTIONAL
         request = replace(self._request(state, batch), first=False) if one else None
         failed: tuple[Failure, ...] = ()
@@ -134,8 +135,8 @@ class IsolatedSteps(HeldSteps):
             if not (aside or failed):
                 return None
             rows = carried or self._picked(batch, (*aside, *(each.checkpoint for each in failed)))
-            kept = holding.hold(connection, self._parts.key, lease, rows, aside=aside, failed=failed)
-            return None if kept else h.OwnershipLost(GONE)
+            why = holding.hold(connection, self._parts.key, lease, rows, aside=aside, failed=failed)
+            return None if why is None else h.OwnershipLost(why)
 
         if not one and (told := self._find_loss(state, batch)) is not None:
             return told
@@ -227,7 +228,7 @@ class IsolatedSteps(HeldSteps):
         settled = holding.settle(connection, self._parts.key, lease, handled)
         left = holding.fail(connection, self._parts.key, lease, failed)
         if settled < 0 or left < 0:
-            return h.OwnershipLost(GONE)
+            return h.OwnershipLost(holding.NOT_OURS)
         return None if (settled, left) == (len(handled), len(failed)) else h.HeldChanged()
 
     def _try_parts(self, transaction: Transaction, parts: _Parts, search: Search, seconds: float) -> None:

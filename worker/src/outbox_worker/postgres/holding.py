@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COUNT_CAP: Final = 10_000
 """Held messages and dead letters are counted exactly up to here."""
+NOT_OURS: Final = "the lease went before what became of a held message was written down"
 KEYS_NAMED: Final = 5
 """Blocked keys that a report names."""
 
@@ -131,22 +132,29 @@ def hold(
     *,
     aside: Iterable[Checkpoint],
     failed: Sequence[Failure],
-) -> bool:
-    """Keep, in the open transaction, what the range has of `aside` and of those that failed.
+) -> str | None:
+    """Keep, in the open transaction, `aside` and those that failed; `rows` has them.
 
-    False: the lease is another's; roll back.
+    Returns:
+        None: they are kept. Else why not; roll back, and load again what is stored: passing them would lose them.
+
     """
+    wanted = frozenset((*aside, *(each.checkpoint for each in failed)))
     statement = load("hold_messages").format(
         rows=rows,
         epoch=sql.Literal(lease.epoch),
         token=sql.Literal(str(lease.token)),
         verdicts=sql.Literal(_verdicts(failed)),
-        **_pairs((*aside, *(each.checkpoint for each in failed))),
+        **_pairs(wanted),
         **_identified(key),
     )
     with translated():
         row = connection.execute(statement).fetchone()
-    return row is not None and row[0] >= 0
+    kept, found = (-1, 0) if row is None else row
+    if kept < 0:
+        return NOT_OURS
+    missing = len(wanted) - found
+    return f"{missing} of {len(wanted)} messages that are to be held were not found in the outbox" if missing else None
 
 
 def take_due(
