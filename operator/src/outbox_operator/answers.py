@@ -14,7 +14,7 @@ from outbox_operator.silence import describe_silences
 from outbox_operator.status import Phase
 
 if TYPE_CHECKING:
-    from outbox_operator.status import RebuildStatus
+    from outbox_core.report import RebuildView
     from outbox_operator.verdict import Knowledge, Verdict
 
 
@@ -77,8 +77,7 @@ def _stalled(verdict: Verdict) -> Answer:
 
 def _ownership(known: Knowledge) -> Answer:
     ownership = known.ownership
-    holder = ownership.holder
-    who = f"{holder.cluster}/{holder.namespace}/{holder.name}" if holder is not None else "another resource"
+    who = ownership.holder or "another resource"
     processor_id = known.observed.processor.processor_id
     if ownership.state == OwnershipState.GRANTED:
         message = f"this resource holds the claim on processorId {processor_id!r}"
@@ -114,11 +113,10 @@ def _checkpoint(known: Knowledge) -> Answer:
     uid = known.observed.processor.uid
     foreign = last is not None and last.code == 4 and last.holder is not None and last.holder.uid != uid
     if foreign and last is not None and known.ownership.state == OwnershipState.REFUSED:
-        holder = last.holder
         message = (
             f"conflict {last.id}, code 4: pod {last.pod} expected {last.expected or '(none)'}, stored is "
             f"{last.stored or '(no row)'}; the batch was rolled back: "
-            f"{f'{holder.cluster}/{holder.namespace}/{holder.name}' if holder else 'another resource'} is the owner"
+            f"{last.holder or 'another resource'} is the owner"
         )
         return Answer(kind, False, Reason.NOT_OWNER, message)
     if known.lead is None and known.observed.previous.checkpoint is None:
@@ -234,7 +232,7 @@ def _suspended(known: Knowledge, verdict: Verdict) -> Answer:
     return Answer(kind, False, Reason.NOT_SUSPENDED)
 
 
-def _swapped(rebuild: RebuildStatus | None, of: str) -> Answer:
+def _swapped(rebuild: RebuildView | None, of: str) -> Answer:
     kind = ConditionType.SWAPPED
     if rebuild is None:
         return Answer(kind, None, Reason.NOT_OBSERVED, f"no worker has compared itself with processor {of!r} yet")

@@ -5,7 +5,9 @@ Status comes before anything destructive, so that a process killed in between fi
 
 from __future__ import annotations
 
+import json
 import logging
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
@@ -20,6 +22,8 @@ from outbox_operator.resources import API_VERSION, KIND
 from outbox_operator.store import OWNED_KINDS, key_of, slim
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from outbox_operator.decide import Decision
     from outbox_operator.events import EventWriter
     from outbox_operator.kube import Kube
@@ -48,8 +52,14 @@ class ObstacleError(Exception):
 
 
 def dump_status(status: ProcessorStatus) -> dict[str, Any]:
-    """Write a status as the resource has it."""
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """Write a status as the resource has it, with times in Kubernetes' form: UTC, whole seconds."""
+    text = json.dumps(status.model_dump(by_alias=True, exclude_none=True), default=_format_time)
+    written: dict[str, Any] = json.loads(text)
+    return written
+
+
+def _format_time(value: datetime) -> str:
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def is_news(before: Body | None, after: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.report import ResourceRef
 from outbox_core.spec import Engine
 from outbox_operator.answers import build_answers
 from outbox_operator.conditions import Reason, answered
@@ -40,14 +41,14 @@ from outbox_operator.naming import label_decision
 from outbox_operator.observed import Observed, Role
 from outbox_operator.policies import judge, wanted_replicas
 from outbox_operator.rollout import Rollout, as_in_force, decide_rollout, settle
-from outbox_operator.status import OwnerRef, OwnershipStatus, ProcessorStatus
+from outbox_operator.status import OwnershipStatus, ProcessorStatus
 from outbox_operator.verdict import Knowledge, Verdict
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
-    from outbox_operator.status import ConflictStatus
+    from outbox_core.report import Conflict
 
 LOOK_AGAIN: Final = timedelta(seconds=2)
 """While something is in flight."""
@@ -136,7 +137,7 @@ def learn(observed: Observed, now: datetime) -> Knowledge:
     spec = observed.processor.spec
     if spec.hand_over_to is not None and hand_over is not None and hand_over.step == HandOverStep.DONE:
         target = spec.hand_over_to
-        holder = OwnerRef(
+        holder = ResourceRef(
             cluster=target.cluster or observed.processor.cluster, namespace=target.namespace, name=target.name
         )
         ownership = OwnershipStatus(
@@ -157,7 +158,7 @@ def learn(observed: Observed, now: datetime) -> Knowledge:
     )
 
 
-def _decision_error(decided: Decided | None, conflict: ConflictStatus | None) -> str | None:
+def _decision_error(decided: Decided | None, conflict: Conflict | None) -> str | None:
     if decided is None or conflict is None:
         return None
     if decided.resolution is not None and decided.resolution.conflict_id != conflict.id:

@@ -11,7 +11,8 @@ from outbox_operator.hand_over import HandOverStep
 from outbox_operator.learn import OwnershipState
 
 if TYPE_CHECKING:
-    from outbox_operator.status import ConflictStatus, ProcessorStatus
+    from outbox_core.report import Conflict
+    from outbox_operator.status import ProcessorStatus
     from outbox_operator.verdict import Knowledge
 
 MAX_NOTE = 1024
@@ -55,8 +56,7 @@ def _ownership(known: Knowledge, previous: ProcessorStatus) -> list[Happening]:
     before, after = previous.ownership, known.ownership
     if before.state == after.state:
         return []
-    holder = after.holder
-    who = f"{holder.cluster}/{holder.namespace}/{holder.name}" if holder is not None else "another resource"
+    who = after.holder or "another resource"
     processor_id = known.observed.processor.processor_id
     if after.state == OwnershipState.REFUSED:
         return [Happening("OwnershipRefused", f"{who} owns processorId {processor_id!r}: workers stop", warning=True)]
@@ -81,14 +81,14 @@ def _conflicts(known: Knowledge, previous: ProcessorStatus) -> list[Happening]:
     return found
 
 
-def _conflict(known: Knowledge, conflict: ConflictStatus) -> Happening:
+def _conflict(known: Knowledge, conflict: Conflict) -> Happening:
     pairs = f"expected {conflict.expected or '(none)'}, stored {conflict.stored or '(no row)'}"
     told = f"conflict {conflict.id}: pod {conflict.pod} was told {conflict.code}, {pairs}; its batch was rolled back"
     if conflict.code != 4:
         return Happening("CheckpointConflict", told, warning=True)
     holder = conflict.holder
     if holder is not None and holder.uid != known.observed.processor.uid:
-        message = f"{told}: {holder.cluster}/{holder.namespace}/{holder.name} is the owner now"
+        message = f"{told}: {holder} is the owner now"
         return Happening("CheckpointConflict", message, warning=True)
     successor = f" to pod {conflict.holder_pod}" if conflict.holder_pod else ""
     return Happening("OwnershipMoved", f"{told}: ownership moved{successor} within this resource")

@@ -18,28 +18,23 @@ from outbox_core.report import ExitCode, RebuildState, WorkerState
 from outbox_operator.naming import child_name, label_decision
 from outbox_operator.observed import OWNING_STATES, UNINFORMED_STATES, Role
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
-from outbox_operator.status import (
-    MAX_MESSAGE,
-    BlockedKeyStatus,
-    BoundStatus,
-    CheckpointStatus,
-    ConflictsStatus,
-    ConflictStatus,
-    DivisionStatus,
-    FailuresStatus,
-    LagStatus,
-    OwnerRef,
-    OwnershipStatus,
-    OwnerStatus,
-    PartitionStatus,
-    RebuildStatus,
-)
+from outbox_operator.status import FailuresStatus, OwnershipStatus, OwnerStatus, PartitionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from outbox_core.report import Conflict, Lag, Report, ResourceRef
+    from outbox_core.report import (
+        BoundStatus,
+        CheckpointView,
+        Conflict,
+        ConflictSummary,
+        DivisionView,
+        Lag,
+        RebuildView,
+        Report,
+        ResourceRef,
+    )
     from outbox_operator.observed import JobView, Observed, PodView
 
 FIRST_TRY: Final = timedelta(seconds=10)
@@ -59,11 +54,6 @@ class OwnershipState:
     """A known duplicate: the database is asked before anything runs. What is known of others is a hint, no more."""
     REFUSED: Final = "Refused"
     HANDED_OVER: Final = "HandedOver"
-
-
-def owner_ref(ref: ResourceRef | None) -> OwnerRef | None:
-    """Turn a report's reference into status."""
-    return None if ref is None else OwnerRef(cluster=ref.cluster, namespace=ref.namespace, name=ref.name, uid=ref.uid)
 
 
 def lead_report(observed: Observed) -> Report | None:
@@ -106,15 +96,10 @@ def learn_partitions(observed: Observed) -> list[PartitionStatus]:
     ]
 
 
-def learn_division(observed: Observed) -> DivisionStatus | None:
+def learn_division(observed: Observed) -> DivisionView | None:
     """Say into how many partitions the processor is divided; without news, the last known value stays."""
     report = lead_report(observed)
-    if report is None or report.division is None:
-        return observed.previous.division
-    seen = report.division
-    return DivisionStatus(
-        count=seen.count, next_count=seen.next_count, at_line=seen.at_line, message=seen.message[:MAX_MESSAGE]
-    )
+    return observed.previous.division if report is None or report.division is None else report.division
 
 
 def describe_division(observed: Observed) -> str:
@@ -139,18 +124,16 @@ def learn_owner(observed: Observed) -> OwnerStatus | None:
     count = len(pods) if report.unfinished is None else report.unfinished.consumers
     if count > 1:
         return OwnerStatus(pod=f"{count} pods")
-    return OwnerStatus(pod=report.lease.pod[:256], epoch=report.lease.epoch or 0)
+    return OwnerStatus(pod=report.lease.pod, epoch=report.lease.epoch or 0)
 
 
-def learn_checkpoint(observed: Observed) -> CheckpointStatus | None:
+def learn_checkpoint(observed: Observed) -> CheckpointView | None:
     """Say how far was examined; without news, the last known value stays."""
     report = lead_report(observed)
     if report is None or not report.checkpoints:
         return observed.previous.checkpoint
     view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
-    return CheckpointStatus(
-        partition=view.partition, pair=view.pair, text=plain_checkpoints(view.pair), stored_at=view.stored_at
-    )
+    return view.model_copy(update={"text": plain_checkpoints(view.pair)})
 
 
 def learn_failures(observed: Observed) -> FailuresStatus | None:
@@ -158,32 +141,18 @@ def learn_failures(observed: Observed) -> FailuresStatus | None:
     report = lead_report(observed)
     if report is None:
         return observed.previous.failures
-    seen = report.failures
     circuits = [each.circuit for each in observed.reports if each.circuit is not None]
-    return FailuresStatus(
-        held=seen.held,
-        dead_letters=seen.dead_letters,
-        circuit=next((circuit for circuit in circuits if circuit != "Closed"), circuits[0] if circuits else ""),
-        blocked_keys=[
-            BlockedKeyStatus(
-                key=blocked.key[:128],
-                partition=blocked.partition,
-                message_id=blocked.message_id[:1024],
-                error_class=blocked.error_class[:256] if blocked.error_class else None,
-                waits_for="Person" if blocked.next_attempt_at is None else "Retry",
-            )
-            for blocked in seen.blocked_keys
-        ],
-    )
+    circuit = next((circuit for circuit in circuits if circuit != "Closed"), circuits[0] if circuits else "")
+    failures = FailuresStatus.model_validate(report.failures, from_attributes=True)
+    return failures.model_copy(update={"circuit": circuit})
 
 
-def learn_lag(observed: Observed) -> LagStatus | None:
+def learn_lag(observed: Observed) -> Lag | None:
     """Say what waits; without news, the last known value stays."""
     report = lead_report(observed)
     if report is None or report.lag is None:
         return observed.previous.lag
-    lag = report.lag
-    return LagStatus(messages=lag.messages, at_least=lag.at_least, seconds=round(lag.seconds, 1), text=format_lag(lag))
+    return report.lag.model_copy(update={"seconds": round(report.lag.seconds, 1), "text": format_lag(report.lag)})
 
 
 def format_lag(lag: Lag) -> str:
@@ -199,16 +168,10 @@ def learn_bound(observed: Observed) -> BoundStatus | None:
     if report is None or report.bound is None:
         return observed.previous.bound
     bound = report.bound
-    if not bound.stalled:
-        return None
-    return BoundStatus(
-        transaction_id=bound.transaction_id,
-        age_seconds=round(bound.age_seconds, 1),
-        holder=bound.holder[:1024] if bound.holder else None,
-    )
+    return bound.model_copy(update={"age_seconds": round(bound.age_seconds, 1)}) if bound.stalled else None
 
 
-def learn_rebuild(observed: Observed) -> RebuildStatus | None:
+def learn_rebuild(observed: Observed) -> RebuildView | None:
     """Say how far the rebuild is; without news, the last known value stays."""
     rebuild = observed.processor.spec.rebuild_of
     if rebuild is None:
@@ -219,21 +182,10 @@ def learn_rebuild(observed: Observed) -> RebuildStatus | None:
         previous = observed.previous.rebuild
         return previous if previous is not None and previous.of == rebuild.processor_id else None
     # A swap is never taken back: a standby that was the owner before it must not say otherwise.
-    view = next((view for view in views if view.state is RebuildState.SWAPPED), views[0])
-    return RebuildStatus(
-        of=view.of, state=view.state, behind=view.behind, at_least=view.at_least, message=view.message[:1024]
-    )
+    return next((view for view in views if view.state == RebuildState.SWAPPED), views[0])
 
 
-def conflict_status(conflict: Conflict | None) -> ConflictStatus | None:
-    """Turn a report's conflict into status."""
-    if conflict is None:
-        return None
-    values = conflict.model_dump(exclude={"holder"})
-    return ConflictStatus(**values, holder=owner_ref(conflict.holder))
-
-
-def learn_conflicts(observed: Observed, resolution: Resolution | None) -> ConflictsStatus:
+def learn_conflicts(observed: Observed, resolution: Resolution | None) -> ConflictSummary:
     """Merge the counters that the processes read from the database.
 
     An open conflict is believed of whoever reports it, and closed only when a process says that none is open which has
@@ -241,34 +193,33 @@ def learn_conflicts(observed: Observed, resolution: Resolution | None) -> Confli
     not reopen the road.
     """
     previous = observed.previous.conflicts
-    informed = [report for report in (*observed.reports, *observed.last_words) if report.state not in UNINFORMED_STATES]
-    heard = sorted(
-        (report for report in (*observed.reports, *observed.last_words)), key=lambda r: r.conflicts.count, reverse=True
-    )
-    best = heard[0].conflicts if heard and heard[0].conflicts.count >= previous.count else None
-    last = conflict_status(best.last) if best is not None and best.last is not None else previous.last
-    return ConflictsStatus(
-        count=best.count if best is not None else previous.count,
-        by_code=best.by_code if best is not None else previous.by_code,
-        last=last,
-        open=_learn_open(observed, resolution),
-        strangers=max([previous.strangers, *(report.conflicts.strangers for report in informed)]),
+    heard = (*observed.reports, *observed.last_words)
+    latest = max((report.conflicts for report in heard), key=lambda each: each.count, default=previous)
+    if latest.count < previous.count:
+        latest = previous
+    informed = (report.conflicts for report in heard if report.state not in UNINFORMED_STATES)
+    return latest.model_copy(
+        update={
+            "last": latest.last or previous.last,
+            "open": _learn_open(observed, resolution),
+            "strangers": max([previous.strangers, *(each.strangers for each in informed)]),
+        }
     )
 
 
-def _learn_open(observed: Observed, resolution: Resolution | None) -> ConflictStatus | None:
+def _learn_open(observed: Observed, resolution: Resolution | None) -> Conflict | None:
     previous = observed.previous.conflicts.open
     live = [report for report in observed.reports if report.state not in UNINFORMED_STATES]
     reported = [r.conflicts.open for r in live if r.conflicts.open is not None]
     if reported:
-        return conflict_status(max(reported, key=lambda conflict: conflict.id))
+        return max(reported, key=lambda conflict: conflict.id)
     if previous is not None:
         decided = resolution is not None and resolution.conflict_id == previous.id
         # Decided in the database itself: whoever has seen it recorded, and sees none open, saw it closed.
         closed = any(r.conflicts.last is not None and r.conflicts.last.id >= previous.id for r in live)
         return None if closed or (decided and _is_carried_out(observed, resolution)) else previous
     last_words = [r.conflicts.open for r in observed.last_words if r.conflicts.open is not None and not live]
-    return conflict_status(last_words[0]) if last_words else None
+    return last_words[0] if last_words else None
 
 
 def _is_carried_out(observed: Observed, resolution: Resolution | None) -> bool:
@@ -339,7 +290,7 @@ def learn_ownership(observed: Observed, now: datetime) -> OwnershipStatus:
     )
 
 
-def _hear_workers(observed: Observed) -> tuple[bool, OwnerRef | None] | None:
+def _hear_workers(observed: Observed) -> tuple[bool, ResourceRef | None] | None:
     """What running workers say about the claim: (ours, holder); None when none knows."""
     for report in observed.reports:
         said = _claim_in(report, observed.processor.uid)
@@ -348,9 +299,9 @@ def _hear_workers(observed: Observed) -> tuple[bool, OwnerRef | None] | None:
     return None
 
 
-def _claim_in(report: Report, uid: str) -> tuple[bool, OwnerRef | None] | None:
+def _claim_in(report: Report, uid: str) -> tuple[bool, ResourceRef | None] | None:
     if report.state is WorkerState.CLAIM_REFUSED:
-        return False, owner_ref(report.claim_holder)
+        return False, report.claim_holder
     if report.state in OWNING_STATES:
         return True, None
     if report.claim_holder is not None and report.claim_holder.uid == uid:
@@ -415,7 +366,7 @@ def _after_try(
         return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries + 1, last_try=now)
     holder, state = previous.holder, previous.state
     if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and pod.last_words is not None:
-        holder, state = owner_ref(pod.last_words.claim_holder) or holder, OwnershipState.REFUSED
+        holder, state = pod.last_words.claim_holder or holder, OwnershipState.REFUSED
     words = pod.last_words if pod is not None else None
     unasked = words if words is not None and words.state is WorkerState.UNAVAILABLE else None
     attempts = previous.attempts + 1
@@ -430,7 +381,7 @@ def _after_try(
         last_try=now,
         next_try=now + wait,
         problem=unasked.reason if unasked is not None else None,
-        problem_message=unasked.message[:MAX_MESSAGE] if unasked is not None else None,
+        problem_message=unasked.message if unasked is not None else None,
     )
 
 

@@ -20,13 +20,13 @@ from outbox_operator.status import ProcessorStatus
 from outbox_operator.store import key_of
 
 if TYPE_CHECKING:
+    from outbox_core.report import ResourceRef
     from outbox_operator.kube import Kube
     from outbox_operator.observed import Problem
     from outbox_operator.reports import Reporters
     from outbox_operator.resources import Parse, Processor
     from outbox_operator.settings import Images
     from outbox_operator.slots import SlotKeeper
-    from outbox_operator.status import OwnerRef
     from outbox_operator.store import Body, Store
 
 PATIENCE: Final = 1.5
@@ -177,7 +177,7 @@ class Observer:
             return False
         return bool(holder.uid and holder.namespace and holder.name) and await self._is_gone(holder)
 
-    async def _is_gone(self, holder: OwnerRef) -> bool:
+    async def _is_gone(self, holder: ResourceRef) -> bool:
         known = self._store.get(KIND, holder.namespace, holder.name)
         if known is not None and known["metadata"]["uid"] == holder.uid:
             return False

@@ -136,8 +136,7 @@ def _trying(known: Knowledge) -> Verdict | None:
 
 def describe_holder(known: Knowledge) -> str:
     """Say who owns the processorId and what to do."""
-    holder = known.ownership.holder
-    who = f"{holder.cluster}/{holder.namespace}/{holder.name}" if holder is not None else "another resource"
+    who = known.ownership.holder or "another resource"
     return (
         f"processorId {known.observed.processor.processor_id!r} is owned by {who}; this resource handles nothing and "
         f"takes over when the owner goes. Delete or hand over that one, or create this one with another processorId"

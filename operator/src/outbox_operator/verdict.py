@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outbox_core.config import Resolution
-    from outbox_core.report import Report
+    from outbox_core.report import ConflictSummary, RebuildView, Report
     from outbox_operator.learn import Decided
     from outbox_operator.observed import Observed
-    from outbox_operator.status import ConflictsStatus, HandOverStatus, OwnershipStatus, Phase, RebuildStatus
+    from outbox_operator.status import HandOverStatus, OwnershipStatus, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Knowledge:
     """What was observed, and what follows from it before anything is decided."""
 
     observed: Observed
-    conflicts: ConflictsStatus
+    conflicts: ConflictSummary
     ownership: OwnershipStatus
     hand_over: HandOverStatus | None
     decided: Decided | None
@@ -28,7 +28,7 @@ class Knowledge:
     """Why the annotation that is there decides nothing about the conflict that is open now."""
     lead: Report | None
     """The report that speaks for the processor."""
-    rebuild: RebuildStatus | None = None
+    rebuild: RebuildView | None = None
     """How far spec.rebuildOf is."""
     waits: str = ""
     """Why pods of the former version of the operator stay for now."""

@@ -18,14 +18,7 @@ from outbox_core.report import (
 )
 from outbox_operator.observed import Observed, PodView, Role, Sibling
 from outbox_operator.resources import Processor, ProcessorSpec
-from outbox_operator.status import (
-    CheckpointStatus,
-    ConflictsStatus,
-    ConflictStatus,
-    OwnerRef,
-    OwnershipStatus,
-    ProcessorStatus,
-)
+from outbox_operator.status import OwnershipStatus, ProcessorStatus
 
 if TYPE_CHECKING:
     from outbox_operator.decide import Decision
@@ -130,13 +123,13 @@ def build_sibling(*, granted: bool = True, older: bool = True, **fields: Any) ->
     return Sibling(namespace="elsewhere", name="orders", uid="uid-2", created=NOW - age, granted=granted, **fields)
 
 
-HOLDER = OwnerRef(cluster="here", namespace="elsewhere", name="orders", uid="uid-2")
+HOLDER = ResourceRef(cluster="here", namespace="elsewhere", name="orders", uid="uid-2")
 REFUSED = OwnershipStatus(state="Refused", holder=HOLDER, tries=2, attempts=1, last_try=NOW, next_try=NOW)
-OPEN = ConflictStatus(
+OPEN = Conflict(
     id=7, code=2, expected="815:42", stored="815:60", new="815:50", pod="orders-0", time=NOW, needs_person=True
 )
-GRANTED = ProcessorStatus(ownership=OwnershipStatus(state="Granted"), checkpoint=CheckpointStatus(pair="815:42"))
-BLOCKED = GRANTED.model_copy(update={"conflicts": ConflictsStatus(count=1, last=OPEN, open=OPEN)})
+GRANTED = ProcessorStatus(ownership=OwnershipStatus(state="Granted"), checkpoint=CheckpointView(pair="815:42"))
+BLOCKED = GRANTED.model_copy(update={"conflicts": ConflictSummary(count=1, last=OPEN, open=OPEN)})
 WAITING = ProcessorStatus(ownership=REFUSED)
 ACTIVE = build_pod(report=build_report())
 ELSEWHERE: dict[str, Any] = {"handOverTo": {"namespace": "elsewhere", "name": "orders"}}

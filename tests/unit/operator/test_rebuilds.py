@@ -6,7 +6,6 @@ import pytest
 
 from outbox_core.report import Reason, RebuildState, RebuildView, WorkerState
 from outbox_operator.decide import decide
-from outbox_operator.status import RebuildStatus
 from tests.unit.operator.building import (
     GRANTED,
     NOW,
@@ -39,7 +38,7 @@ def test_until_the_swap_the_condition_is_false_with_the_state_as_reason(state):
     assert condition(decision, "Swapped") == ("False", state.value)
     found = next(c for c in decision.status.conditions if c.type == "Swapped")
     assert found.message == "processor 'v1'; 7 or more behind it: why"
-    assert decision.status.rebuild == RebuildStatus(of="v1", state=state, behind=7, at_least=True, message="why")
+    assert decision.status.rebuild == RebuildView(of="v1", state=state, behind=7, at_least=True, message="why")
     assert ready(decision) == ("True", "Running")
 
 
@@ -49,13 +48,13 @@ def test_after_the_swap_it_is_true_whatever_a_standby_remembers():
 
 
 def test_without_news_the_last_word_stays():
-    before = GRANTED.model_copy(update={"rebuild": RebuildStatus(of="v1", state="Swapped")})
+    before = GRANTED.model_copy(update={"rebuild": RebuildView(of="v1", state="Swapped")})
     assert condition(decided(None, previous=before), "Swapped") == ("True", "Swapped")
     assert condition(decided(None), "Swapped") == ("Unknown", "NotObserved")
 
 
 def test_a_rebuild_of_another_processor_begins_anew():
-    before = GRANTED.model_copy(update={"rebuild": RebuildStatus(of="v0", state="Swapped")})
+    before = GRANTED.model_copy(update={"rebuild": RebuildView(of="v0", state="Swapped")})
     assert condition(decided(None, previous=before), "Swapped") == ("Unknown", "NotObserved")
 
 

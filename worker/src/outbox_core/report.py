@@ -2,15 +2,20 @@
 
 The operator knows nothing of the database but this. It is the only channel between the two, so its shape is a contract:
 fields are only ever added. A report never holds a secret, a connection string or a message's payload.
+
+What the operator shows of a report in the resource's status has the same model in both: its descriptions are the
+CRD's (`make crds`), and `outbox_operator.status` has the rest of the status.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from functools import partial
+from operator import not_
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
@@ -21,7 +26,18 @@ def _canonical_pair(text: str) -> str:
     return str(parse_checkpoint(text))
 
 
-Pair = Annotated[str, AfterValidator(_canonical_pair)]
+def _shorten(length: int, text: str) -> str:
+    return text[:length]
+
+
+Short = Annotated[str, AfterValidator(partial(_shorten, 256)), WithJsonSchema({"maxLength": 256, "type": "string"})]
+Long = Annotated[str, AfterValidator(partial(_shorten, 1024)), WithJsonSchema({"maxLength": 1024, "type": "string"})]
+Message = Annotated[str, AfterValidator(partial(_shorten, 4096)), WithJsonSchema({"maxLength": 4096, "type": "string"})]
+"""Texts as long as the CRD takes them; a longer one is cut, so that the report or status it is in stays readable."""
+
+Time = Annotated[datetime, WithJsonSchema({"format": "date-time", "maxLength": 64, "type": "string"})]
+
+Pair = Annotated[str, AfterValidator(_canonical_pair), WithJsonSchema({"maxLength": 256, "type": "string"})]
 """A checkpoint in text form, `transaction_id:position`: JSON numbers cannot hold every xid8."""
 
 STATUS_PORT = 8080
@@ -118,17 +134,19 @@ class Intent(StrEnum):
     """The resource is going, or hands over: give the claim up."""
 
 
-class _Report(BaseModel):
+class WireModel(BaseModel):
+    """Base of report and status: what is unknown is dropped, so that a former version can read a newer one's."""
+
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
 
-class ResourceRef(_Report):
+class ResourceRef(WireModel):
     """A resource in the world; an outsider names its cluster as it likes."""
 
-    cluster: str
-    namespace: str
-    name: str
-    uid: str
+    cluster: Short = Field(description="Cluster id.")
+    namespace: Short = Field(description="Namespace.")
+    name: Short = Field(description="Name.")
+    uid: Short = Field("", description="Uid.")
 
     @override
     def __str__(self) -> str:
@@ -136,7 +154,7 @@ class ResourceRef(_Report):
         return f"{self.cluster}/{self.namespace}/{self.name}"
 
 
-class LeaseView(_Report):
+class LeaseView(WireModel):
     """One partition's lease as this worker sees it."""
 
     partition: int = 0
@@ -148,34 +166,39 @@ class LeaseView(_Report):
     expires_at: datetime | None = None
 
 
-class DivisionView(_Report):
+class DivisionView(WireModel):
     """Into how many partitions the processor is divided, and what that changes to."""
 
-    count: int
-    next_count: int | None = None
-    """None: it stays as it is."""
-    at_line: int = 0
-    """How many have stopped at the line, of a change."""
-    message: str = ""
-    """How far the change is and what it waits for; empty while there is none."""
+    count: int = Field(description="Partitions there are; spec.delivery.partitions.count says how many there shall be.")
+    next_count: int | None = Field(None, description="What the number changes to, once all are at the stop line.")
+    at_line: int = Field(0, description="Partitions that have stopped there.")
+    message: Message = Field("", description="How far the change is, and what it waits for.")
 
 
-class CheckpointView(_Report):
+class CheckpointView(WireModel):
     """The stored checkpoint of one partition."""
 
-    partition: int = 0
-    pair: Pair
-    stored_at: datetime | None = None
+    partition: int = Field(0, description="0 in mode Ordered; in mode Partitioned the one that is furthest behind.")
+    pair: Pair = Field(description="transaction_id:position of the last message examined.")
+    text: Short | None = Field(
+        None,
+        description="The pair for people: transaction_id:end where all of the transaction is examined.",
+        exclude_if=not_,
+    )
+    """Written by the operator."""
+    stored_at: Time | None = Field(None, description="When it was stored.")
 
 
-class Lag(_Report):
+class Lag(WireModel):
     """What is committed, matches the filters and lies behind the checkpoint."""
 
-    messages: int
-    at_least: bool = False
-    """Counting stopped at its cap: there are `messages` or more."""
-    seconds: float
-    """Age of the oldest such message; 0 when there is none."""
+    messages: int = Field(description="Committed messages that match and are not handled yet.")
+    at_least: bool = Field(False, description="Counting stopped at its cap: there are that many or more.")
+    seconds: float = Field(description="Age of the oldest of them.")
+    text: Annotated[str, Field(max_length=64)] = Field(
+        "", description="Both in short, for kubectl get.", exclude_if=not_
+    )
+    """Written by the operator."""
 
 
 STALLED_AFTER: Final = 4.0
@@ -183,7 +206,7 @@ STALLED_AFTER: Final = 4.0
 look every 2 s and the operator asks them every 2 s: so a stall is a condition within 10 s of its begin."""
 
 
-class BoundHolder(_Report):
+class BoundHolder(WireModel):
     """Who holds the bound back, in parts: labels of a metric."""
 
     kind: str
@@ -200,14 +223,17 @@ class BoundHolder(_Report):
     """Since its transaction began; None where the worker's role may not see it."""
 
 
-class Bound(_Report):
-    """The reading bound (`pg_snapshot_xmin`): nothing at or above it can be read yet."""
+class BoundStatus(WireModel):
+    """The reading bound (`pg_snapshot_xmin`) while it stands still: else it says nothing of this processor."""
 
-    transaction_id: str
-    age_seconds: float
-    """For how long it has not moved although something waits behind it; 0 when current."""
-    holder: str | None = None
-    """Who holds it back, as far as this role may see: a session, or a prepared transaction's name."""
+    transaction_id: Short = Field(description="Nothing at or above it can be read yet.")
+    age_seconds: float = Field(0, description="How long it has stood still although something waits behind it.")
+    holder: Long | None = Field(None, description="Who holds it back.")
+
+
+class Bound(BoundStatus):
+    """The reading bound as a worker reports it, whether it stands still or not."""
+
     held_by: BoundHolder | None = None
     others: int = 0
     """Further open transactions that have written: each holds it in its turn."""
@@ -220,7 +246,7 @@ class Bound(_Report):
         return self.age_seconds >= STALLED_AFTER
 
 
-class Unfinished(_Report):
+class Unfinished(WireModel):
     """Mode Competing: what was handed out to consumers and is not done."""
 
     messages: int = 0
@@ -235,59 +261,67 @@ class Unfinished(_Report):
     """Age of the oldest batch."""
 
 
-class Conflict(_Report):
+class Conflict(WireModel):
     """One refusal by the checkpoint contract, with both pairs."""
 
-    id: int
-    """Number of the record in the database; an acceptance names it."""
-    code: int
-    partition: int = 0
-    expected: Pair | None = None
-    stored: Pair | None = None
-    new: Pair | None = None
-    epoch: int | None = None
-    pod: str
-    time: datetime
-    holder: ResourceRef | None = None
-    """For a 4: the resource that owns the processor now; None when nobody does."""
-    holder_pod: str | None = None
-    needs_person: bool = False
-    """Open until somebody accepts the stored pair or rewinds."""
+    id: int = Field(description="Its number in the database; an acceptance names it.")
+    code: int = Field(description="0 stored before, 2 further ahead, 3 older, 4 not the owner.")
+    partition: int = Field(0, description="Partition.")
+    expected: Pair | None = Field(None, description="Pair that the worker expected.")
+    stored: Pair | None = Field(None, description="Pair that it found.")
+    new: Pair | None = Field(None, description="Pair that it wanted to store.")
+    epoch: int | None = Field(None, description="Its epoch.")
+    pod: Short = Field("", description="Pod that was refused.")
+    time: Time = Field(description="When.")
+    holder: ResourceRef | None = Field(None, description="For a 4: the resource that owns the processorId.")
+    holder_pod: Short | None = Field(None, description="For a 4: the pod that holds the lease.")
+    needs_person: bool = Field(False, description="Waits until somebody accepts the stored pair or rewinds.")
 
 
-class ConflictSummary(_Report):
-    """Conflicts as the database has them, over all pods and restarts."""
+class ConflictSummary(WireModel):
+    """Refusals since the processor exists, over all pods and restarts."""
 
-    count: int = 0
-    by_code: dict[str, int] = {}
-    last: Conflict | None = None
-    open: Conflict | None = None
-    """The one that waits for a person."""
-    strangers: int = 0
-    """Refused calls of callers we do not know (a script); approximate, see docs/conflicts.md."""
+    count: int = Field(0, description="Refusals of this processor's own workers.")
+    by_code: Annotated[dict[str, int], Field(max_length=16)] = Field(default_factory=dict, description="By code.")
+    last: Conflict | None = Field(None, description="The latest.")
+    open: Conflict | None = Field(None, description="The one that waits for a person.")
+    strangers: int = Field(0, description="Refused calls of callers without ownership; approximate.")
 
 
-class BlockedKey(_Report):
-    """A key whose messages wait for one that fails."""
+class KeyRef(WireModel):
+    """A key whose messages wait, and the message that they wait for."""
 
-    key: str
-    """Cut to 128 characters."""
-    partition: int = 0
-    message_id: str
+    key: Short = Field(description="The key, cut to 128 characters.")
+    partition: int = Field(0, description="Partition.")
+    message_id: Long = Field(description="The message that they wait for.")
+    error_class: Short | None = Field(None, description="Class of its last error.")
+
+
+class BlockedKey(KeyRef):
+    """A key whose messages wait for one that fails, as a worker reports it."""
+
     attempts: int
-    error_class: str | None = None
     next_attempt_at: datetime | None = None
     """None: it waits for a person."""
     dead_letter: bool = False
     """The message is a dead letter already; the key waits until it is redriven or dropped."""
 
+    @property
+    def waits_for(self) -> str:
+        """What has to be done to the message; in the resource's status."""
+        return "Person" if self.next_attempt_at is None else "Retry"
 
-class FailureSummary(_Report):
-    """What became of messages that failed, over all pods and partitions, as the database has it."""
 
-    held: int = 0
-    """Messages that the checkpoint has passed and that wait: failing, behind one of their key, or delayed."""
-    dead_letters: int = 0
+class FailureCounts(WireModel):
+    """How many messages failed, over all pods and partitions, as the database has it."""
+
+    held: int = Field(0, description="Held: failing, behind one of their key, or delayed. Counted up to 10,000.")
+    dead_letters: int = Field(0, description="Dead letters, which wait for a person. Counted up to 10,000.")
+
+
+class FailureSummary(FailureCounts):
+    """What became of messages that failed, as a worker reports it."""
+
     at_least: bool = False
     """Counting stopped at its cap."""
     blocked_keys: list[BlockedKey] = []
@@ -309,18 +343,19 @@ class RebuildState(StrEnum):
     """Done: the other processor can never store again."""
 
 
-class RebuildView(_Report):
-    """A side-by-side rebuild as the database has it."""
+class RebuildView(WireModel):
+    """A side-by-side rebuild as the database has it; `state` is a `RebuildState`, or one of a newer version."""
 
-    of: str
-    state: RebuildState
-    behind: int | None = None
-    """Messages between this checkpoint and the other one's; None while not counted."""
-    at_least: bool = False
-    message: str = ""
+    of: Short = Field(description="The processor that is replaced.")
+    state: Annotated[str, Field(max_length=32)] = Field(
+        description="CatchingUp, SwapHeld, Swapping, SwapNotPossible or Swapped."
+    )
+    behind: int | None = Field(None, description="Messages between this checkpoint and the other one's.")
+    at_least: bool = Field(False, description="Counting stopped at maxLag: there are that many or more.")
+    message: Long = Field("", description="Why, and what to do.")
 
 
-class Report(_Report):
+class Report(WireModel):
     """Everything the operator may know."""
 
     version: int = 1
