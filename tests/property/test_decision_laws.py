@@ -12,8 +12,8 @@ from outbox_core.report import LeaseView, Reason, WorkerState
 from outbox_operator.apply import dump_status
 from outbox_operator.decide import Decision, decide
 from outbox_operator.hand_over import hand_over_job_name
-from outbox_operator.learn import claim_job_name
 from outbox_operator.observed import JobView, Observed, Origin, PodView, Problem, Role, Slots, WorkloadView
+from outbox_operator.ownership import claim_job_name
 from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.rollout import WAS_NOT_READY, WAS_READY, format_rendered
 from outbox_operator.status import OwnershipStatus, ProcessorStatus
@@ -145,7 +145,7 @@ def test_with_its_status_written_it_settles(observed: Observed):
     third = decide(replace(observed, previous=written(second)), NOW)
     assert dump_status(third.status) == dump_status(second.status)
     assert third.replicas == second.replicas
-    assert third.happenings == ()
+    assert third.events == ()
 
 
 @given(observations())

@@ -11,12 +11,13 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
-from outbox_operator.conditions import Reason, link_runbook
+from outbox_operator.conditions import link_runbook
 from outbox_operator.drift import build_removal
 from outbox_operator.kube import KubeError, Where, where
 from outbox_operator.manifests import build_job, build_key, build_owned, hash_of
 from outbox_operator.naming import INTENT_ANNOTATION, labels_of
 from outbox_operator.observed import Problem
+from outbox_operator.reasons import Reason
 from outbox_operator.reports import tell_intent
 from outbox_operator.resources import API_VERSION, KIND
 from outbox_operator.store import OWNED_KINDS, key_of, slim
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_operator.decide import Decision
-    from outbox_operator.events import EventWriter
+    from outbox_operator.event_writer import EventWriter
     from outbox_operator.kube import Kube
     from outbox_operator.observed import Observed, PodView
     from outbox_operator.resources import Processor
@@ -89,8 +90,8 @@ class Applier:
         processor = observed.processor
         if not await self.write_status(body, dump_status(decision.status)):
             return False
-        for happening in decision.happenings:
-            await self._events.write(processor, happening)
+        for event in decision.events:
+            await self._events.write(processor, event)
         if decision.keep_claim:
             await self._tell(processor, decision.keep_claim)
         try:
@@ -134,7 +135,7 @@ class Applier:
         processor = observed.processor
         stays = decision.rollout.template is not None
         known = stays or (observed.workload is not None and observed.workload.intent_hash == observed.intent_hash)
-        # A pod that cannot mount it is pending for ever.
+        # A pod that cannot mount it stays pending.
         if not known or any(is_starting(pod) for pod in observed.runners):
             await self._kube.create(build_key(processor, self._images.keys))
 

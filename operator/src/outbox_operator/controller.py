@@ -21,11 +21,12 @@ from pydantic import ValidationError
 from outbox_core.plain import plain_fault
 from outbox_operator import metrics
 from outbox_operator.apply import Applier, ObstacleError, dump_status
-from outbox_operator.conditions import Answer, ConditionType, Reason, answered
+from outbox_operator.conditions import ConditionUpdate, update_conditions
 from outbox_operator.decide import REST, decide
-from outbox_operator.events import EventWriter
+from outbox_operator.event_writer import EventWriter
 from outbox_operator.informer import Informer
 from outbox_operator.observe import Observer, read_status
+from outbox_operator.reasons import ConditionType, Reason
 from outbox_operator.release import Releaser
 from outbox_operator.reports import Reporters
 from outbox_operator.resources import KIND, NotAllowedError, parse_processor
@@ -201,12 +202,12 @@ class Controller:
         """Say that the spec cannot be read, or asks for what is not allowed, and leave the pods as they are."""
         previous, generation = read_status(body), body["metadata"].get("generation", 0)
         answers = [
-            Answer(ConditionType.READY, False, Reason.INVALID_SPEC, message),
-            Answer(ConditionType.STALLED, True, Reason.INVALID_SPEC, message),
-            Answer(ConditionType.RECONCILING, False, Reason.AS_EXPECTED),
+            ConditionUpdate(ConditionType.READY, False, Reason.INVALID_SPEC, message),
+            ConditionUpdate(ConditionType.STALLED, True, Reason.INVALID_SPEC, message),
+            ConditionUpdate(ConditionType.RECONCILING, False, Reason.AS_EXPECTED),
         ]
         now = datetime.now(UTC)
-        conditions = answered(previous.conditions, answers, generation=generation, now=now)
+        conditions = update_conditions(previous.conditions, answers, generation=generation, now=now)
         update = {"phase": Phase.INVALID, "conditions": conditions, "observed_generation": generation}
         await self._applier.write_status(body, dump_status(previous.model_copy(update=update)))
 

@@ -1,6 +1,6 @@
-"""PURE: finds what somebody else added to an object of ours, as the API server's `managedFields` tell it.
+"""PURE: finds what another client added to an object of ours, as the API server's `managedFields` tell it.
 
-Server-side apply restores every field that we set. A field that we do not set and somebody else added (an environment
+Server-side apply restores every field that we set. A field that we do not set and another client added (an environment
 variable, a key in a ConfigMap) stays theirs; this says which those are, as a JSON patch that takes them out. Never a
 comparison of live with rendered: defaulted fields would never be equal.
 """

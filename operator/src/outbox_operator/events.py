@@ -1,77 +1,130 @@
-"""Writes Kubernetes Events about resources; a repeated one is counted, not written again."""
+"""PURE: builds the Kubernetes Events of what changed between the former status and the new one."""
 
 from __future__ import annotations
 
-import logging
-import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from outbox_operator.kube import KubeError, Where
-from outbox_operator.naming import MANAGED_BY
-from outbox_operator.resources import API_VERSION, KIND
+from outbox_operator.conditions import NOT_ITS_OWN, describe_foreign, shorten
+from outbox_operator.hand_over import HandOverStep
+from outbox_operator.ownership import OwnershipState
+from outbox_operator.reasons import ConditionType, Reason
 
 if TYPE_CHECKING:
-    from outbox_operator.happenings import Happening
-    from outbox_operator.kube import Kube
-    from outbox_operator.resources import Processor
+    from outbox_core.report import Conflict
+    from outbox_operator.facts import Facts
+    from outbox_operator.status import ProcessorStatus
 
-MEMORY_SECONDS: Final = 600.0
-MEMORY_SIZE: Final = 2000
-
-log = logging.getLogger(__name__)
+MAX_NOTE = 1024
+"""What the API server takes as an Event's message."""
 
 
-class EventWriter:
-    """Writes Events; one that cannot be written is logged and forgotten."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event: Normal, or Warning."""
 
-    def __init__(self, kube: Kube, identity: str) -> None:
-        """Write as this process."""
-        self._kube = kube
-        self._identity = identity
-        self._recent: dict[tuple[str, Happening], tuple[str, int, float]] = {}
+    reason: str
+    message: str
+    warning: bool = False
 
-    async def write(self, processor: Processor, happening: Happening) -> None:
-        """Write one Event."""
-        details = {"namespace": processor.namespace, "processor": processor.name, "reason": happening.reason}
-        log.log(logging.WARNING if happening.warning else logging.INFO, happening.message, extra=details)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        known = self._recent.get((processor.uid, happening))
-        try:
-            if known is not None and time.monotonic() - known[2] < MEMORY_SECONDS:
-                name, count = known[0], known[1] + 1
-                patch = {"count": count, "lastTimestamp": now}
-                if await self._kube.patch(Where("Event", processor.namespace, name), patch) is None:
-                    return
-            else:
-                name, count = f"{processor.name}.{time.time_ns():x}", 1
-                await self._kube.create(self._event(processor, happening, name, now))
-        except KubeError as err:
-            log.warning("Event not written", extra={**details, "error": str(err)})
-            return
-        if len(self._recent) >= MEMORY_SIZE:
-            self._recent.clear()
-        self._recent[processor.uid, happening] = (name, count, time.monotonic())
 
-    def _event(self, processor: Processor, happening: Happening, name: str, now: str) -> dict[str, Any]:
-        return {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": processor.namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "namespace": processor.namespace,
-                "name": processor.name,
-                "uid": processor.uid,
-            },
-            "type": "Warning" if happening.warning else "Normal",
-            "reason": happening.reason,
-            "message": happening.message,
-            "source": {"component": MANAGED_BY, "host": self._identity},
-            "reportingComponent": MANAGED_BY,
-            "reportingInstance": self._identity,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
+def build_events(facts: Facts, status: ProcessorStatus) -> tuple[Event, ...]:
+    """Compare the former status with the new one."""
+    previous = facts.observed.previous
+    found = [
+        *_ownership(facts, previous),
+        *_conflicts(facts, previous),
+        *_readiness(previous, status),
+        *_unreachable(previous, status),
+        *_hand_over(previous, status),
+    ]
+    if status.start_from_used is False and previous.start_from_used is None:
+        found.append(Event("StartFromNotUsed", "a checkpoint was stored already: spec.startFrom was not used"))
+    if facts.decision_error is not None and not _is_said(previous, facts.decision_error):
+        found.append(Event("AnnotationInvalid", facts.decision_error, warning=True))
+    foreign = describe_foreign(facts.observed.foreign)
+    if foreign and not _is_said(previous, NOT_ITS_OWN):
+        found.append(Event("ForeignPod", foreign, warning=True))
+    return tuple(Event(one.reason, shorten(one.message, MAX_NOTE), warning=one.warning) for one in found)
+
+
+def _is_said(previous: ProcessorStatus, error: str) -> bool:
+    return any(error in condition.message for condition in previous.conditions)
+
+
+def _ownership(facts: Facts, previous: ProcessorStatus) -> list[Event]:
+    before, after = previous.ownership, facts.ownership
+    if before.state == after.state:
+        return []
+    who = after.holder or "another resource"
+    processor_id = facts.observed.processor.processor_id
+    if after.state == OwnershipState.REFUSED:
+        return [Event("OwnershipRefused", f"{who} owns processorId {processor_id!r}: workers stop", warning=True)]
+    if after.state == OwnershipState.GRANTED:
+        return [Event("OwnershipGranted", f"this resource owns processorId {processor_id!r}")]
+    return []
+
+
+def _conflicts(facts: Facts, previous: ProcessorStatus) -> list[Event]:
+    found: list[Event] = []
+    before, after = previous.conflicts, facts.conflicts
+    if after.last is not None and (before.last is None or before.last.id < after.last.id):
+        found.append(_conflict(facts, after.last))
+    if after.strangers > before.strangers:
+        message = (
+            f"{after.strangers - before.strangers} calls of store_processor_checkpoint without ownership were refused "
+            f"({after.strangers} in all): a script or program that is not this processor"
+        )
+        found.append(Event("StrangerRefused", message, warning=True))
+    if before.open is not None and after.open is None:
+        found.append(Event("ConflictResolved", f"conflict {before.open.id} is resolved; processing goes on"))
+    return found
+
+
+def _conflict(facts: Facts, conflict: Conflict) -> Event:
+    pairs = f"expected {conflict.expected or '(none)'}, stored {conflict.stored or '(no row)'}"
+    told = f"conflict {conflict.id}: pod {conflict.pod} was told {conflict.code}, {pairs}; its batch was rolled back"
+    if conflict.code != 4:
+        return Event("CheckpointConflict", told, warning=True)
+    holder = conflict.holder
+    if holder is not None and holder.uid != facts.observed.processor.uid:
+        message = f"{told}: {holder} is the owner now"
+        return Event("CheckpointConflict", message, warning=True)
+    successor = f" to pod {conflict.holder_pod}" if conflict.holder_pod else ""
+    return Event("OwnershipMoved", f"{told}: ownership moved{successor} within this resource")
+
+
+def _readiness(previous: ProcessorStatus, status: ProcessorStatus) -> list[Event]:
+    before = next((c for c in previous.conditions if c.type == ConditionType.READY), None)
+    after = next(c for c in status.conditions if c.type == ConditionType.READY)
+    if before is not None and (before.status, before.reason) == (after.status, after.reason):
+        return []
+    if after.status == "True":
+        return [Event(after.reason, after.message or "ready")]
+    stalled = any(c.type == ConditionType.STALLED and c.status == "True" for c in status.conditions)
+    in_flight = any(c.type == ConditionType.RECONCILING and c.status == "True" for c in status.conditions)
+    trouble = stalled or status.phase in ("Unavailable", "Retrying")
+    if in_flight and not trouble:
+        return [] if before is None else [Event(after.reason, after.message)]
+    return [Event(after.reason, after.message, warning=trouble)]
+
+
+def _unreachable(previous: ProcessorStatus, status: ProcessorStatus) -> list[Event]:
+    """A pod is not heard while others are: Ready does not say it."""
+    reason = Reason.WORKER_UNREACHABLE
+    said = {c.type: c for c in status.conditions if c.reason == reason}
+    told = any(c.reason == reason for c in previous.conditions)
+    workers = said.get(ConditionType.WORKERS_AVAILABLE)
+    if workers is None or told or ConditionType.READY in said:
+        return []
+    return [Event(reason, workers.message, warning=True)]
+
+
+def _hand_over(previous: ProcessorStatus, status: ProcessorStatus) -> list[Event]:
+    if status.hand_over is None or (
+        previous.hand_over is not None and previous.hand_over.step == status.hand_over.step
+    ):
+        return []
+    if status.hand_over.step == HandOverStep.DONE:
+        return [Event("HandedOver", f"the claim was given to {status.hand_over.to}")]
+    return []

@@ -38,12 +38,12 @@ def hand_over_target(processor: Processor) -> str:
 
 
 def hand_over_job_name(processor: Processor) -> str:
-    """Name the transfer's job; another target, or a mended spec, is another job."""
+    """Name the transfer's job; another target, or a corrected spec, is another job."""
     text = f"{hand_over_target(processor)}@{processor.generation}"
     return child_name(processor.name, f"give-{hashlib.sha256(text.encode()).hexdigest()[:5]}")
 
 
-def learn_hand_over(observed: Observed, now: datetime) -> HandOverStatus | None:
+def build_hand_over(observed: Observed, now: datetime) -> HandOverStatus | None:
     """Say how far the hand-over is; None when none is asked for."""
     target = hand_over_target(observed.processor)
     if not target:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outbox_operator.store import Body, Store
 
     class Seen(Protocol):
-        """Takes what was learned of an object."""
+        """Takes an object, or its deletion."""
 
         def __call__(self, body: Body, *, deleted: bool) -> None:
             """Take it."""

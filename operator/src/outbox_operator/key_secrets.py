@@ -1,6 +1,6 @@
 """Reads the installation's key and the token for workers' metrics from the operator's own namespace.
 
-The chart makes both Secrets empty, so that what it renders never changes; whoever leads first fills them.
+The chart makes both Secrets empty, so that what it renders never changes; the first leader fills them.
 """
 
 from __future__ import annotations

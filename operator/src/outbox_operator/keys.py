@@ -30,5 +30,5 @@ class Keys:
         return hmac.new(self.master, b"resource " + uid.encode(), hashlib.sha256).hexdigest().encode()
 
     def secret_name(self, name: str, uid: str) -> str:
-        """Name the Secret with a resource's key: nobody can make it first, and another key has another name."""
+        """Name the Secret with a resource's key: another client cannot make it first; another key has another name."""
         return child_name(name, f"key-{hashlib.sha256(self.of(uid)).hexdigest()[:8]}")

@@ -234,7 +234,7 @@ class Kube:
         return [{**item, "kind": kind} for item in page.get("items") or ()], _version_of(page)
 
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Apply server-side: what we set is ours, whoever set it before."""
+        """Apply server-side: what we set is ours, also where another client set it before."""
         params = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self.call(
             "PATCH", where(manifest).path(), body=manifest, content="application/apply-patch+yaml", params=params

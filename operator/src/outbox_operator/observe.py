@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from outbox_operator.kube import KubeError, Where
-from outbox_operator.learn import OwnershipState
-from outbox_operator.lineage import is_own
 from outbox_operator.manifests import build_origin, build_template, image_of
 from outbox_operator.naming import TEMPLATE_LABEL, workload_name
 from outbox_operator.observed import RUNNERS, Observed, PodView, Role, Sibling
+from outbox_operator.owner_references import is_own
+from outbox_operator.ownership import OwnershipState
 from outbox_operator.podstate import is_waiting, role_of, view_job, view_pod, view_workload
 from outbox_operator.resources import KIND
 from outbox_operator.status import ProcessorStatus
@@ -127,7 +127,7 @@ class Observer:
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
         notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
         view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
-        return replace(view, silence=heard.silence)
+        return replace(view, unreachable_message=heard.unreachable_message)
 
     def _is_foreign(self, pod: Body) -> bool:
         """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""

@@ -74,7 +74,7 @@ class PodView:
     problem: Problem | None = None
     report: Report | None = None
     reachable: bool = False
-    silence: str = ""
+    unreachable_message: str = ""
     """Why its process is not heard, and what to do, once that is worth telling."""
     last_words: Report | None = None
     exit_code: int | None = None
@@ -193,16 +193,22 @@ class Observed:
         return tuple(pod for pod in self.pods if pod.role in RUNNERS and pod.alive)
 
     @property
+    def problem(self) -> Problem | None:
+        """Why pods do not run: the first pod's problem, else the workload's."""
+        problems = (pod.problem for pod in self.runners if pod.problem is not None and not pod.deleting)
+        return next(problems, self.workload.problem if self.workload is not None else None)
+
+    @property
     def outdated(self) -> tuple[PodView, ...]:
         """Pods of another template, but for those that answer and are not believed: such a one holds nothing up."""
         former = [pod for pod in self.runners if pod.intent_hash != self.intent_hash]
-        return tuple(pod for pod in former if pod.report is not None or not pod.silence)
+        return tuple(pod for pod in former if pod.report is not None or not pod.unreachable_message)
 
     @property
-    def silences(self) -> tuple[str, ...]:
+    def unreachable_messages(self) -> tuple[str, ...]:
         """Why running processes of the present template are not heard; older ones are being replaced."""
         current = [pod for pod in self.runners if pod.intent_hash == self.intent_hash and not pod.deleting]
-        return tuple(pod.silence for pod in current if pod.phase == "Running" and pod.silence)
+        return tuple(pod.unreachable_message for pod in current if pod.phase == "Running" and pod.unreachable_message)
 
     @property
     def reports(self) -> tuple[Report, ...]:

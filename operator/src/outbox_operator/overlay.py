@@ -21,7 +21,7 @@ _KEYS: Final = {
     "topologySpreadConstraints": "topologyKey",
 }
 _ONE_OF: Final = {"volumes", "env", "topologySpreadConstraints"}
-"""An overlay replaces an item of these lists whole: of two halves of a volume or of a constraint nobody asked."""
+"""An overlay replaces an item of these lists whole: half a volume and half another one make none that works."""
 
 PLACEMENT: Final = (
     "affinity",
@@ -35,7 +35,7 @@ PLACEMENT: Final = (
     "schedulerName",
     "tolerations",
 )
-"""The parts of a pod's spec that say where and how it may run, whatever it runs."""
+"""The parts of a pod's spec that say where and how it may run, not what it runs."""
 
 
 def check_overlay(overlay: dict[str, Any]) -> dict[str, Any]:

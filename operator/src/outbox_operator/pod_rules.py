@@ -1,6 +1,6 @@
 """PURE: what a podTemplate may ask for, and what a pod that a Spark driver makes may be. The table of docs/security.md.
 
-An allow list: whatever is not named here is refused, also what a later Kubernetes adds. It lets through scheduling,
+An allow list: what is not named here is refused, also what a later Kubernetes adds. It lets through scheduling,
 resources, labels, annotations, environment, containers under the Pod Security Standard `restricted`, and volumes of
 ConfigMaps and of the Secrets that the resource names. The chart's `podTemplates.unrestricted` turns all of it off.
 """
@@ -188,7 +188,9 @@ OVERLAY: Final = Fields(
                 **dict.fromkeys(("affinity", "nodeSelector", "schedulerName", "tolerations")),
                 "topologySpreadConstraints": None,
                 "priorityClassName": _NOT_THE_SYSTEMS,
-                **dict.fromkeys(("dnsConfig", "dnsPolicy", "hostAliases")),  # how the pod finds others, and nobody else
+                **dict.fromkeys(
+                    ("dnsConfig", "dnsPolicy", "hostAliases")
+                ),  # how the pod finds others, and no other pod
                 "imagePullSecrets": None,  # for the kubelet: no process of the pod sees them
                 "securityContext": _POD_SECURITY,
                 "containers": Items(OwnOrOther(own=_OWN, other=_ADDED)),

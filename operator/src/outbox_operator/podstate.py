@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from outbox_core.report import Report
-from outbox_operator.conditions import Reason
 from outbox_operator.naming import DECISION_LABEL, RENDERED_ANNOTATION, ROLE_LABEL, SLOT_ANNOTATION, TEMPLATE_LABEL
 from outbox_operator.observed import JobView, PodView, Problem, Role, WorkloadView
+from outbox_operator.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

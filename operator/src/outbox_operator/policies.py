@@ -1,6 +1,7 @@
-"""PURE: what holds, most important first. An ordered tuple of policies; the first that has something to say wins.
+"""PURE: the policies, most important first; the result of the first that applies is what people read.
 
-A policy says what people read, and whether pods may handle messages. `decide.py` draws the conclusions.
+A policy returns what people read, and whether pods may handle messages; None: it does not apply. `decide.py` draws the
+conclusions.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import WorkerState
 from outbox_core.spec import Engine, Mode
-from outbox_operator.conditions import Reason
+from outbox_operator.facts import PolicyResult
 from outbox_operator.hand_over import HandOverStep
-from outbox_operator.learn import OwnershipState, describe_division
+from outbox_operator.merge import describe_division
 from outbox_operator.observed import Role
-from outbox_operator.silence import describe_silences
+from outbox_operator.ownership import OwnershipState
+from outbox_operator.reachability import describe_all_unreachable
+from outbox_operator.reasons import Reason
 from outbox_operator.status import Phase
-from outbox_operator.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from outbox_operator.facts import Facts
     from outbox_operator.observed import Observed
-    from outbox_operator.verdict import Knowledge
 
 
 def wanted_replicas(observed: Observed) -> int:
@@ -32,61 +34,61 @@ def wanted_replicas(observed: Observed) -> int:
     return spec.worker.replicas if spec.engine is Engine.WORKER else 1
 
 
-def _obstructed(known: Knowledge) -> Verdict | None:
-    obstacle = known.observed.obstacle
+def _obstructed(facts: Facts) -> PolicyResult | None:
+    obstacle = facts.observed.obstacle
     if obstacle is None:
         return None
-    asks = known.ownership.state == OwnershipState.TRYING
-    return Verdict(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, halts=asks)
+    asks = facts.ownership.state == OwnershipState.TRYING
+    return PolicyResult(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, stops_workers=asks)
 
 
-def _handing_over(known: Knowledge) -> Verdict | None:
-    progress = known.hand_over
-    if known.observed.processor.spec.hand_over_to is None or progress is None:
+def _handing_over(facts: Facts) -> PolicyResult | None:
+    progress = facts.hand_over
+    if facts.observed.processor.spec.hand_over_to is None or progress is None:
         return None
     if progress.step == HandOverStep.DONE:
         message = f"the claim was given to {progress.to}; remove spec.handOverTo to ask for it again"
-        return Verdict(Phase.HANDED_OVER, Reason.HANDED_OVER, message, as_asked=True)
+        return PolicyResult(Phase.HANDED_OVER, Reason.HANDED_OVER, message, ready=True)
     if progress.step == HandOverStep.FAILED:
-        return Verdict(Phase.HANDING_OVER, Reason.HAND_OVER_FAILED, progress.message, stalled=True)
-    return Verdict(Phase.HANDING_OVER, Reason.HANDING_OVER, f"giving the claim to {progress.to}")
+        return PolicyResult(Phase.HANDING_OVER, Reason.HAND_OVER_FAILED, progress.message, stalled=True)
+    return PolicyResult(Phase.HANDING_OVER, Reason.HANDING_OVER, f"giving the claim to {progress.to}")
 
 
-def _suspended(known: Knowledge) -> Verdict | None:
-    if not known.observed.processor.spec.suspend:
+def _suspended(facts: Facts) -> PolicyResult | None:
+    if not facts.observed.processor.spec.suspend:
         return None
-    if known.observed.runners:
-        return Verdict(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
+    if facts.observed.runners:
+        return PolicyResult(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
     message = "suspended by spec.suspend; checkpoint and claim are kept"
-    return Verdict(Phase.SUSPENDED, Reason.SUSPENDED, message, as_asked=True)
+    return PolicyResult(Phase.SUSPENDED, Reason.SUSPENDED, message, ready=True)
 
 
-def _conflict_open(known: Knowledge) -> Verdict | None:
-    conflict = known.conflicts.open
-    if conflict is None or known.resolution is not None:
+def _conflict_open(facts: Facts) -> PolicyResult | None:
+    conflict = facts.conflicts.open
+    if conflict is None or facts.resolution is not None:
         return None
     reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
-    message = _with_change(known, describe_open(known))
+    message = _with_change(facts, describe_open(facts))
     # A partition that waits for a person does not stop the others.
-    return Verdict(Phase.BLOCKED, reason, message, stalled=True, halts=not _is_divided(known))
+    return PolicyResult(Phase.BLOCKED, reason, message, stalled=True, stops_workers=not _is_divided(facts))
 
 
-def _with_change(known: Knowledge, message: str) -> str:
+def _with_change(facts: Facts, message: str) -> str:
     """A change of the number of partitions that waits for this is said in the same breath."""
-    change = describe_division(known.observed)
+    change = describe_division(facts.observed)
     return f"{message}; {change}" if change else message
 
 
-def _is_divided(known: Knowledge) -> bool:
-    return known.observed.processor.spec.delivery.mode is Mode.PARTITIONED
+def _is_divided(facts: Facts) -> bool:
+    return facts.observed.processor.spec.delivery.mode is Mode.PARTITIONED
 
 
-def describe_open(known: Knowledge) -> str:
+def describe_open(facts: Facts) -> str:
     """Say what was changed and how a person decides."""
-    conflict = known.conflicts.open
+    conflict = facts.conflicts.open
     if conflict is None:
         return ""
-    name = known.observed.processor.name
+    name = facts.observed.processor.name
     what = "further ahead than" if conflict.code == 2 else "older than"
     accept = (
         f"accept the stored pair with: kubectl annotate obp {name} "
@@ -94,12 +96,12 @@ def describe_open(known: Knowledge) -> str:
         if conflict.stored
         else ""
     )
-    error = f" ({known.decision_error})" if known.decision_error else ""
-    what_waits = f"Nothing of partition {conflict.partition}" if _is_divided(known) else "Nothing"
+    error = f" ({facts.decision_error})" if facts.decision_error else ""
+    what_waits = f"Nothing of partition {conflict.partition}" if _is_divided(facts) else "Nothing"
     return (
         f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
-        f"{conflict.expected or '(none)'}, which the owner expected: somebody else changed it. {what_waits} is handled "
-        f"until a person decides: {accept}go on from another pair with: kubectl annotate obp {name} "
+        f"{conflict.expected or '(none)'}, which the owner expected: another writer changed it. {what_waits} is "
+        f"handled until a person decides: {accept}go on from another pair with: kubectl annotate obp {name} "
         f"outbox-operator.dev/rewind-checkpoint='{conflict.id}={_propose_rewind(conflict.expected)}{error}"
     )
 
@@ -113,82 +115,79 @@ def _propose_rewind(expected: str | None) -> str:
     return f"{expected}'"
 
 
-def _owned_elsewhere(known: Knowledge) -> Verdict | None:
-    if known.ownership.state != OwnershipState.REFUSED:
+def _owned_elsewhere(facts: Facts) -> PolicyResult | None:
+    if facts.ownership.state != OwnershipState.REFUSED:
         return None
-    return Verdict(Phase.WAITING, Reason.CLAIM_HELD, describe_holder(known), stalled=True)
+    return PolicyResult(Phase.WAITING, Reason.CLAIM_HELD, describe_holder(facts), stalled=True)
 
 
-def _trying(known: Knowledge) -> Verdict | None:
-    if known.ownership.state != OwnershipState.TRYING:
+def _trying(facts: Facts) -> PolicyResult | None:
+    if facts.ownership.state != OwnershipState.TRYING:
         return None
-    pods = [pod for pod in known.observed.pods if pod.role is Role.CLAIM]
+    pods = [pod for pod in facts.observed.pods if pod.role is Role.CLAIM]
     problem = next((pod.problem for pod in pods if pod.problem is not None), None)
     if problem is not None:
-        return Verdict(Phase.UNAVAILABLE, problem.reason, problem.message)
-    ownership = known.ownership
+        return PolicyResult(Phase.UNAVAILABLE, problem.reason, problem.message)
+    ownership = facts.ownership
     if ownership.problem is not None:
-        return Verdict(Phase.UNAVAILABLE, ownership.problem, ownership.problem_message or "")
-    others = ", ".join(f"{sibling.namespace}/{sibling.name}" for sibling in known.observed.siblings)
+        return PolicyResult(Phase.UNAVAILABLE, ownership.problem, ownership.problem_message or "")
+    others = ", ".join(f"{sibling.namespace}/{sibling.name}" for sibling in facts.observed.siblings)
     message = f"{others} asks for the same processorId: the database is asked whose it is before workers start"
-    return Verdict(Phase.STARTING, Reason.CLAIMING, message)
+    return PolicyResult(Phase.STARTING, Reason.CLAIMING, message)
 
 
-def describe_holder(known: Knowledge) -> str:
+def describe_holder(facts: Facts) -> str:
     """Say who owns the processorId and what to do."""
-    who = known.ownership.holder or "another resource"
+    who = facts.ownership.holder or "another resource"
     return (
-        f"processorId {known.observed.processor.processor_id!r} is owned by {who}; this resource handles nothing and "
+        f"processorId {facts.observed.processor.processor_id!r} is owned by {who}; this resource handles nothing and "
         f"takes over when the owner goes. Delete or hand over that one, or create this one with another processorId"
     )
 
 
-def _scaled_to_zero(known: Knowledge) -> Verdict | None:
-    if wanted_replicas(known.observed) > 0:
+def _scaled_to_zero(facts: Facts) -> PolicyResult | None:
+    if wanted_replicas(facts.observed) > 0:
         return None
-    if known.observed.runners:
-        return Verdict(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
+    if facts.observed.runners:
+        return PolicyResult(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
     message = "spec.worker.replicas is 0; checkpoint and claim are kept"
-    return Verdict(Phase.SUSPENDED, Reason.SCALED_TO_ZERO, message, as_asked=True)
+    return PolicyResult(Phase.SUSPENDED, Reason.SCALED_TO_ZERO, message, ready=True)
 
 
-def _resolving(known: Knowledge) -> Verdict | None:
-    if known.resolution is None:
+def _resolving(facts: Facts) -> PolicyResult | None:
+    if facts.resolution is None:
         return None
-    lead = known.lead
+    lead = facts.lead
     if lead is not None and lead.state is WorkerState.BLOCKED:
         # It was started with the decision and could not carry it out; its message says why.
-        return Verdict(Phase.BLOCKED, lead.reason, lead.message, stalled=True, halts=False)
-    message = f"a person decided conflict {known.resolution.conflict_id}: a worker carries it out"
-    return Verdict(Phase.STARTING, Reason.RESOLVING, message, halts=False)
+        return PolicyResult(Phase.BLOCKED, lead.reason, lead.message, stalled=True, stops_workers=False)
+    message = f"a person decided conflict {facts.resolution.conflict_id}: a worker carries it out"
+    return PolicyResult(Phase.STARTING, Reason.RESOLVING, message, stops_workers=False)
 
 
-def _rolling_out(known: Knowledge) -> Verdict | None:
-    observed = known.observed
+def _rolling_out(facts: Facts) -> PolicyResult | None:
+    observed = facts.observed
     old = [pod for pod in observed.runners if pod.intent_hash != observed.intent_hash]
-    lead = known.lead
+    lead = facts.lead
     current = lead is not None and any(pod.name == lead.pod and pod not in old for pod in observed.runners)
     if not old or current:
         return None
-    return Verdict(
-        Phase.STARTING, Reason.ROLLING_OUT, "pods of the former spec or version are being replaced", halts=False
+    return PolicyResult(
+        Phase.STARTING, Reason.ROLLING_OUT, "pods of the former spec or version are being replaced", stops_workers=False
     )
 
 
-def _pods_missing(known: Knowledge) -> Verdict | None:
-    observed = known.observed
-    if known.lead is not None:
+def _pods_missing(facts: Facts) -> PolicyResult | None:
+    observed = facts.observed
+    if facts.lead is not None:
         return None
-    problems = [pod.problem for pod in observed.runners if pod.problem is not None and not pod.deleting]
-    if not problems and observed.workload is not None and observed.workload.problem is not None:
-        problems = [observed.workload.problem]
-    if problems:
-        return Verdict(Phase.UNAVAILABLE, problems[0].reason, problems[0].message, halts=False)
-    if silences := observed.silences:
-        message = describe_silences(silences)
-        return Verdict(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, halts=False, unknown=True)
+    if observed.problem is not None:
+        return PolicyResult(Phase.UNAVAILABLE, observed.problem.reason, observed.problem.message, stops_workers=False)
+    if unreachable := observed.unreachable_messages:
+        message = describe_all_unreachable(unreachable)
+        return PolicyResult(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, stops_workers=False, unknown=True)
     message = "waiting for the first pod's report" if observed.runners else "waiting for the first pod"
-    return Verdict(Phase.STARTING, Reason.STARTING, message, halts=False)
+    return PolicyResult(Phase.STARTING, Reason.STARTING, message, stops_workers=False)
 
 
 _PHASES: Final = {
@@ -203,8 +202,8 @@ _PHASES: Final = {
 }
 
 
-def _worker_says(known: Knowledge) -> Verdict | None:
-    lead = known.lead
+def _worker_says(facts: Facts) -> PolicyResult | None:
+    lead = facts.lead
     if lead is None or lead.state is WorkerState.ACTIVE:
         return None
     reason: str = lead.reason
@@ -214,32 +213,32 @@ def _worker_says(known: Knowledge) -> Verdict | None:
         message = f"no pod holds the lease that answers; {lead.pod} stands by and takes over when it lapses"
     if lead.attempt and lead.state is WorkerState.RETRYING:
         message = f"attempt {lead.attempt}: {message}"
-    message = _with_change(known, message)
+    message = _with_change(facts, message)
     stalled = lead.state is WorkerState.STOPPED or lead.reason is WorkerReason.SUPERSEDED
-    return Verdict(_PHASES[lead.state], reason, message, halts=False, stalled=stalled)
+    return PolicyResult(_PHASES[lead.state], reason, message, stops_workers=False, stalled=stalled)
 
 
-def _running(known: Knowledge) -> Verdict:
-    lead = known.lead
-    if change := describe_division(known.observed):
-        return Verdict(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, halts=False)
-    if old := known.observed.outdated:
+def _running(facts: Facts) -> PolicyResult:
+    lead = facts.lead
+    if change := describe_division(facts.observed):
+        return PolicyResult(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, stops_workers=False)
+    if old := facts.observed.outdated:
         message = f"messages are being handled; {len(old)} pods of the former spec or version are being replaced"
-        return Verdict(Phase.RUNNING, Reason.ROLLING_OUT, message, halts=False)
+        return PolicyResult(Phase.RUNNING, Reason.ROLLING_OUT, message, stops_workers=False)
     idle = lead is not None and lead.reason is WorkerReason.IDLE
     message = "nothing waits to be handled" if idle else "messages are being handled"
     if lead is not None and lead.advice:
         message += f"; {lead.advice}"
-    if ignored := known.observed.processor.ignored:
+    if ignored := facts.observed.processor.ignored:
         fields = ", ".join(f"spec.{each}" for each in ignored)
         message += f"; this operator does not know {fields} and ignores it: upgrade the operator"
-    return Verdict(Phase.RUNNING, Reason.RUNNING, message, as_asked=True, halts=False)
+    return PolicyResult(Phase.RUNNING, Reason.RUNNING, message, ready=True, stops_workers=False)
 
 
-POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
+POLICIES: Final[tuple[Callable[[Facts], PolicyResult | None], ...]] = (
     _handing_over,  # asked for: first status, then the pods, then the claim
     _suspended,  # asked for, works in every state below
-    _conflict_open,  # nobody processes until a person has decided
+    _conflict_open,  # no pod handles messages until a person has decided
     _owned_elsewhere,  # a duplicate runs nothing
     _obstructed,  # an owned object cannot be made
     _trying,  # perhaps a duplicate: it asks first
@@ -251,10 +250,10 @@ POLICIES: Final[tuple[Callable[[Knowledge], Verdict | None], ...]] = (
 )
 
 
-def judge(known: Knowledge) -> Verdict:
-    """Ask the policies in order; the first that has something to say wins. What is in the way is said beside it."""
-    verdict = next((verdict for policy in POLICIES if (verdict := policy(known)) is not None), _running(known))
-    obstacle = known.observed.obstacle
-    if obstacle is None or verdict.reason == obstacle.reason:
-        return verdict
-    return replace(verdict, message=f"{verdict.message}; {obstacle.reason}: {obstacle.message}")
+def evaluate_policies(facts: Facts) -> PolicyResult:
+    """Evaluate the policies in order; the first that applies wins. An obstacle is named beside it."""
+    result = next((result for policy in POLICIES if (result := policy(facts)) is not None), _running(facts))
+    obstacle = facts.observed.obstacle
+    if obstacle is None or result.reason == obstacle.reason:
+        return result
+    return replace(result, message=f"{result.message}; {obstacle.reason}: {obstacle.message}")

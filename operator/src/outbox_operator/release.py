@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from outbox_core.report import Intent
 from outbox_operator.kube import KubeError
-from outbox_operator.learn import OwnershipState
 from outbox_operator.manifests import JOB_SECONDS, build_release
 from outbox_operator.observe import read_status
 from outbox_operator.observed import RUNNERS, Role
+from outbox_operator.ownership import OwnershipState
 from outbox_operator.podstate import role_of, view_job
 from outbox_operator.reports import tell_intent
 from outbox_operator.resources import NotAllowedError

@@ -23,12 +23,19 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
-from outbox_operator.lineage import is_own, owners_of
 from outbox_operator.naming import TEMPLATE_LABEL
 from outbox_operator.observed import RUNNERS
-from outbox_operator.pace import Pace
+from outbox_operator.owner_references import is_own, owners_of
 from outbox_operator.podstate import parse_report, role_of
-from outbox_operator.silence import Cause, Ends, Silence, address_of, describe_silence, is_worth_telling
+from outbox_operator.rate_limiter import RateLimiter
+from outbox_operator.reachability import (
+    Cause,
+    Ends,
+    Unreachable,
+    address_of,
+    describe_unreachable,
+    is_overdue,
+)
 from outbox_operator.store import key_of
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ class Heard:
     report: Report | None = None
     signed: bool = False
     missed: int = 0
-    silence: str = ""
+    unreachable_message: str = ""
     """Why it is not heard or not believed, and what to do, once that is worth telling."""
 
     @property
@@ -87,7 +94,7 @@ class Reporters:
         """Of each resource the templates whose pods have signed."""
         self._notify = notify
         self._heard: dict[str, Heard] = {}
-        self._paces: defaultdict[Key, Pace] = defaultdict(Pace)
+        self._limiters: defaultdict[Key, RateLimiter] = defaultdict(RateLimiter)
         self._slots = asyncio.Semaphore(PARALLEL)
         self.asked = asyncio.Event()
         """Every pod was asked once."""
@@ -97,7 +104,7 @@ class Reporters:
         entry = self._heard.get(_uid(pod))
         if entry is None or self._is_believed(pod, entry):
             return entry or Heard()
-        return Heard(silence=entry.silence)
+        return Heard(unreachable_message=entry.unreachable_message)
 
     def _is_believed(self, pod: Body, entry: Heard) -> bool:
         return entry.signed or not self._must_sign(pod)
@@ -109,7 +116,7 @@ class Reporters:
         return not templates.isdisjoint(self._signing.get(key_of(pod), ()))
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Ask every PERIOD seconds until cancelled."""
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
             while True:
                 pods = [pod for pod in self._store.all_of("Pod") if _answers(pod) or _uid(pod) in self._heard]
@@ -123,13 +130,13 @@ class Reporters:
         """Drop what is known of pods and resources that are gone."""
         for uid in self._heard.keys() - {_uid(pod) for pod in self._store.all_of("Pod")}:
             del self._heard[uid]
-        for key in [key for key in {*self._paces, *self._signing} if self._store.resource(key) is None]:
-            self._paces.pop(key, None)
+        for key in [key for key in {*self._limiters, *self._signing} if self._store.resource(key) is None]:
+            self._limiters.pop(key, None)
             self._signing.pop(key, None)
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
         entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
-        before, figures = self._standing(pod), figures_in(entry.report)
+        before, figures = self._news_of(pod), figures_in(entry.report)
         answer = await self._fetch(session, pod) if _answers(pod) else None
         if isinstance(answer, Answer):
             entry.report, entry.signed, entry.missed = answer.report, answer.signed, 0
@@ -140,32 +147,36 @@ class Reporters:
             if entry.missed == PATIENCE:
                 name = "/".join((key[0], pod["metadata"]["name"]))
                 log.info("a pod is not heard", extra={"pod": name, "why": answer.words if answer is not None else ""})
-        entry.silence = self._describe_silence(pod, entry, answer if isinstance(answer, Silence) else None)
-        if self._standing(pod) != before:
-            self._notify(key, self._paces[key].wait(time.monotonic()))
+        entry.unreachable_message = self._describe_unreachable(
+            pod, entry, answer if isinstance(answer, Unreachable) else None
+        )
+        if self._news_of(pod) != before:
+            self._notify(key, self._limiters[key].wait(time.monotonic()))
         elif figures_in(entry.report) != figures:
             self._notify(key, FIGURES_EVERY)
 
-    def _describe_silence(self, pod: Body, entry: Heard, silence: Silence | None) -> str:
+    def _describe_unreachable(self, pod: Body, entry: Heard, unreachable: Unreachable | None) -> str:
         """Say why a pod is not heard; empty while it is, or may only need a moment."""
-        if silence is None and entry.missed == 0 and not self._is_believed(pod, entry):
-            silence = Silence(Cause.OTHER_KEY, "it does not sign its answers")
+        if unreachable is None and entry.missed == 0 and not self._is_believed(pod, entry):
+            unreachable = Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
         resource = self._store.resource(key_of(pod))
-        if silence is None or resource is None:
+        if unreachable is None or resource is None:
             return ""
         # One that was heard before needs no time to start.
         was_heard = entry.report is not None and entry.missed > 0
-        if not (entry.missed >= PATIENCE if was_heard else is_worth_telling(pod, datetime.now(UTC))):
+        if not (entry.missed >= PATIENCE if was_heard else is_overdue(pod, datetime.now(UTC))):
             return ""
         meta = resource["metadata"]
-        return describe_silence(silence, pod, Ends(self._namespace, self._keys.secret_name(meta["name"], meta["uid"])))
+        return describe_unreachable(
+            unreachable, pod, Ends(self._namespace, self._keys.secret_name(meta["name"], meta["uid"]))
+        )
 
-    def _standing(self, pod: Body) -> Any:
+    def _news_of(self, pod: Body) -> Any:
         """What is known from a pod: if that changes, it is news."""
         heard = self.heard(pod)
-        return news_in(heard.report), heard.reachable, heard.silence
+        return news_in(heard.report), heard.reachable, heard.unreachable_message
 
-    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | Silence | None:
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | Unreachable | None:
         """Ask a pod; None: its resource is gone."""
         resource = self._store.resource(key_of(pod))
         if resource is None:
@@ -178,20 +189,20 @@ class Reporters:
             return classify_error(err)
 
 
-def classify_error(err: Exception) -> Silence:
+def classify_error(err: Exception) -> Unreachable:
     """Say what an error of a question means."""
     if isinstance(err, aiohttp.ConnectionTimeoutError):
-        return Silence(Cause.NO_CONNECTION)
+        return Unreachable(Cause.NO_CONNECTION)
     if isinstance(err, TimeoutError):
-        return Silence(Cause.NO_ANSWER)
+        return Unreachable(Cause.NO_ANSWER)
     number = err.errno if isinstance(err, OSError) else None
     if number == errno.ECONNREFUSED:
-        return Silence(Cause.REFUSED)
+        return Unreachable(Cause.REFUSED)
     if isinstance(err, aiohttp.ServerDisconnectedError) or number in (errno.ECONNRESET, errno.EPIPE):
-        return Silence(Cause.CLOSED)
+        return Unreachable(Cause.CLOSED)
     if isinstance(err, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
-        return Silence(Cause.NO_WORKER, "its answer is no HTTP")
-    return Silence(Cause.OTHER, os.strerror(number) if number else type(err).__name__)
+        return Unreachable(Cause.NO_WORKER, "its answer is no HTTP")
+    return Unreachable(Cause.OTHER, os.strerror(number) if number else type(err).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +236,7 @@ class Answer:
     signed: bool
 
 
-async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | Silence:
+async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | Unreachable:
     """Ask one process, and say why what it answers is not taken.
 
     The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
@@ -238,14 +249,14 @@ async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked)
     async with session.request(asked.method, url, headers=asked.headers, allow_redirects=False) as answer:
         if answer.status != 200:
             cause = Cause.OTHER_KEY if answer.status == 401 else Cause.NO_WORKER
-            return Silence(cause, f"it answers {answer.status}")
+            return Unreachable(cause, f"it answers {answer.status}")
         text = await _read_some(answer.content)
         signature = answer.headers.get(SIGNATURE_HEADER)
     if signature is not None and not is_same(signature, sign_answer(asked.key, asked.signature, text)):
-        return Silence(Cause.OTHER_KEY, "its answer is signed with that one")
+        return Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
     report = parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
     if report is None:
-        return Silence(Cause.NO_WORKER, "its answer is no report")
+        return Unreachable(Cause.NO_WORKER, "its answer is no report")
     return Answer(report, signature is not None)
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_operator.observed import Origin
 
 if TYPE_CHECKING:
+    from outbox_operator.facts import PolicyResult
     from outbox_operator.observed import Observed, WorkloadView
-    from outbox_operator.verdict import Verdict
 
 WAS_READY: Final = "WasReady"
 WAS_NOT_READY: Final = "WasNotReady"
@@ -75,11 +75,11 @@ def decide_rollout(observed: Observed, decision: str) -> Rollout:
     if former.installation == asked.installation:
         return Rollout(asked, template, workload.slot)
     if workload.slot or observed.slots.free:
-        return Rollout(asked, slot=workload.slot or _standing(observed))
+        return Rollout(asked, slot=workload.slot or _was_ready(observed))
     return Rollout(replace(asked, installation=former.installation), template, waits=_describe(observed))
 
 
-def _standing(observed: Observed) -> str:
+def _was_ready(observed: Observed) -> str:
     """Say what the processor is before its pods are replaced: as status says, for pods may not have been asked yet."""
     ready = any(each.type == "Ready" and each.status == "True" for each in observed.previous.conditions)
     return WAS_READY if ready else WAS_NOT_READY
@@ -103,7 +103,7 @@ def as_in_force(observed: Observed, rollout: Rollout) -> Observed:
     return replace(observed, intent_hash=workload.intent_hash)
 
 
-def settle(rollout: Rollout, observed: Observed, verdict: Verdict, replicas: int) -> Rollout:
+def settle(rollout: Rollout, observed: Observed, result: PolicyResult, replicas: int) -> Rollout:
     """Give the slot back when nothing runs, or when the pods were replaced and the processor is what it was before."""
     if replicas == 0:
         return Rollout(observed.origin)
@@ -112,7 +112,7 @@ def settle(rollout: Rollout, observed: Observed, verdict: Verdict, replicas: int
     pods = observed.runners
     replaced = len(pods) == replicas and not any(p.deleting or p.intent_hash != observed.intent_hash for p in pods)
     if rollout.slot == WAS_READY:
-        done = replaced and verdict.as_asked and all(pod.ready for pod in pods)
+        done = replaced and result.ready and all(pod.ready for pod in pods)
     else:
         # What kept it from being ready before may keep it so now: that must not hold up the others.
         done = replaced and all(pod.phase == "Running" for pod in pods)

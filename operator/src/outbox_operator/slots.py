@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from outbox_operator.conditions import IN_FLIGHT, ConditionType
 from outbox_operator.observed import Slots
+from outbox_operator.reasons import IN_FLIGHT, ConditionType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """The resource's status: `phase` for people, `conditions` for machines, and what the workers reported.
 
-What stands as it is in a report has its model in `outbox_core.report`. Pure values: `conditions.py` decides the
+What stands as it is in a report has its model in `outbox_core.report`. Pure values: `reasons.py` decides the
 conditions, `decide.py` everything else; written once by `apply.py`, and only when it differs.
 """
 

@@ -1,7 +1,7 @@
 """What watches and listings have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
 
 Filled by a listing of each kind (`informer.py`) and kept by Kopf's watches (`handlers.py`); a watch that missed
-something costs a delay, not a wrong state for ever.
+something costs a delay, not a state that stays wrong.
 """
 
 from __future__ import annotations

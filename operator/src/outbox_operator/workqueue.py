@@ -29,7 +29,7 @@ Key = tuple[str, str]
 class KeyedQueue:
     """Calls `work(key)` for every key that is due.
 
-    `work` answers in how many seconds it wants to be called again if nobody asks before, or None for never.
+    `work` answers in how many seconds it wants to be called again if no `add` asks for it before, or None for never.
     """
 
     def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, workers: int = 8) -> None:
@@ -83,7 +83,7 @@ class KeyedQueue:
             try:
                 again = await self._work(key)
                 self._failures.pop(key, None)
-            except Exception as err:  # noqa: BLE001 - whatever one resource causes must not stop the others
+            except Exception as err:  # noqa: BLE001 - what one resource causes must not stop the others
                 again = self._back_off(key, err)
             finally:
                 self._busy.discard(key)

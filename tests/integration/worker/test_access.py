@@ -10,8 +10,8 @@ import aiohttp
 
 from outbox_core.report import Intent
 from outbox_operator.keys import Keys
+from outbox_operator.reachability import Cause, Unreachable
 from outbox_operator.reports import Answer, ask, fetch_report
-from outbox_operator.silence import Cause, Silence
 from tests.support.postgres import free_port, wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
@@ -67,7 +67,7 @@ async def test_the_operator_and_the_worker_know_each_other(workers: Workers):
         assert answer.report.pod_uid == pod_uid(worker)
         other = KEYS.of("uid-of-another-resource")
         refused = await fetch_report(session, place, ask("GET", "/status", pod_uid(worker), other))
-        assert refused == Silence(Cause.OTHER_KEY, "it answers 401")
+        assert refused == Unreachable(Cause.OTHER_KEY, "it answers 401")
         said = json.dumps({"intent": Intent.KEEP_CLAIM}).encode()
         asked = ask("POST", "/intent", pod_uid(worker), KEY, said)
         assert await call(worker, "POST", "/intent", data=said, headers=asked.headers) == 200

@@ -7,7 +7,7 @@ import pytest
 from outbox_cli.cluster import parse_answer
 from outbox_cli.errors import CommandError, RefusedError
 from outbox_cli.resources import condition, is_running, is_suspended, open_conflict, resource_record
-from outbox_operator.learn import read_resolution
+from outbox_operator.resolution import read_resolution
 
 CONFLICT = {"id": 7, "code": 2, "expected": "790:40", "stored": "815:42"}
 

@@ -71,7 +71,7 @@ BELIEF = [
     pytest.param("current", False, {"current"}, False, id="another pod of the template signs"),
     pytest.param("former", False, {"current"}, False, id="what the workload makes now signs"),
     pytest.param("former", False, {"former"}, False, id="its own template signs"),
-    pytest.param("anything", False, {"current"}, False, id="a label that nobody gave it helps nobody"),
+    pytest.param("anything", False, {"current"}, False, id="a label of no template proves nothing"),
     pytest.param("current", True, {"current"}, True, id="it signs"),
 ]
 

@@ -42,7 +42,7 @@ def test_why_the_asking_pod_does_not_start_is_said_of_the_workers() -> None:
         pytest.param((build_sibling(older=False),), id="the other one is younger"),
     ],
 )
-def test_with_nobody_to_ask_about_workers_start(siblings: tuple[Sibling, ...]) -> None:
+def test_without_another_resource_that_may_own_it_workers_start(siblings: tuple[Sibling, ...]) -> None:
     decision = decide(build_observed(previous=TRYING, siblings=siblings), NOW)
     assert decision.replicas == 1
     assert decision.status.ownership.state == "Unknown"

@@ -40,7 +40,7 @@ def test_a_decided_conflict_is_carried_out_and_then_forgotten():
     after = decide(build_observed(started, previous=before.status, processor=processor), NOW)
     assert after.status.conflicts.open is None
     assert after.remove_annotations == (REWIND_ANNOTATION,)
-    assert "ConflictResolved" in [happening.reason for happening in after.happenings]
+    assert "ConflictResolved" in [event.reason for event in after.events]
 
 
 def test_a_standby_that_has_not_looked_again_closes_no_conflict():
@@ -70,7 +70,7 @@ def test_an_unreadable_annotation_decides_nothing_and_says_how_to_write_it():
     processor = build_processor(annotations={ACCEPT_ANNOTATION: "yes please"})
     decision = decide(build_observed(previous=BLOCKED, processor=processor), NOW)
     assert decision.replicas == 0
-    assert "AnnotationInvalid" in [happening.reason for happening in decision.happenings]
+    assert "AnnotationInvalid" in [event.reason for event in decision.events]
     assert "7=815:42" in next(c.message for c in decision.status.conditions if c.type == "Ready")
 
 
@@ -85,16 +85,16 @@ def test_an_unreadable_annotation_decides_nothing_and_says_how_to_write_it():
 def test_an_annotation_that_decides_nothing_is_told_once(annotation: str, spec: dict[str, Any], words: str):
     processor = build_processor(annotations={ACCEPT_ANNOTATION: annotation}, **spec)
     first = decide(build_observed(previous=BLOCKED, processor=processor), NOW)
-    assert any(words in told.message for told in first.happenings if told.reason == "AnnotationInvalid")
+    assert any(words in told.message for told in first.events if told.reason == "AnnotationInvalid")
     assert words in next(c.message for c in first.status.conditions if c.type == "CheckpointHealthy")
     again = decide(build_observed(previous=first.status, processor=processor), NOW)
-    assert again.happenings == ()
+    assert again.events == ()
 
 
 def test_an_annotation_without_a_conflict_is_no_news():
     processor = build_processor(annotations={ACCEPT_ANNOTATION: "yes please"})
     decision = decide(build_observed(ACTIVE, previous=GRANTED, processor=processor), NOW)
-    assert "AnnotationInvalid" not in [happening.reason for happening in decision.happenings]
+    assert "AnnotationInvalid" not in [event.reason for event in decision.events]
 
 
 def test_a_conflict_shows_both_pairs_and_both_ways_out():
@@ -120,7 +120,7 @@ def test_a_4_within_the_resource_is_an_event_and_no_condition():
     decision = decide(
         build_observed(build_pod(report=build_report(conflicts=summary_of(moved))), previous=GRANTED), NOW
     )
-    assert [h.reason for h in decision.happenings if h.reason == "OwnershipMoved"] == ["OwnershipMoved"]
+    assert [h.reason for h in decision.events if h.reason == "OwnershipMoved"] == ["OwnershipMoved"]
     assert condition(decision, "CheckpointHealthy")[0] == "True"
     assert decision.replicas == 1
 
@@ -137,11 +137,11 @@ def test_a_4_by_another_resource_is_a_condition_until_it_is_owner_again():
     assert condition(decide(again, NOW), "CheckpointHealthy")[0] == "True"
 
 
-def test_strangers_are_counted_and_told():
+def test_refused_calls_of_unowned_callers_are_counted_and_told():
     report = build_report(conflicts=summary_of(build_conflict(4, holder=resource()), strangers=5))
     decision = decide(build_observed(build_pod(report=report), previous=GRANTED), NOW)
     assert decision.status.conflicts.strangers == 5
-    assert "StrangerRefused" in [happening.reason for happening in decision.happenings]
+    assert "StrangerRefused" in [event.reason for event in decision.events]
 
 
 def test_counters_never_go_back_because_a_process_knows_less():
@@ -166,7 +166,7 @@ def test_two_annotations_about_the_open_conflict_decide_nothing_and_say_so():
     processor = build_processor(annotations={ACCEPT_ANNOTATION: "7=815:61", REWIND_ANNOTATION: "7=790:40"})
     decision = decide(build_observed(previous=BLOCKED, processor=processor), NOW)
     assert decision.resolution is None
-    told = next(happening.message for happening in decision.happenings if happening.reason == "AnnotationInvalid")
+    told = next(event.message for event in decision.events if event.reason == "AnnotationInvalid")
     assert "both decide conflict 7: remove one of them" in told
     assert told in next(c.message for c in decision.status.conditions if c.type == "Ready")
 
@@ -176,7 +176,7 @@ def test_a_conflict_that_was_decided_in_the_database_is_closed_by_a_worker_that_
     decided = build_report(conflicts=summary_of(build_conflict(2)))
     decision = decide(build_observed(build_pod(report=decided), previous=BLOCKED, processor=processor), NOW)
     assert decision.status.conflicts.open is None
-    assert "ConflictResolved" in [happening.reason for happening in decision.happenings]
+    assert "ConflictResolved" in [event.reason for event in decision.events]
     assert condition(decision, "CheckpointHealthy")[0] == "True"
 
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from outbox_core.report import Bound, Reason, Unfinished, WorkerState
-from outbox_operator.conditions import ConditionType
-from outbox_operator.conditions import Reason as OperatorReason
 from outbox_operator.decide import decide
 from outbox_operator.observed import Observed, Problem
 from outbox_operator.policies import POLICIES
+from outbox_operator.reasons import ConditionType
+from outbox_operator.reasons import Reason as OperatorReason
 from outbox_operator.resources import ACCEPT_ANNOTATION
 from tests.unit.operator.building import (
     ACTIVE,
@@ -81,7 +81,7 @@ CASES = [
         id="the database is down: unknown is never zero",
     ),
     pytest.param(
-        build_observed(replace(ACTIVE, reachable=False, silence="not heard"), previous=GRANTED),
+        build_observed(replace(ACTIVE, reachable=False, unreachable_message="not heard"), previous=GRANTED),
         "Unavailable",
         ("Unknown", "WorkerUnreachable"),
         1,
@@ -112,7 +112,7 @@ CASES = [
         id="a rollout whose owner is new already, and a pod of the former spec that was not heard yet",
     ),
     pytest.param(
-        build_observed(ACTIVE, build_pod("liar", intent_hash="old", silence="it has another key")),
+        build_observed(ACTIVE, build_pod("liar", intent_hash="old", unreachable_message="it has another key")),
         "Running",
         ("True", "Running"),
         1,
@@ -161,7 +161,11 @@ CASES = [
     ),
     pytest.param(build_observed(previous=BLOCKED), "Blocked", ("False", "CheckpointAhead"), 0, id="and stays so"),
     pytest.param(
-        build_observed(ACTIVE, previous=BLOCKED), "Blocked", ("False", "CheckpointAhead"), 0, id="nobody talks it away"
+        build_observed(ACTIVE, previous=BLOCKED),
+        "Blocked",
+        ("False", "CheckpointAhead"),
+        0,
+        id="a report without it does not close it",
     ),
     pytest.param(
         build_observed(previous=BLOCKED, processor=build_processor(annotations={ACCEPT_ANNOTATION: "7=815:60"})),
@@ -236,7 +240,7 @@ def test_deciding_again_with_the_status_written_changes_nothing(
     again = decide(replace(observed, previous=first.status), NOW)
     assert (again.status.phase, ready(again), again.replicas) == (phase, answer, replicas)
     assert again.status == first.status
-    assert again.happenings == ()
+    assert again.events == ()
 
 
 @pytest.mark.parametrize(("observed", "phase", "answer", "replicas"), CASES)
@@ -259,7 +263,7 @@ def test_of_ready_reconciling_and_stalled_one_at_most_is_true():
 
 
 def test_what_is_in_the_way_is_said_beside_what_matters_more():
-    """Without it a suspend that the API server refuses would be `Stopping` for ever."""
+    """Without it a suspend that the API server refuses would stay `Stopping`."""
     suspended = build_processor(suspend=True)
     decision = decide(
         build_observed(ACTIVE, processor=suspended, obstacle=Problem("ApplyFailed", "no such field")), NOW
@@ -272,7 +276,7 @@ def test_what_is_in_the_way_is_said_beside_what_matters_more():
 
 
 def test_every_policy_decides_some_case():
-    reasons = {decide(case.values[0], NOW).verdict.reason for case in CASES}  # type: ignore[arg-type]
+    reasons = {decide(case.values[0], NOW).result.reason for case in CASES}  # type: ignore[arg-type]
     assert len(POLICIES) == 11
     assert len(reasons) >= len(POLICIES)
 

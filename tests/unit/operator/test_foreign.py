@@ -58,13 +58,13 @@ QUIET = [
 
 
 @pytest.mark.parametrize("pod", QUIET)
-async def test_nobody_is_told_of_a_pod_that_is_no_trouble(pod: Body):
+async def test_a_pod_that_is_no_trouble_makes_no_event(pod: Body):
     assert (await observe(store_of(*EVERYTHING, pod))).foreign == ()
 
 
 def test_a_person_is_told_once_and_the_condition_names_it_as_long_as_it_is_there():
     decision = decide(build_observed(ACTIVE, previous=GRANTED, foreign=("bare",)), NOW)
-    (event,) = [each for each in decision.happenings if each.reason == "ForeignPod"]
+    (event,) = [each for each in decision.events if each.reason == "ForeignPod"]
     assert event.warning
     assert event.message == (
         "pods bare carry this resource's labels and were not made for it: they are neither asked nor believed; "
@@ -75,6 +75,6 @@ def test_a_person_is_told_once_and_the_condition_names_it_as_long_as_it_is_there
 
     others = tuple(f"bare-{number}" for number in range(5))
     again = decide(build_observed(ACTIVE, previous=decision.status, foreign=others), NOW)
-    assert [each for each in again.happenings if each.reason == "ForeignPod"] == []
+    assert [each for each in again.events if each.reason == "ForeignPod"] == []
     (condition,) = [each for each in again.status.conditions if each.type == "WorkersAvailable"]
     assert "pods bare-0, bare-1, bare-2 and 2 more carry" in condition.message

@@ -47,7 +47,7 @@ def test_a_hand_over_that_fails_says_why():
     job = JobView(name, Role.HAND_OVER, finished=True, succeeded=False)
     decision = decide(build_observed(pod, processor=processor, jobs=(job,)), NOW)
     assert condition(decision, "Stalled") == ("True", "HandOverFailed")
-    assert "a/b/c holds the claim" in decision.verdict.message
+    assert "a/b/c holds the claim" in decision.result.message
 
 
 def test_a_hand_over_taken_back_asks_for_the_claim_again():

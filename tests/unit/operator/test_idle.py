@@ -10,11 +10,11 @@ import pytest
 
 from outbox_core.report import Bound, CheckpointView, Lag, LeaseView, WorkerState
 from outbox_operator.apply import Applier, is_news
-from outbox_operator.conditions import Reason
 from outbox_operator.decide import LOOK_AGAIN, REST, decide
 from outbox_operator.naming import RENDERED_ANNOTATION
 from outbox_operator.observed import Problem
 from outbox_operator.podstate import view_workload
+from outbox_operator.reasons import Reason
 from outbox_operator.reports import figures_in
 from outbox_operator.settings import Images
 from outbox_operator.status import ProcessorStatus
@@ -151,11 +151,11 @@ async def test_what_the_cluster_has_by_its_hash_is_not_applied_again():
     assert await server.round() == [], "a restart"
 
     server.objects["Deployment"]["metadata"]["generation"] = 2
-    assert [call for call in await server.round() if call in APPLIED] == APPLIED, "somebody changed it meanwhile"
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED, "another client changed it meanwhile"
     await server.round()
     assert await server.round() == []
     del server.objects["ConfigMap"]
-    assert [call for call in await server.round() if call in APPLIED] == APPLIED, "somebody deleted it"
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED, "another client deleted it"
 
 
 def test_nothing_is_kept_of_an_object_that_is_not_read():

@@ -12,7 +12,6 @@ import yaml
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_operator.crd import render_files
 from outbox_operator.hand_over import hand_over_job_name
-from outbox_operator.learn import claim_job_name
 from outbox_operator.manifests import (
     build_config,
     build_job,
@@ -24,6 +23,7 @@ from outbox_operator.manifests import (
 )
 from outbox_operator.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
 from outbox_operator.observed import Role
+from outbox_operator.ownership import claim_job_name
 from outbox_operator.settings import Images
 from tests.support.cluster import ROOT
 from tests.unit.operator.building import UID, build_processor

@@ -66,7 +66,7 @@ def test_a_granted_try_scales_up():
     decision = decide(finished_try(ExitCode.DONE), NOW)
     assert decision.status.ownership.state == "Granted"
     assert decision.replicas == 1
-    assert "OwnershipGranted" in [happening.reason for happening in decision.happenings]
+    assert "OwnershipGranted" in [event.reason for event in decision.events]
 
 
 def test_a_known_duplicate_of_another_database_starts_after_its_try():
@@ -122,8 +122,8 @@ def test_an_owner_that_has_not_noticed_yet_does_not_take_a_refusal_back():
 
 
 def test_a_report_of_an_earlier_resource_of_the_name_has_no_say():
-    stranger = build_report().model_copy(update={"resource": resource(uid="older")})
-    decision = decide(build_observed(build_pod(report=stranger)), NOW)
+    older = build_report().model_copy(update={"resource": resource(uid="older")})
+    decision = decide(build_observed(build_pod(report=older)), NOW)
     assert decision.status.ownership.state == "Unknown"
     assert ready(decision)[0] != "True"
 
@@ -133,13 +133,13 @@ def test_a_refusal_names_the_owner_everywhere():
     decision = decide(build_observed(build_pod(report=report), previous=GRANTED), NOW)
     messages = [c.message for c in decision.status.conditions if c.type in ("Ready", "OwnershipGranted", "Stalled")]
     assert all("here/elsewhere/orders" in message for message in messages)
-    assert any("here/elsewhere/orders" in happening.message for happening in decision.happenings)
+    assert any("here/elsewhere/orders" in event.message for event in decision.events)
 
 
 @pytest.mark.parametrize(
     ("observed", "told"),
     [
-        pytest.param(build_observed(ACTIVE), (), id="nobody goes"),
+        pytest.param(build_observed(ACTIVE), (), id="no pod goes"),
         pytest.param(build_observed(ACTIVE, processor=build_processor(suspend=True)), ("orders-0",), id="suspend"),
         pytest.param(
             build_observed(replace(ACTIVE, intent_hash="old"), build_pod("orders-1", build_report())),

@@ -106,7 +106,7 @@ def test_what_stops_the_change_is_said_with_it():
     assert answer(status, "Stalled")[0] == "True"
 
 
-def test_a_number_that_nobody_asked_for_in_the_database_is_not_ready():
+def test_a_number_that_is_not_asked_for_in_the_database_yet_is_not_ready():
     other = report("orders-0").model_copy(update={"division": DivisionView(count=4)})
     status = decide(observe(other), NOW).status
     assert answer(status, "Ready") == (

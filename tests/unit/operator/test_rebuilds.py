@@ -42,7 +42,7 @@ def test_until_the_swap_the_condition_is_false_with_the_state_as_reason(state):
     assert ready(decision) == ("True", "Running")
 
 
-def test_after_the_swap_it_is_true_whatever_a_standby_remembers():
+def test_after_the_swap_it_is_true_also_when_a_standby_reports_the_state_before():
     decision = decided(view(RebuildState.CATCHING_UP), view(RebuildState.SWAPPED, message="swapped at noon"))
     assert condition(decision, "Swapped") == ("True", "Swapped")
 

@@ -1,4 +1,4 @@
-"""What a pod answers is the user's image's to say: whatever it is, the operator goes on, and knows whose word it is."""
+"""A pod answers what its image makes of it: the operator goes on with every answer, and knows whose answer it is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from outbox_core.report import (
     Unfinished,
 )
 from outbox_operator.keys import Keys
+from outbox_operator.reachability import Cause, Unreachable
 from outbox_operator.reports import LONGEST_REPORT, Answer, ask, fetch_report, news_in
-from outbox_operator.silence import Cause, Silence
 from tests.unit.operator.building import NOW, build_report
 
 if TYPE_CHECKING:
@@ -80,32 +80,32 @@ async def pod() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def heard_at(pod: str, path: str) -> Answer | Silence:
+async def heard_at(pod: str, path: str) -> Answer | Unreachable:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         return await fetch_report(session, pod, ask("GET", f"/{path}", POD, KEY))
 
 
 @pytest.mark.parametrize("path", ["bytes", "json", "flood"])
 async def test_only_a_report_is_taken(pod: str, path: str):
-    assert await heard_at(pod, path) == Silence(Cause.NO_WORKER, "its answer is no report")
+    assert await heard_at(pod, path) == Unreachable(Cause.NO_WORKER, "its answer is no report")
     assert len(REPORT) < LONGEST_REPORT / 10
 
 
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("refusal", Silence(Cause.NO_WORKER, "it answers 503")),
-        ("elsewhere", Silence(Cause.NO_WORKER, "it answers 307")),
-        ("closed", Silence(Cause.OTHER_KEY, "it answers 401")),
+        ("refusal", Unreachable(Cause.NO_WORKER, "it answers 503")),
+        ("elsewhere", Unreachable(Cause.NO_WORKER, "it answers 307")),
+        ("closed", Unreachable(Cause.OTHER_KEY, "it answers 401")),
     ],
 )
-async def test_only_the_pods_own_good_answer_is_taken(pod: str, path: str, why: Silence):
+async def test_only_the_pods_own_good_answer_is_taken(pod: str, path: str, why: Unreachable):
     assert await heard_at(pod, path) == why
 
 
 @pytest.mark.parametrize("path", ["forged", "replayed", "changed"])
 async def test_an_answer_that_is_signed_otherwise_is_not_taken(pod: str, path: str):
-    assert await heard_at(pod, path) == Silence(Cause.OTHER_KEY, "its answer is signed with that one")
+    assert await heard_at(pod, path) == Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
 
 
 @pytest.mark.parametrize(("path", "signed"), [("report", False), ("signed", True)])

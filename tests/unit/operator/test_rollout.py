@@ -368,7 +368,7 @@ def keeper(*bodies: Body, budget: str = "1") -> tuple[SlotKeeper, list[Any]]:
 ORDERS, BILLS = ("shop", "orders"), ("shop", "bills")
 
 
-def test_a_slot_on_a_workload_counts_whoever_gave_it():
+def test_a_slot_on_a_workload_counts_also_when_another_operator_gave_it():
     slots, _ = keeper(processor("orders"), deployment("orders", WAS_READY), processor("bills"), deployment("bills"))
     assert not slots.look(BILLS).free
     assert slots.look(ORDERS).free, "its own"

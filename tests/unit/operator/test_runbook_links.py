@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_operator.conditions import IN_FLIGHT, ConditionType, Reason, link_runbook
+from outbox_operator.conditions import link_runbook
+from outbox_operator.reasons import IN_FLIGHT, ConditionType, Reason
 from outbox_operator.status import MAX_MESSAGE
 
 PAGE = "https://wiki.mycompany.net/outbox/runbook"
@@ -41,7 +42,7 @@ def test_trouble_ends_with_the_section_of_its_reason(kind: str, status: str, rea
         *((ConditionType.READY, "False", reason) for reason in sorted(IN_FLIGHT)),
     ],
 )
-def test_what_needs_nobody_has_no_link(kind: str, status: str, reason: str) -> None:
+def test_what_needs_no_person_has_no_link(kind: str, status: str, reason: str) -> None:
     assert linked(kind, status, reason) == "it is so"
 
 

@@ -121,7 +121,7 @@ def in_pod(fields: dict[str, Any]) -> dict[str, Any]:
 ADDED = in_pod({"f:containers": {K_WORKER: {"f:env": {K_EXTRA: {".": {}, "f:name": {}, "f:value": {}}}}}})
 
 
-def test_what_somebody_added_is_taken_out_and_nothing_else():
+def test_what_another_client_added_is_taken_out_and_nothing_else():
     patch = build_removal(live_deployment(ADDED, in_pod({"f:nodeSelector": {}})))
     assert patch[0] == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
     assert {one["path"] for one in patch[1:]} == {

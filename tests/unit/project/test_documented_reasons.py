@@ -11,9 +11,9 @@ import yaml
 
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState
-from outbox_operator import happenings
-from outbox_operator.conditions import ConditionType
-from outbox_operator.conditions import Reason as OperatorReason
+from outbox_operator import events
+from outbox_operator.reasons import ConditionType
+from outbox_operator.reasons import Reason as OperatorReason
 from outbox_operator.settings import Images
 from outbox_operator.status import Phase
 
@@ -27,7 +27,7 @@ ALERTS = {
     for group in yaml.safe_load((ROOT / "charts/outbox-operator/files/alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 }
-EVENTS = set(re.findall(r'Happening\(\s*"(\w+)"', Path(happenings.__file__).read_text()))
+EVENTS = set(re.findall(r'Event\(\s*"(\w+)"', Path(events.__file__).read_text()))
 
 
 @pytest.mark.parametrize("word", sorted({word.value for kind in (ConditionType, Phase) for word in kind} | EVENTS))

@@ -1,4 +1,4 @@
-"""PURE: why a running pod is not heard, when that is worth telling, and what a person can do about it.
+"""PURE: why a running pod is unreachable, when people read so, and what they can do about it.
 
 The kubelet's probes come from the pod's node, which no NetworkPolicy keeps out: a pod can be ready and out of reach.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox_operator.store import Body
 
 READY_FOR: Final = timedelta(seconds=10)
-"""How long a pod is ready, thus serves its port, before its silence is told."""
+"""How long a pod is ready, thus serves its port, before people read that it is unreachable."""
 STARTED_FOR: Final = timedelta(seconds=60)
 """The same for a pod that is not ready: its process may still be starting."""
 
@@ -34,7 +34,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class Unreachable:
     """Why a pod is not heard; `detail` is what was met, without figures that change from one question to the next."""
 
     cause: Cause
@@ -48,23 +48,25 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Between whom it is silent: the operator's namespace, and the Secret that the pod has its key from."""
+    """Both ends of the connection: the operator's namespace, and the Secret that the pod has its key from."""
 
     operator: str
     secret: str
 
 
-def describe_silence(silence: Silence, pod: Body, ends: Ends) -> str:
+def describe_unreachable(unreachable: Unreachable, pod: Body, ends: Ends) -> str:
     """Name the pod, its address, what was met there, and what to do."""
     return (
-        f"pod {pod['metadata']['name']} runs, and the operator does not hear it at {address_of(pod)}: {silence.words}. "
-        f"{_build_remedy(silence.cause, pod, ends)}"
+        f"pod {pod['metadata']['name']} runs, and the operator does not hear it at {address_of(pod)}: "
+        f"{unreachable.words}. {_build_remedy(unreachable.cause, pod, ends)}"
     )
 
 
-def describe_silences(silences: tuple[str, ...]) -> str:
+def describe_all_unreachable(unreachable: tuple[str, ...]) -> str:
     """Say the first in full, and how many more there are."""
-    return f"{silences[0]}; {len(silences) - 1} more pods are not heard" if len(silences) > 1 else silences[0]
+    return (
+        f"{unreachable[0]}; {len(unreachable) - 1} more pods are not heard" if len(unreachable) > 1 else unreachable[0]
+    )
 
 
 def address_of(pod: Body) -> str:
@@ -100,7 +102,7 @@ def _build_remedy(cause: Cause, pod: Body, ends: Ends) -> str:
             return f"See that its node is reached from the operator's; where a NetworkPolicy is between them, {allow}"
 
 
-def is_worth_telling(pod: Body, now: datetime) -> bool:
+def is_overdue(pod: Body, now: datetime) -> bool:
     """Tell whether a running pod that was never heard had the time to be."""
     ready = _time_ready(pod)
     if ready is not None:

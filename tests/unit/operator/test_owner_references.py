@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_operator.lineage import is_own
 from outbox_operator.observed import Role
+from outbox_operator.owner_references import is_own
 from outbox_operator.resources import KIND
 from outbox_operator.store import Body, slim
 from tests.unit.operator.owned import (

@@ -1,6 +1,6 @@
-"""PURE: whose a pod or job is: the resource at which the chain of its controllers ends.
+"""PURE: which resource a pod or job belongs to: the one at which its chain of owner references ends.
 
-Labels say whose an object claims to be, and anybody who may write pods may write them. The chain (Pod, ReplicaSet,
+Labels say whose an object claims to be, and everyone who may write pods may write them. The chain (Pod, ReplicaSet,
 Deployment, resource) is compared by uid, so the name of an object that was deleted and made again proves nothing.
 """
 

@@ -1,4 +1,4 @@
-"""PURE: the values between learning and deciding."""
+"""PURE: the values between the merged reports and the decision."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outbox_core.config import Resolution
     from outbox_core.report import ConflictSummary, RebuildView, Report
-    from outbox_operator.learn import Decided
     from outbox_operator.observed import Observed
+    from outbox_operator.resolution import Decided
     from outbox_operator.status import HandOverStatus, OwnershipStatus, Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What was observed, and what follows from it before anything is decided."""
+class Facts:
+    """What was observed, merged with what status says; nothing is decided yet."""
 
     observed: Observed
     conflicts: ConflictSummary
@@ -35,13 +35,13 @@ class Knowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What holds, in one word for people and one for machines.
+class PolicyResult:
+    """What one policy says of the resource, in one word for people and one for machines.
 
     Attributes:
-        as_asked: what the spec asks for is so, hence Ready.
+        ready: what the spec asks for is so, hence Ready.
         stalled: a person or another resource must change something.
-        halts: no pod may handle messages.
+        stops_workers: no pod may handle messages.
         unknown: nothing contradicts readiness, and nothing shows it.
 
     """
@@ -49,7 +49,7 @@ class Verdict:
     phase: Phase
     reason: str
     message: str
-    as_asked: bool = False
+    ready: bool = False
     stalled: bool = False
-    halts: bool = True
+    stops_workers: bool = True
     unknown: bool = False

@@ -8,19 +8,19 @@ from datetime import timedelta
 import pytest
 
 from outbox_operator.decide import LOOK_AGAIN, decide
-from outbox_operator.pace import BURST, STEP, Pace
+from outbox_operator.rate_limiter import BURST, STEP, RateLimiter
 from tests.unit.operator.building import NOW, REFUSED, WAITING, build_observed
 
 
 def wakes(every: float, seconds: float) -> list[float]:
     """When a resource is woken that has news at every look."""
-    pace = Pace()
+    pace = RateLimiter()
     looks = [number * every for number in range(int(seconds / every))]
     return sorted({round(now + pace.wait(now), 6) for now in looks})
 
 
 def test_the_first_news_wake_at_once():
-    pace = Pace()
+    pace = RateLimiter()
     assert [pace.wait(now) for now in range(BURST)] == [0.0] * BURST
 
 
@@ -33,14 +33,14 @@ def test_news_without_end_wake_in_even_steps(every: float):
 
 
 def test_news_that_wait_are_not_put_off_by_later_ones():
-    pace = Pace()
+    pace = RateLimiter()
     for _ in range(BURST):
         assert pace.wait(0.0) == 0.0
     assert [pace.wait(now) for now in (1.0, 2.0, 9.0)] == [STEP - 1.0, STEP - 2.0, STEP - 9.0]
 
 
 def test_after_a_rest_news_wake_at_once_again():
-    pace = Pace()
+    pace = RateLimiter()
     for now in range(50):
         pace.wait(float(now))
     later = 50.0 + 2 * BURST * STEP

@@ -1,4 +1,4 @@
-"""PURE: how often news may wake the operator: a few times at once, then in even steps, whatever is told."""
+"""PURE: how often news of a resource may wake the operator: a few times at once, then in even steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEP: Final = 10.0
 
 
 @dataclass(slots=True)
-class Pace:
+class RateLimiter:
     """The wakes of one resource; times are seconds of a clock that only goes forward."""
 
     due: float = float("-inf")

@@ -17,16 +17,16 @@ from outbox_operator.decide import decide
 from outbox_operator.keys import Keys
 from outbox_operator.naming import TEMPLATE_LABEL, labels_of
 from outbox_operator.observed import Role
-from outbox_operator.reports import PATIENCE, Heard, Reporters, ask, classify_error, fetch_report
-from outbox_operator.silence import (
+from outbox_operator.reachability import (
     READY_FOR,
     STARTED_FOR,
     Cause,
     Ends,
-    Silence,
-    describe_silence,
-    is_worth_telling,
+    Unreachable,
+    describe_unreachable,
+    is_overdue,
 )
+from outbox_operator.reports import PATIENCE, Heard, Reporters, ask, classify_error, fetch_report
 from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed, build_pod, build_report
 from tests.unit.operator.owned import EVERYTHING, LONG_AGO, NAMESPACE, REPLICA_SET, store_of
 from tests.unit.operator.owned import build_pod as build_body
@@ -40,7 +40,7 @@ KEYS = Keys(b"installation")
 SECRET = KEYS.secret_name("orders", "uid-of-OutboxProcessor-orders")
 
 
-async def silence_at(port: int) -> Silence:
+async def question_to(port: int) -> Unreachable:
     """What the operator makes of a process of this machine."""
     timeout = aiohttp.ClientTimeout(total=0.6, connect=0.3)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -48,13 +48,13 @@ async def silence_at(port: int) -> Silence:
             found = await fetch_report(session, f"http://127.0.0.1:{port}", ask("GET", "/status", "pod", b"key"))
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
             return classify_error(err)
-    assert isinstance(found, Silence)
+    assert isinstance(found, Unreachable)
     return found
 
 
 @asynccontextmanager
 async def server(answer: bytes | None, *, hold: bool = False) -> AsyncIterator[int]:
-    """A process that says something, whatever is asked; `hold`: that keeps the connection open."""
+    """A process that gives one answer to every question; `hold`: that keeps the connection open."""
 
     over, served = asyncio.Event(), asyncio.Event()
 
@@ -79,7 +79,7 @@ async def server(answer: bytes | None, *, hold: bool = False) -> AsyncIterator[i
 async def test_a_port_where_nothing_listens_refuses():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert await silence_at(bound.getsockname()[1]) == Silence(Cause.REFUSED)
+        assert await question_to(bound.getsockname()[1]) == Unreachable(Cause.REFUSED)
 
 
 @contextmanager
@@ -100,26 +100,26 @@ def full_backlog() -> Iterator[int]:
 
 async def test_packets_that_are_dropped_make_no_connection():
     with full_backlog() as port:
-        assert await silence_at(port) == Silence(Cause.NO_CONNECTION)
+        assert await question_to(port) == Unreachable(Cause.NO_CONNECTION)
 
 
 async def test_a_process_that_takes_the_question_and_says_nothing():
     async with server(None, hold=True) as port:
-        assert await silence_at(port) == Silence(Cause.NO_ANSWER)
+        assert await question_to(port) == Unreachable(Cause.NO_ANSWER)
 
 
 async def test_a_connection_that_is_closed_without_an_answer():
     async with server(None) as port:
-        assert await silence_at(port) == Silence(Cause.CLOSED)
+        assert await question_to(port) == Unreachable(Cause.CLOSED)
 
 
 async def test_what_speaks_another_protocol_is_no_worker():
     async with server(b"\x15\x03\x01\x00\x02\x02\x16 not HTTP\r\n\r\n") as port:
-        assert await silence_at(port) == Silence(Cause.NO_WORKER, "its answer is no HTTP")
+        assert await question_to(port) == Unreachable(Cause.NO_WORKER, "its answer is no HTTP")
 
 
 def test_another_error_is_named_in_the_systems_words():
-    assert classify_error(OSError(113, "any")) == Silence(Cause.OTHER, "No route to host")
+    assert classify_error(OSError(113, "any")) == Unreachable(Cause.OTHER, "No route to host")
 
 
 def running(ready: float | None = None, started: float | None = None) -> Body:
@@ -147,22 +147,24 @@ WHEN = [
 
 
 @pytest.mark.parametrize(("times", "told"), WHEN)
-def test_silence_is_told_once_the_pod_had_time_to_be_heard(times: dict[str, float], *, told: bool):
-    assert is_worth_telling(running(**times), NOW) is told
+def test_an_unreachable_pod_is_told_of_once_the_pod_had_time_to_be_heard(times: dict[str, float], *, told: bool):
+    assert is_overdue(running(**times), NOW) is told
 
 
 ALLOW = "allow ingress to TCP port 8080 of the pods of namespace shop from namespace system"
 REMEDIES = [
-    pytest.param(Silence(Cause.NO_CONNECTION), ["no connection is made in time.", ALLOW], id="dropped"),
-    pytest.param(Silence(Cause.REFUSED), ["the connection is refused.", "its image serves that port", ALLOW], id="no"),
-    pytest.param(Silence(Cause.OTHER, "No route to host"), ["(No route to host).", ALLOW], id="no route"),
+    pytest.param(Unreachable(Cause.NO_CONNECTION), ["no connection is made in time.", ALLOW], id="dropped"),
     pytest.param(
-        Silence(Cause.CLOSED), ["closed without an answer.", "a service mesh", "exclude that port"], id="mTLS"
+        Unreachable(Cause.REFUSED), ["the connection is refused.", "its image serves that port", ALLOW], id="no"
     ),
-    pytest.param(Silence(Cause.NO_WORKER, "it answers 503"), ["(it answers 503).", "a service mesh"], id="a proxy"),
-    pytest.param(Silence(Cause.NO_ANSWER), ["does not answer in time.", "its node is overloaded"], id="frozen"),
+    pytest.param(Unreachable(Cause.OTHER, "No route to host"), ["(No route to host).", ALLOW], id="no route"),
     pytest.param(
-        Silence(Cause.OTHER_KEY, "it answers 401"),
+        Unreachable(Cause.CLOSED), ["closed without an answer.", "a service mesh", "exclude that port"], id="mTLS"
+    ),
+    pytest.param(Unreachable(Cause.NO_WORKER, "it answers 503"), ["(it answers 503).", "a service mesh"], id="a proxy"),
+    pytest.param(Unreachable(Cause.NO_ANSWER), ["does not answer in time.", "its node is overloaded"], id="frozen"),
+    pytest.param(
+        Unreachable(Cause.OTHER_KEY, "it answers 401"),
         [
             "it has another key than this operator (it answers 401).",
             "no other operator serves namespace shop",
@@ -173,9 +175,9 @@ REMEDIES = [
 ]
 
 
-@pytest.mark.parametrize(("silence", "parts"), REMEDIES)
-def test_a_person_reads_which_pod_where_what_was_met_and_what_to_do(silence: Silence, parts: list[str]):
-    said = describe_silence(silence, running(), Ends("system", "orders-key-12345678"))
+@pytest.mark.parametrize(("unreachable", "parts"), REMEDIES)
+def test_a_person_reads_which_pod_where_what_was_met_and_what_to_do(unreachable: Unreachable, parts: list[str]):
+    said = describe_unreachable(unreachable, running(), Ends("system", "orders-key-12345678"))
     assert said.startswith("pod orders-0 runs, and the operator does not hear it at 127.0.0.1:8080: ")
     for part in parts:
         assert part in said
@@ -183,13 +185,13 @@ def test_a_person_reads_which_pod_where_what_was_met_and_what_to_do(silence: Sil
 
 def test_each_cause_has_a_remedy():
     for cause in Cause:
-        assert len(describe_silence(Silence(cause), running(), Ends("system", "key")).partition(". ")[2]) > 20
+        assert len(describe_unreachable(Unreachable(cause), running(), Ends("system", "key")).partition(". ")[2]) > 20
 
 
 def test_the_address_of_a_pod_with_ipv6_is_one_that_can_be_asked():
     pod = running()
     pod["status"]["podIP"] = "fd00::7"
-    assert f"[fd00::7]:{STATUS_PORT}" in describe_silence(Silence(Cause.REFUSED), pod, Ends("system", "key"))
+    assert f"[fd00::7]:{STATUS_PORT}" in describe_unreachable(Unreachable(Cause.REFUSED), pod, Ends("system", "key"))
 
 
 def reporters_of(pod: Body, entry: Heard) -> Reporters:
@@ -207,7 +209,7 @@ def old(*, ready: bool = True) -> Body:
     return pod
 
 
-REFUSED = Silence(Cause.REFUSED)
+REFUSED = Unreachable(Cause.REFUSED)
 ASKED = [
     pytest.param(old(), Heard(missed=1), REFUSED, "is refused", id="never heard, long ready"),
     pytest.param(old(ready=False), Heard(missed=9), REFUSED, "", id="never heard, not yet to be expected"),
@@ -219,8 +221,10 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("pod", "entry", "met", "said"), ASKED)
-def test_what_was_met_is_told_of_a_pod_that_should_be_heard(pod: Body, entry: Heard, met: Silence | None, said: str):
-    told = reporters_of(pod, entry)._describe_silence(pod, entry, met)
+def test_what_was_met_is_told_of_a_pod_that_should_be_heard(
+    pod: Body, entry: Heard, met: Unreachable | None, said: str
+):
+    told = reporters_of(pod, entry)._describe_unreachable(pod, entry, met)
     assert (said in told) if said else told == ""
     assert ("from namespace system" in told) == bool(said)
 
@@ -229,19 +233,19 @@ def test_a_pod_that_should_sign_and_does_not_has_another_key():
     pod = old()
     entry = Heard(build_report())
     reporters = reporters_of(pod, entry)
-    assert reporters._describe_silence(pod, entry, None) == ""
+    assert reporters._describe_unreachable(pod, entry, None) == ""
     reporters._signing[NAMESPACE, "orders"].add("current")
-    entry.silence = reporters._describe_silence(pod, entry, None)
-    assert "another key than this operator (it does not sign its answers)" in entry.silence
-    assert f"delete Secret {SECRET}" in entry.silence
+    entry.unreachable_message = reporters._describe_unreachable(pod, entry, None)
+    assert "another key than this operator (it does not sign its answers)" in entry.unreachable_message
+    assert f"delete Secret {SECRET}" in entry.unreachable_message
     heard = reporters.heard(pod)
-    assert (heard.report, heard.silence) == (None, entry.silence)
+    assert (heard.report, heard.unreachable_message) == (None, entry.unreachable_message)
 
 
-async def test_it_is_news_when_silence_is_told_and_when_it_ends(monkeypatch: pytest.MonkeyPatch):
+async def test_it_is_news_when_a_pod_is_told_as_unreachable_and_when_it_answers_again(monkeypatch: pytest.MonkeyPatch):
     pod, told = old(), []
     reporters = Reporters(store_of(*EVERYTHING, pod), KEYS, "system", lambda key, _: told.append(key))
-    met: list[Any] = [Silence(Cause.REFUSED), Silence(Cause.REFUSED), Silence(Cause.NO_CONNECTION)]
+    met: list[Any] = [Unreachable(Cause.REFUSED), Unreachable(Cause.REFUSED), Unreachable(Cause.NO_CONNECTION)]
 
     async def fetch(*_: Any) -> Any:
         return met.pop(0)
@@ -259,19 +263,19 @@ def conditions(*pods: Any, **fields: Any) -> tuple[dict[str, tuple[str, str]], l
     decision = decide(build_observed(*pods, previous=GRANTED, **fields), NOW)
     found = {each.type: (each.status, each.reason) for each in decision.status.conditions}
     message = next(each.message for each in decision.status.conditions if each.type == "WorkersAvailable")
-    return found, [happening.reason for happening in decision.happenings if happening.warning], message
+    return found, [event.reason for event in decision.events if event.warning], message
 
 
 def test_a_pod_that_was_never_heard_is_told_and_nothing_is_scaled_down():
-    found, events, _ = conditions(build_pod(silence="pod orders-0 is out of reach"))
+    found, events, _ = conditions(build_pod(unreachable_message="pod orders-0 is out of reach"))
     assert found["Ready"] == ("Unknown", "WorkerUnreachable")
     assert found["WorkersAvailable"] == ("False", "WorkerUnreachable")
     assert events == ["WorkerUnreachable"]
-    assert decide(build_observed(build_pod(silence="out of reach"), previous=GRANTED), NOW).replicas == 1
+    assert decide(build_observed(build_pod(unreachable_message="out of reach"), previous=GRANTED), NOW).replicas == 1
 
 
 def test_one_of_two_pods_out_of_reach_is_told_beside_ready():
-    silent = build_pod("orders-1", silence="pod orders-1 is out of reach")
+    silent = build_pod("orders-1", unreachable_message="pod orders-1 is out of reach")
     found, events, message = conditions(ACTIVE, silent)
     assert found["Ready"] == ("True", "Running")
     assert found["WorkersAvailable"] == ("False", "WorkerUnreachable")
@@ -280,20 +284,20 @@ def test_one_of_two_pods_out_of_reach_is_told_beside_ready():
 
 
 def test_it_is_told_once():
-    silent = build_pod("orders-1", silence="pod orders-1 is out of reach")
+    silent = build_pod("orders-1", unreachable_message="pod orders-1 is out of reach")
     first = decide(build_observed(ACTIVE, silent, previous=GRANTED), NOW)
     again = decide(build_observed(ACTIVE, silent, previous=first.status), NOW)
-    assert [happening.reason for happening in again.happenings] == []
+    assert [event.reason for event in again.events] == []
 
 
 def test_several_are_counted():
-    pods = [build_pod(f"orders-{n}", silence=f"pod orders-{n} is out of reach") for n in range(3)]
+    pods = [build_pod(f"orders-{n}", unreachable_message=f"pod orders-{n} is out of reach") for n in range(3)]
     assert conditions(*pods)[2] == "pod orders-0 is out of reach; 2 more pods are not heard"
 
 
 @pytest.mark.parametrize("changed", [{"deleting": True}, {"intent_hash": "former"}])
 def test_a_pod_that_goes_anyway_is_not_told(changed: dict[str, Any]):
-    found, events, _ = conditions(replace(build_pod(silence="out of reach"), **changed))
+    found, events, _ = conditions(replace(build_pod(unreachable_message="out of reach"), **changed))
     assert found["Ready"][1] != "WorkerUnreachable"
     assert found["WorkersAvailable"][1] != "WorkerUnreachable"
     assert events == []
