@@ -43,7 +43,7 @@ class KeyedQueue:
         self._order = itertools.count()
         self._changed = asyncio.Event()
         self._moved = time.monotonic()
-        """When work was ended last, or nothing was due."""
+        """When work ended last, or no key was due."""
 
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Ask for the key to be worked on in `delay` seconds, or sooner if that was asked before."""
@@ -68,7 +68,9 @@ class KeyedQueue:
     @property
     def stuck_seconds(self) -> float:
         """For how long keys have been due and none was worked off."""
-        return time.monotonic() - self._moved if self.depth else 0.0
+        now = time.monotonic()
+        due = [when for when in self._due.values() if when <= now]
+        return now - max(self._moved, min(due)) if due else 0.0
 
     async def run(self) -> None:
         """Work until cancelled."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from outbox_operator.observed import Role
 from outbox_operator.overlay import merge, placement_of
 from outbox_operator.podstate import find_problem, parse_report, view_job, view_pod
 from outbox_operator.store import Store
-from outbox_operator.workqueue import KeyedQueue
 from tests.unit.operator.building import build_processor, build_report
 
 # --- overlay ----------------------------------------------------------------------------------------------------------
@@ -271,60 +268,3 @@ def test_the_store_finds_resources_by_processor_id():
     store.remove(body(3))
     assert store.with_processor_id("other") == []
     assert not store._by_id, "names come and go, and must leave nothing"
-
-
-async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
-    running: set[tuple[str, str]] = set()
-    calls: list[tuple[float, tuple[str, str]]] = []
-    done = asyncio.Event()
-
-    async def work(key: tuple[str, str]) -> float | None:
-        assert key not in running
-        running.add(key)
-        await asyncio.sleep(0.02)
-        running.discard(key)
-        calls.append((time.monotonic(), key))
-        if key == ("a", "fails") and sum(seen == key for _, seen in calls) < 2:
-            raise OSError("once")
-        if sum(seen == ("a", "fails") for _, seen in calls) >= 2:
-            done.set()
-        return None
-
-    queue = KeyedQueue(work, workers=4)
-    for _ in range(5):
-        queue.add(("a", "b"))
-        queue.add(("a", "fails"))
-    async with asyncio.timeout(10):
-        task = asyncio.create_task(queue.run())
-        await asyncio.sleep(0.005)
-        queue.add(("a", "b"))
-        await done.wait()
-        task.cancel()
-    failing = [when for when, key in calls if key == ("a", "fails")]
-    assert failing[1] - failing[0] >= 0.5
-    assert sum(key == ("a", "b") for _, key in calls) == 2
-
-
-async def test_a_key_whose_work_takes_long_delays_no_other_although_it_is_due_again():
-    slow, other = ("a", "slow"), ("a", "other")
-    started, seen, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def work(key: tuple[str, str]) -> float | None:
-        if key == other:
-            seen.set()
-        elif not started.is_set():
-            started.set()
-            await release.wait()
-        return None
-
-    queue = KeyedQueue(work, workers=2)
-    queue.add(other, 0.2)
-    queue.add(slow)
-    task = asyncio.create_task(queue.run())
-    async with asyncio.timeout(5):
-        await started.wait()
-        queue.add(slow)
-        await seen.wait()
-    release.set()
-    task.cancel()
-    assert seen.is_set()
