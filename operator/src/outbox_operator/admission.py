@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from outbox_operator.pod_rules import BROKER, CONNECTIONS, EXECUTOR, OVERLAY, REMEDY, SETTINGS, SPARK_CONFIG, TEMPLATES
+from outbox_operator.pod_rules import CONNECTIONS, EXECUTOR, OVERLAY, REMEDY, SETTINGS, SPARK_CONFIG, TEMPLATES
 from outbox_operator.resources import GROUP, PLURAL, VERSION
 from outbox_operator.shapes import SEPARATOR, literal
 
@@ -23,7 +23,7 @@ def build_policies() -> dict[str, dict[str, Any]]:
 
 
 def _build_for_resources() -> dict[str, Any]:
-    secrets = [_if_there(f"{place}.secretRef.name", "[{}]") for place in (*CONNECTIONS, BROKER)]
+    secrets = [_if_there(f"{place}.secretRef.name", "[{}]") for place in CONNECTIONS]
     templates = [
         _if_there(place, f"[{{'path': dyn('spec.{place}'), 'own': dyn('{own}'), 'value': dyn({{}})}}]")
         for place, own in TEMPLATES.items()

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_core.spec import TARGETS
 from outbox_operator.shapes import SECRETS, Fields, Items, Keys, Leaf, OwnOrOther, Scope, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CONNECTIONS: Final = ("source.connection", "target.sql.connection", "target.python.connection")
-BROKER: Final = "target.rabbitmq.connection"
+CONNECTIONS: Final = ("source.connection", *(f"{kind.path}.connection" for kind in TARGETS if kind.connects))
+"""Where a resource names the Secrets that its pods may have."""
 TEMPLATES: Final = {
     "worker.podTemplate": "worker",
     "spark.driver.podTemplate": "driver",
@@ -232,7 +233,7 @@ def find_violations(template: Any, place: str, own: str, secrets: frozenset[str]
 
 def find_all_violations(spec: Mapping[str, Any]) -> list[str]:
     """Find what a resource's spec may not ask for, in all of its podTemplates and its settings of Spark."""
-    connections = [_at(spec, f"{place}.secretRef.name") for place in (*CONNECTIONS, BROKER)]
+    connections = [_at(spec, f"{place}.secretRef.name") for place in CONNECTIONS]
     secrets = frozenset(name for name in connections if isinstance(name, str))
     found = []
     for place, own in TEMPLATES.items():

@@ -127,8 +127,8 @@ def _with_key(pod: dict[str, Any], processor: Processor, keys: Keys) -> dict[str
 def handler_config_map(processor: Processor) -> str | None:
     """Name the ConfigMap with the user's Python files."""
     spec = processor.spec
-    if spec.target is not None and spec.target.python is not None and spec.target.python.config_map_ref is not None:
-        return spec.target.python.config_map_ref.name
+    if spec.target is not None and spec.target.config_map is not None:
+        return spec.target.config_map.name
     application = spec.spark.application if spec.spark is not None else None
     return application.config_map_ref.name if application is not None and application.config_map_ref else None
 

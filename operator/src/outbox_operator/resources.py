@@ -6,13 +6,14 @@ prints, and a rule here is what the API server enforces. CEL rules say in their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 
 from outbox_core.report import ResourceRef
 from outbox_core.spec import (
+    TARGETS,
     Delivery,
     Engine,
     ObjectName,
@@ -23,6 +24,7 @@ from outbox_core.spec import (
     SpecModel,
     StartFrom,
     Target,
+    TargetKind,
     read_other_version,
 )
 from outbox_operator.overlay import check_overlay
@@ -169,17 +171,35 @@ class Spark(SparkPlan):
 
 
 _HAS_TARGET: Final = "has(self.target)"
-_PROJECTS: Final = f"({_HAS_TARGET} && (has(self.target.sql) || has(self.target.python)))"
+_OF_WORKER: Final = [kind for kind in TARGETS if Engine.WORKER in kind.engines]
+_OF_SPARK: Final = [kind for kind in TARGETS if Engine.SPARK in kind.engines]
+_IN_TRANSACTION: Final = [kind for kind in _OF_WORKER if kind.transactional]
+
+
+def _any_of(kinds: Iterable[TargetKind]) -> str:
+    """Write CEL that says whether the target is one of these."""
+    return " || ".join(f"has(self.{kind.path})" for kind in kinds)
+
+
+def _join(kinds: Iterable[TargetKind], between: str) -> str:
+    return between.join(kind.path for kind in kinds)
+
+
+_PROJECTS: Final = f"({_HAS_TARGET} && ({_any_of(_IN_TRANSACTION)}))"
 _IS_APART: Final = (
-    "(has({0}.target) && ((has({0}.target.sql) && has({0}.target.sql.connection)) || "
-    "(has({0}.target.python) && has({0}.target.python.connection))))"
+    "(has({0}.target) && ("
+    + " || ".join(
+        f"(has({{0}}.{kind.path}) && has({{0}}.{kind.path}.connection))" for kind in _IN_TRANSACTION if kind.connects
+    )
+    + "))"
 )
-_BROKER: Final = "(has(self.target) && (has(self.target.rabbitmq) || has(self.target.log)))"
+_NAMES: Final = " or ".join(kind.name for kind in _IN_TRANSACTION)
+_OUTSIDE: Final = f"({_HAS_TARGET} && ({_any_of(kind for kind in TARGETS if not kind.transactional)}))"
 
 SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
         f"self.engine != 'Worker' || {_HAS_TARGET}",
-        "engine Worker needs a target: set one of target.sql, target.python, target.rabbitmq, target.log",
+        f"engine Worker needs a target: set one of {_join(_OF_WORKER, ', ')}",
     ),
     rule(
         "self.engine != 'Worker' || !has(self.spark)",
@@ -188,15 +208,19 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule("self.engine != 'Spark' || has(self.spark)", "engine Spark needs the block spark: set at least spark: {}"),
     rule(
         f"self.engine != 'Spark' || !has(self.spark) || {_HAS_TARGET} || has(self.spark.application)",
-        "engine Spark needs something to do: set target.sql, target.parquet or spark.application",
+        f"engine Spark needs something to do: set {_join(_OF_SPARK, ', ')} or spark.application",
+    ),
+    *(
+        rule(
+            f"self.engine != 'Worker' || !has(self.target) || !has(self.{kind.path})",
+            f"{kind.path} needs engine: Spark",
+        )
+        for kind in TARGETS
+        if kind not in _OF_WORKER
     ),
     rule(
-        "self.engine != 'Worker' || !has(self.target) || !has(self.target.parquet)",
-        "target.parquet needs engine: Spark",
-    ),
-    rule(
-        "self.engine != 'Spark' || !has(self.target) || has(self.target.sql) || has(self.target.parquet)",
-        "engine Spark knows target.sql and target.parquet; for the others set engine: Worker",
+        f"self.engine != 'Spark' || !has(self.target) || {_any_of(_OF_SPARK)}",
+        f"engine Spark knows {_join(_OF_SPARK, ' and ')}; for the others set engine: Worker",
     ),
     rule(
         "self.engine != 'Spark' || (self.worker.replicas == 1 && !has(self.worker.image) && "
@@ -204,7 +228,7 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "worker goes with engine Worker: a Spark processor has one driver (spark.driver); stop it with suspend: true",
     ),
     rule(
-        f"!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || !{_BROKER}",
+        f"!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || !{_OUTSIDE}",
         "a broker or log is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it out",
     ),
     rule(
@@ -212,8 +236,8 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "engine Spark is Transactional in all it does: leave delivery.guarantee out",
     ),
     rule(
-        f"self.delivery.checkpoint != 'BeforeHandling' || !{_BROKER}",
-        "delivery.checkpoint BeforeHandling needs a target in the same transaction: sql or python",
+        f"self.delivery.checkpoint != 'BeforeHandling' || !{_OUTSIDE}",
+        f"delivery.checkpoint BeforeHandling needs a target in the same transaction: {_NAMES}",
     ),
     rule(
         "self.engine != 'Spark' || self.delivery.mode == 'Ordered'",
@@ -271,7 +295,7 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
         f"!has(self.rebuildOf) || (self.engine == 'Worker' && {_PROJECTS} && self.delivery.mode != 'Competing' && "
         "(!has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'))",
-        "rebuildOf needs engine Worker, target.sql or target.python, delivery.mode Ordered or Partitioned and "
+        f"rebuildOf needs engine Worker, {_join(_IN_TRANSACTION, ' or ')}, delivery.mode Ordered or Partitioned and "
         "guarantee Transactional: the swap is one transaction",
     ),
     rule(

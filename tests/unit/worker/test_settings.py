@@ -8,8 +8,8 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.state import initial_state
-from outbox_worker.main import build_target
 from outbox_worker.settings import Act, read_config, read_settings
+from outbox_worker.sinks import build_target
 from outbox_worker.status import Identity, StatusBoard
 
 CONFIG = {

@@ -97,6 +97,5 @@ class ProcessorConfig(SpecModel):
         """The guarantee in force: as asked, or the strongest that the target has."""
         if self.delivery.guarantee is not None:
             return self.delivery.guarantee
-        if self.target is not None and (self.target.rabbitmq or self.target.log):
-            return Guarantee.AT_LEAST_ONCE
-        return Guarantee.TRANSACTIONAL
+        in_transaction = self.target is None or self.target.kind.transactional
+        return Guarantee.TRANSACTIONAL if in_transaction else Guarantee.AT_LEAST_ONCE

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import ExitCode
-from outbox_core.spec import Guarantee
 from outbox_core.state import initial_state
 from outbox_worker.access import read_access
-from outbox_worker.batch_relation import build_batch_relation
 from outbox_worker.competing import (
     CompetingHeartbeat,
     CompetingObserver,
@@ -42,6 +40,7 @@ from outbox_worker.reading import divided_into
 from outbox_worker.rebuilding import PartitionRebuildSteps, RebuildSteps
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Wakeup
+from outbox_worker.sinks import build_target
 from outbox_worker.source_watch import SourceWatch
 from outbox_worker.speaker import Speaker
 from outbox_worker.status import Identity, Progress, StatusBoard, write_last_word, write_termination
@@ -307,47 +306,3 @@ def _make_steps(
 def choose_steps(config: ProcessorConfig) -> Callable[..., Steps]:
     """Choose how the steps of a processor that is not divided are done."""
     return Steps if config.rebuild_of is None else RebuildSteps
-
-
-def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
-    """Build the target that the resource names, and say whether its effects happen in the database's transaction.
-
-    Imports are late: a worker carries only its own target.
-
-    Raises:
-        ConfigurationError: no target of the worker's is named, or it cannot give the guarantee asked for.
-
-    """
-    target = config.target
-    if target is not None and target.sql is not None and target.sql.connection is not None:
-        from outbox_worker.sinks.sql_apart import CarriedSqlSink
-
-        return CarriedSqlSink(target.sql), True
-    if target is not None and target.sql is not None:
-        from outbox_worker.sinks.sql import SqlSink
-
-        return SqlSink(target.sql, build_batch_relation(config), config.source.schema_name), True
-    if target is not None and target.python is not None:
-        from outbox_worker.sinks.python import PythonSink
-
-        return PythonSink(target.python, settings.handler), True
-    if config.guarantee is Guarantee.TRANSACTIONAL:
-        raise ConfigurationError(
-            "delivery.guarantee Transactional needs a target in the source's database: sql or python"
-        )
-    if target is not None and target.rabbitmq is not None:
-        from outbox_worker.sinks.rabbitmq import RabbitmqSink
-
-        sink = RabbitmqSink(
-            target.rabbitmq,
-            settings.connections / "target",
-            timeout=config.delivery.timeout.total_seconds(),
-            processor_id=config.processor_id,
-            pod=settings.pod,
-        )
-        return sink, False
-    if target is not None and target.log is not None:
-        from outbox_worker.sinks.log import LogSink
-
-        return LogSink(target.log), False
-    raise ConfigurationError("target names none of sql, python, rabbitmq, log: the worker has no other")

@@ -45,7 +45,16 @@ from outbox_core.spec.source import (
     Table,
 )
 from outbox_core.spec.spark import Application, SparkPlan, Trigger
-from outbox_core.spec.target import TARGETS, LogTarget, ParquetTarget, PythonTarget, RabbitmqTarget, SqlTarget, Target
+from outbox_core.spec.target import (
+    TARGETS,
+    LogTarget,
+    ParquetTarget,
+    PythonTarget,
+    RabbitmqTarget,
+    SqlTarget,
+    Target,
+    TargetKind,
+)
 
 __all__ = [
     "DEFAULT_CURSOR",
@@ -85,6 +94,7 @@ __all__ = [
     "StartType",
     "Table",
     "Target",
+    "TargetKind",
     "Trigger",
     "WhenExhausted",
     "format_duration",

@@ -8,10 +8,13 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from outbox_core.spec.base import Duration, SpecModel, SqlIdentifier, rule, rules
+from outbox_core.spec.base import Duration, Engine, SpecModel, SqlIdentifier, rule, rules
 from outbox_core.spec.competing import Competing
+from outbox_core.spec.target import TARGETS
 
 _BATCH_SIZE: Final = 1000
+_TRANSACTIONAL: Final = ", ".join(kind.name for kind in TARGETS if kind.transactional and Engine.WORKER in kind.engines)
+_AT_LEAST_ONCE: Final = ", ".join(kind.name for kind in TARGETS if not kind.transactional)
 
 
 class Mode(StrEnum):
@@ -266,7 +269,7 @@ class Delivery(SpecModel):
         description=(
             "Transactional: effects and checkpoint commit in one transaction. AtLeastOnce: effects first, then "
             "the checkpoint; a crash between repeats the batch with the same message ids. Absent: Transactional "
-            "where the target can (sql, python, Spark), else AtLeastOnce (rabbitmq, log)."
+            f"where the target can ({_TRANSACTIONAL}, Spark), else AtLeastOnce ({_AT_LEAST_ONCE})."
         ),
     )
     batch_size: Annotated[int, Field(ge=1, le=100_000)] | None = Field(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Self
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 
-from outbox_core.spec.base import Connection, ObjectRef, SpecModel, rule, rules
+from outbox_core.spec.base import Connection, Engine, ObjectRef, SpecModel, rule, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _ELSEWHERE: Final = (
     "Another PostgreSQL database for the effects: checkpoint, claim and leases live there too (in a schema named as "
@@ -77,42 +82,109 @@ class ParquetTarget(SpecModel):
     )
 
 
-TARGETS: Final = ("sql", "python", "rabbitmq", "log", "parquet")
-_ONE_TARGET: Final = "set exactly one target: " + ", ".join(TARGETS)
+@dataclass(frozen=True, slots=True)
+class TargetKind:
+    """What differs between targets: CEL rules, default guarantee, mounts and tables are made from it.
+
+    A new target is a model above, a field of `Target` with such a line, and for engine Worker a module
+    `outbox_worker.sinks.<name>` with a function `build(target, config, settings)`, imported only where it is used.
+
+    Attributes:
+        engines: that know it.
+        transactional: its effects commit with the checkpoint, else they happen outside the database: AtLeastOnce.
+        name: of its field in `Target`.
+        connects: its model has a `connection`, whose Secret is mounted. Of a transactional target that is another
+            database, where the checkpoint lives too.
+
+    """
+
+    engines: tuple[Engine, ...]
+    transactional: bool
+    name: str = ""
+    connects: bool = False
+
+    @property
+    def path(self) -> str:
+        """The field in the resource's spec."""
+        return f"target.{self.name}"
+
+
+_WORKER: Final = (Engine.WORKER,)
+_SPARK: Final = (Engine.SPARK,)
+
+
+def _require_one(schema: dict[str, Any]) -> None:
+    """Give the schema the rule that exactly one of its fields is set."""
+    names = ", ".join(f"has(self.{name})" for name in schema["properties"])
+    schema.update(rules(rule(f"[{names}].filter(x, x).size() == 1", _one_target(schema["properties"]))))
+
+
+def _one_target(names: Iterable[str]) -> str:
+    return "set exactly one target: " + ", ".join(names)
 
 
 class Target(SpecModel):
-    """What to do with messages: exactly one of the fields."""
+    """What to do with messages: exactly one of the fields. Each is one line of the registry of targets."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "[" + ", ".join(f"has(self.{t})" for t in TARGETS) + "].filter(x, x).size() == 1",
-                _ONE_TARGET,
-            )
-        )
+    model_config = ConfigDict(json_schema_extra=_require_one)
+
+    sql: Annotated[SqlTarget | None, TargetKind((Engine.WORKER, Engine.SPARK), transactional=True)] = Field(
+        None, description="A statement in the checkpoint's transaction."
     )
-
-    sql: SqlTarget | None = Field(None, description="A statement in the checkpoint's transaction.")
-    python: PythonTarget | None = Field(None, description="A Python function (engine Worker).")
-    rabbitmq: RabbitmqTarget | None = Field(None, description="RabbitMQ (engine Worker).")
-    log: LogTarget | None = Field(None, description="A JSON line on standard output for each message (engine Worker).")
-    parquet: ParquetTarget | None = Field(None, description="Parquet files (engine Spark).")
+    python: Annotated[PythonTarget | None, TargetKind(_WORKER, transactional=True)] = Field(
+        None, description="A Python function (engine Worker)."
+    )
+    rabbitmq: Annotated[RabbitmqTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
+        None, description="RabbitMQ (engine Worker)."
+    )
+    log: Annotated[LogTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
+        None, description="A JSON line on standard output for each message (engine Worker)."
+    )
+    parquet: Annotated[ParquetTarget | None, TargetKind(_SPARK, transactional=True)] = Field(
+        None, description="Parquet files (engine Spark)."
+    )
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         """As the CRD's rule: a worker's file may name a target of a later version."""
-        if sum(getattr(self, name) is not None for name in TARGETS) != 1:
-            raise ValueError(_ONE_TARGET)
+        if sum(getattr(self, kind.name) is not None for kind in TARGETS) != 1:
+            raise ValueError(_one_target(kind.name for kind in TARGETS))
         return self
+
+    @property
+    def kind(self) -> TargetKind:
+        """The line of the registry of the target that is set."""
+        return next(kind for kind in TARGETS if getattr(self, kind.name) is not None)
+
+    @property
+    def chosen(self) -> SpecModel:
+        """The target that is set."""
+        found: SpecModel = getattr(self, self.kind.name)
+        return found
+
+    @property
+    def connection(self) -> Connection | None:
+        """What is mounted as connection `target`: another database, or what is outside of databases."""
+        found: Connection | None = getattr(self.chosen, "connection", None)
+        return found
 
     @property
     def database(self) -> Connection | None:
         """The other database that holds effects and checkpoint; None: the source's does."""
-        chosen = self.sql or self.python
-        return None if chosen is None else chosen.connection
+        return self.connection if self.kind.transactional else None
 
     @property
-    def connection(self) -> Connection | None:
-        """What is mounted as connection `target`: that database, or a broker."""
-        return self.database if self.rabbitmq is None else self.rabbitmq.connection
+    def config_map(self) -> ObjectRef | None:
+        """What is mounted as the user's Python files."""
+        return None if self.python is None else self.python.config_map_ref
+
+
+def _read_registry() -> Iterator[TargetKind]:
+    for name, field in Target.model_fields.items():
+        (kind,) = (each for each in field.metadata if isinstance(each, TargetKind))
+        (model,) = (each for each in get_args(field.annotation) if each is not NoneType)
+        yield replace(kind, name=name, connects="connection" in model.model_fields)
+
+
+TARGETS: Final = tuple(_read_registry())
+"""Every target there is, in the order of the resource's fields."""

@@ -1,1 +1,36 @@
-"""Where messages go, one module for each target; none knows another. See `outbox_core.ports` for what they promise."""
+"""Where messages go: one module for each target, imported only by a worker that has it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.spec import TARGETS, Engine, Guarantee
+
+if TYPE_CHECKING:
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.ports import Target
+    from outbox_worker.settings import Settings
+
+_KINDS: Final = [kind for kind in TARGETS if Engine.WORKER in kind.engines]
+
+
+def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
+    """Build the target that the resource names, and say whether its effects happen in the database's transaction.
+
+    Raises:
+        ConfigurationError: no target of the worker's is named, or it cannot give the guarantee asked for.
+
+    """
+    if config.target is None or config.target.kind not in _KINDS:
+        raise ConfigurationError(
+            f"set one of {', '.join(kind.path for kind in _KINDS)}: the worker has no other target"
+        )
+    kind = config.target.kind
+    if config.guarantee is Guarantee.TRANSACTIONAL and not kind.transactional:
+        able = " or ".join(each.name for each in _KINDS if each.transactional)
+        raise ConfigurationError(f"delivery.guarantee Transactional needs a target in the source's database: {able}")
+    module = importlib.import_module(f"{__name__}.{kind.name}")
+    target: Target = module.build(config.target.chosen, config, settings)
+    return target, kind.transactional

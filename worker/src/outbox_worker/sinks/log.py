@@ -7,8 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch, Message
     from outbox_core.spec import LogTarget
+    from outbox_worker.settings import Settings
 
 
 class LogSink:
@@ -55,3 +57,9 @@ class LogSink:
             except ValueError:
                 line["data"] = message.data  # an outbox whose payload is text
         return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def build(target: LogTarget, config: ProcessorConfig, settings: Settings) -> LogSink:
+    """Build the target."""
+    del config, settings
+    return LogSink(target)

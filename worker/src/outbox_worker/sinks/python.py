@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch, Message
     from outbox_core.spec import PythonTarget
+    from outbox_worker.settings import Settings
     from outbox_worker.transaction import Transaction
 
 
@@ -108,3 +110,9 @@ class PythonSink:
             classes=class_names(err),
             retry_after=asked_wait(err),
         )
+
+
+def build(target: PythonTarget, config: ProcessorConfig, settings: Settings) -> PythonSink:
+    """Build the target."""
+    del config
+    return PythonSink(target, settings.handler)

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch, Message
     from outbox_core.spec import RabbitmqTarget
     from outbox_worker.amqp import Returned
+    from outbox_worker.settings import Settings
 
 _WINDOW: Final = 4_194_304
 """Bytes encoded before they are written: a batch of large messages is not held twice."""
@@ -284,4 +286,15 @@ def _unroutable(returned: Returned) -> HandlerError:
 def _inexpressible(message: Message, why: str) -> HandlerError:
     return HandlerError(
         f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
+    )
+
+
+def build(target: RabbitmqTarget, config: ProcessorConfig, settings: Settings) -> RabbitmqSink:
+    """Build the target."""
+    return RabbitmqSink(
+        target,
+        settings.connections / "target",
+        timeout=config.delivery.timeout.total_seconds(),
+        processor_id=config.processor_id,
+        pod=settings.pod,
     )

@@ -15,6 +15,7 @@ from psycopg import sql
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.isolation import Found, Search
 from outbox_core.report import Reason
+from outbox_worker.batch_relation import build_batch_relation
 from outbox_worker.carrying import CARRIED_ROWS, format_rows
 from outbox_worker.handler import class_names
 from outbox_worker.postgres.errors import build_error, translate, translate_at_commit
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.spec import SqlTarget
+    from outbox_worker.settings import Settings
     from outbox_worker.statement import BatchStatement
     from outbox_worker.transaction import Transaction
 
@@ -202,3 +205,13 @@ class SqlSink:
 def _array(numbers: Iterable[int]) -> sql.SQL:
     """Write an array, faster than number by number."""
     return sql.SQL("'{" + ",".join(map(str, numbers)) + "}'")
+
+
+def build(target: SqlTarget, config: ProcessorConfig, settings: Settings) -> SqlSink:
+    """Build the target, in the source's database or in one of its own."""
+    del settings
+    if target.connection is None:
+        return SqlSink(target, build_batch_relation(config), config.source.schema_name)
+    from outbox_worker.sinks.sql_apart import CarriedSqlSink
+
+    return CarriedSqlSink(target)
