@@ -229,7 +229,8 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     ),
     rule(
         f"!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || !{_OUTSIDE}",
-        "a broker or log is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it out",
+        "a target outside the database is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it "
+        "out",
     ),
     rule(
         "self.engine != 'Spark' || !has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'",

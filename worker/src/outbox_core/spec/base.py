@@ -119,7 +119,7 @@ class Connection(SpecModel):
         description=(
             "Secret with the key `uri`, or the keys `host`, `port`, `database`, `user` and `password`; for TLS "
             "`sslmode` and `ca.crt`. RabbitMQ: `uri`, or `host`, `port`, `username`, `password` and `vhost`; for TLS "
-            "an amqps URI or `ca.crt`."
+            "an amqps URI or `ca.crt`. Other targets: as their `connection` says."
         )
     )
 
