@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from tests.ledger.amqp import Broker, BrokerError
+from tests.support.certificates import make_certificates
 from tests.support.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class RabbitmqServer:
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-rabbitmq-", dir="/tmp"))
         self.port, self.tls_port = free_port(), free_port()
         self._mapper_port, self._distribution_port = free_port(), free_port()
-        self._make_certificates()
+        make_certificates(self.directory)
         configuration = _CONFIGURATION.format(port=self.port, tls_port=self.tls_port, directory=self.directory)
         (self.directory / "rabbitmq.conf").write_text(configuration)
         (self.directory / "enabled_plugins").write_text("[].\n")
@@ -77,20 +78,6 @@ class RabbitmqServer:
         self._mapper = subprocess.Popen(_own(["epmd", "-port", str(self._mapper_port)]), env=self._environment)
         self._node: subprocess.Popen[bytes] | None = None
         self.start()
-
-    def _make_certificates(self) -> None:
-        """One authority and a server certificate for `localhost`."""
-
-        def openssl(*arguments: str) -> None:
-            subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self.directory)
-
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2",
-                "-subj", "/CN=tests authority")  # fmt: skip
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj",
-                "/CN=localhost")  # fmt: skip
-        (self.directory / "names").write_text("subjectAltName=DNS:localhost")
-        openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-out",
-                "server.crt", "-days", "2", "-extfile", "names")  # fmt: skip
 
     @property
     def uri(self) -> str:

@@ -41,8 +41,23 @@ def test_what_was_taken_is_left_out_until_all_of_it_is_delivered():
     known.add(ALL, [ONE, THREE])
     assert known.left_of(ALL, 7) == [TWO]
     assert known.left_of(batch(ONE), 7) == []
-    known.forget(batch(ONE))
+    assert known.conclude(batch(ONE), [], {}) == 1
     assert known.left_of(ALL, 7) == [ONE, TWO]
+
+
+def test_of_an_attempt_that_was_answered_only_what_failed_is_left():
+    known = TakenMessages()
+    known.left_of(ALL, 7)
+    known.add(ALL, [ONE])
+    wrong = HandlerError("it is wrong")
+    with pytest.raises(MessagesFailedError) as caught:
+        known.conclude(ALL, [TWO, THREE], {TWO.checkpoint: wrong})
+    assert dict(caught.value.failed) == {TWO.checkpoint: wrong}
+    assert known.left_of(ALL, 7) == [TWO]
+    with pytest.raises(HandlerError) as alone:
+        known.conclude(batch(TWO), [TWO], {TWO.checkpoint: wrong})
+    assert alone.value is wrong
+    assert known.left_of(ALL, 7) == [TWO]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """Where messages go; one instance lives as long as the process and reconnects by itself."""
+    """Where messages go; one instance lives as long as the process and reconnects by itself.
+
+    A target that inherits from it has nothing that changes and nothing open, unless it says so.
+    """
 
     def check(self) -> None:
         """Look whether the target can work at all, before anything is owned; must be cheap to repeat.
@@ -25,12 +28,15 @@ class Target(Protocol):
 
     def changed(self) -> bool:
         """Say whether what the target is made of (a handler's file) changed since it was last used."""
+        return False
 
     def keep_alive(self) -> None:
         """Called every few seconds while nothing is handled: heartbeats of an idle connection."""
+        return  # without a statement it would count as abstract
 
     def close(self) -> None:
         """Give everything back; never raises."""
+        return
 
 
 class TransactionTarget(Target, Protocol):

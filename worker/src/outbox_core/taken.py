@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.errors import MessagesFailedError
 from outbox_core.work import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.errors import HandlerError
     from outbox_core.message import Batch, Message
 
 LARGEST: Final = 20_000
@@ -48,11 +51,25 @@ class TakenMessages:
         while len(taken) > LARGEST:
             taken.popitem(last=False)
 
-    def forget(self, batch: Batch) -> None:
-        """All of this batch is delivered: nothing of it is tried again."""
+    def conclude(self, batch: Batch, attempted: Iterable[Message], failed: Mapping[Checkpoint, HandlerError]) -> int:
+        """End an attempt that was answered for each message: none is tried again, or only those that failed.
+
+        Returns:
+            How many messages the batch has, where none failed.
+
+        Raises:
+            MessagesFailedError: some of the batch's messages failed.
+            HandlerError: its only message did.
+
+        """
+        if failed:
+            self.add(batch, (message for message in attempted if message.checkpoint not in failed))
+            named = {each.checkpoint: failed[each.checkpoint] for each in batch if each.checkpoint in failed}
+            raise MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
         if taken := self._taken.get(batch.partition):
             for message in batch:
                 taken.pop(_name(message), None)
+        return len(batch)
 
 
 def _name(message: Message) -> tuple[int, int, str]:

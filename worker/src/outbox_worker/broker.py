@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
-from outbox_core.errors import ConfigurationError
-from outbox_core.report import Reason
+from outbox_worker.secret_files import build_tls, invalid_secret, read_files
 
 if TYPE_CHECKING:
+    import ssl
     from pathlib import Path
+
+    from outbox_core.errors import ConfigurationError
 
 _SCHEMES: Final = {"amqp": 5672, "amqps": 5671}
 
@@ -42,12 +43,7 @@ class BrokerAddress:
             ConfigurationError: `ca.crt` is no certificate.
 
         """
-        if not self.tls:
-            return None
-        try:
-            return ssl.create_default_context(cadata=self.certificate_authority)
-        except (ssl.SSLError, ValueError) as err:
-            raise _invalid("`ca.crt` holds no PEM certificate") from err
+        return build_tls(self.certificate_authority, "rabbitmq") if self.tls else None
 
 
 def read_broker_address(directory: Path) -> BrokerAddress:
@@ -57,15 +53,14 @@ def read_broker_address(directory: Path) -> BrokerAddress:
         ConfigurationError: the Secret is missing or has not what is needed.
 
     """
-    values = {key: _read(directory / key) for key in ("uri", "host", "port", "username", "password", "vhost", "ca.crt")}
+    keys = ("uri", "host", "port", "username", "password", "vhost", "ca.crt")
+    values = read_files(directory, *keys, target="rabbitmq")
     if uri := values["uri"]:
         return _from_uri(uri, values["ca.crt"])
     host = values["host"]
     if not host:
         raise _invalid(
-            f"there is no folder {directory}; name one that holds the files of a connection"
-            if not directory.is_dir()
-            else f"{directory} has no file `uri` and no file `host`; put amqp://user:password@host:5672/vhost into "
+            f"{directory} has no file `uri` and no file `host`; put amqp://user:password@host:5672/vhost into "
             "`uri`, or one value each into `host`, `port`, `username`, `password` and `vhost`"
         )
     tls = values["ca.crt"] is not None
@@ -105,16 +100,5 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip() or None
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as err:
-        raise _invalid(f"its key `{path.name}` cannot be read") from err
-
-
 def _invalid(what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the Secret of target.rabbitmq.connection cannot be used: {what}", reason=Reason.CONNECTION_SECRET_INVALID
-    )
+    return invalid_secret(what, "rabbitmq")

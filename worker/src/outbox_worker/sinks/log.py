@@ -6,6 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
+from outbox_core.ports import BrokerTarget
+
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch, Message
@@ -13,26 +17,18 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
 
 
-class LogSink:
+class LogSink(BrokerTarget):
     """Writes lines; there is nothing to open."""
 
     def __init__(self, target: LogTarget) -> None:
         """Keep whether payloads are printed."""
         self._payload = target.payload
 
+    @override
     def check(self) -> None:
         """Nothing can be wrong."""
 
-    def changed(self) -> bool:
-        """Nothing can change."""
-        return False
-
-    def keep_alive(self) -> None:
-        """Nothing is open."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
+    @override
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Print the batch and flush, so that a line is out before its checkpoint is stored."""
         sys.stdout.write("".join(self._line(message, epoch) for message in batch))

@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import commands, frame, header
+from typing_extensions import override
 
-from outbox_core.errors import ConfigurationError, HandlerError, MessagesFailedError, TransientError
+from outbox_core.errors import ConfigurationError, HandlerError, TransientError
+from outbox_core.ports import BrokerTarget
 from outbox_core.report import Reason
 from outbox_core.taken import TakenMessages
 from outbox_worker.amqp import CHANNEL, AmqpConnection
@@ -53,7 +55,7 @@ class _Attempt:
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
 
-class RabbitmqSink:
+class RabbitmqSink(BrokerTarget):
     """Publisher of one processor."""
 
     def __init__(self, target: RabbitmqTarget, directory: Path, *, timeout: float, processor_id: str, pod: str) -> None:
@@ -76,6 +78,7 @@ class RabbitmqSink:
         self._methods: dict[str, bytes] = {}
         self._taken = TakenMessages()
 
+    @override
     def check(self) -> None:
         """Look at the Secret and the routing key. The broker itself is asked when there is something to publish."""
         read_broker_address(self._directory)
@@ -86,10 +89,7 @@ class RabbitmqSink:
                 "{partitionKey}"
             )
 
-    def changed(self) -> bool:
-        """Nothing that is read only once: the Secret is read at every connect."""
-        return False
-
+    @override
     def keep_alive(self) -> None:
         """Heartbeat; a connection that the broker closed meanwhile is dropped and made again when needed."""
         if self._connection is not None:
@@ -98,12 +98,14 @@ class RabbitmqSink:
             except (TransientError, ConfigurationError):
                 self.close()
 
+    @override
     def close(self) -> None:
         """Drop the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+    @override
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Publish what the broker has not taken yet of the batch, and await every confirm.
 
@@ -125,14 +127,7 @@ class RabbitmqSink:
                     reason=Reason.TARGET_UNAVAILABLE,
                 ) from err
             raise
-        if attempt.failed:
-            self._taken.add(batch, (each for each in attempt.messages if each.checkpoint not in attempt.failed))
-            named = {
-                each.checkpoint: attempt.failed[each.checkpoint] for each in batch if each.checkpoint in attempt.failed
-            }
-            raise MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
-        self._taken.forget(batch)
-        return len(batch)
+        return self._taken.conclude(batch, attempt.messages, attempt.failed)
 
     def _publish(self, attempt: _Attempt, epoch: int) -> None:
         deadline = time.monotonic() + self._timeout

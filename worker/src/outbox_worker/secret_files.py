@@ -1,0 +1,53 @@
+"""The files of a mounted Secret of a target outside the database: read again and again, so that a rotation works."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_files(directory: Path, *names: str, target: str) -> dict[str, str | None]:
+    """Read these files, without space around their text; None: it is not there, or empty.
+
+    Raises:
+        ConfigurationError: the folder is missing, or a file of it cannot be read.
+
+    """
+    if not directory.is_dir():
+        raise invalid_secret(f"there is no folder {directory}; name one that holds the files of a connection", target)
+    return {name: _read(directory / name, target) for name in names}
+
+
+def _read(path: Path, target: str) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as err:
+        raise invalid_secret(f"its key `{path.name}` cannot be read", target) from err
+
+
+def build_tls(authority: str | None, target: str) -> ssl.SSLContext:
+    """Build TLS settings that trust this authority alone; None: those that the system trusts.
+
+    Raises:
+        ConfigurationError: it is no certificate.
+
+    """
+    try:
+        return ssl.create_default_context(cadata=authority)
+    except (ssl.SSLError, ValueError) as err:
+        raise invalid_secret("`ca.crt` holds no PEM certificate", target) from err
+
+
+def invalid_secret(what: str, target: str) -> ConfigurationError:
+    """Say what is wrong with the Secret of a target."""
+    return ConfigurationError(
+        f"the Secret of target.{target}.connection cannot be used: {what}", reason=Reason.CONNECTION_SECRET_INVALID
+    )
