@@ -20,6 +20,7 @@ from tests.acceptance.scenarios import (
     modes,
     moving,
     ownership,
+    receiving,
     source,
     unheard,
 )
@@ -44,6 +45,7 @@ scenarios = Scenarios.of(
             failing,
             belief,
             unheard,
+            receiving,
         )
     )
 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 SOURCE: Body = {"connection": {"secretRef": {"name": "db"}}}
 SQL: Body = {"sql": {"statement": "INSERT INTO seen SELECT position FROM batch"}}
+HTTP = {"http": {"url": "https://shop.test/events", "connection": {"secretRef": {"name": "receiver"}}}}
 RABBITMQ = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}, "exchange": "orders"}}
 APART = {"sql": {**SQL["sql"], "connection": {"secretRef": {"name": "reporting"}}}}
 REBUILD = {"processorId": "orders-v1", "swapStatement": "SELECT 1"}
@@ -46,6 +47,11 @@ VALID = [
     pytest.param(worker(), id="the least worker"),
     pytest.param(worker(target={"python": {"module": "orders", "configMapRef": {"name": "code"}}}), id="python"),
     pytest.param(worker(target=RABBITMQ), id="rabbitmq"),
+    pytest.param(worker(target=HTTP), id="http"),
+    pytest.param(
+        worker(target={"http": {"url": "http://receiver:8080/a?b=c", "source": "shop:{partitionKey}"}}),
+        id="http, no Secret",
+    ),
     pytest.param(worker(target={"log": {}}), id="log"),
     pytest.param(worker(target=RABBITMQ, delivery={"guarantee": "AtLeastOnce"}), id="rabbitmq at least once"),
     pytest.param(worker(delivery={"checkpoint": "BeforeHandling"}), id="checkpoint first"),
@@ -101,6 +107,23 @@ INVALID = [
         worker(target=RABBITMQ, delivery={"guarantee": "Transactional"}),
         "set delivery.guarantee: AtLeastOnce",
         id="a transactional broker",
+    ),
+    pytest.param(
+        worker(target=HTTP, delivery={"guarantee": "Transactional"}),
+        "set delivery.guarantee: AtLeastOnce",
+        id="a transactional receiver",
+    ),
+    pytest.param(spark(target=HTTP), "engine Spark knows target.sql and target.parquet", id="Spark to a receiver"),
+    pytest.param(worker(target={"http": {"url": "ftp://shop.test/"}}), "target.http.url", id="no http URL"),
+    pytest.param(
+        worker(target={"http": {"url": "https://user:pass@shop.test/"}}),
+        "target.http.url",
+        id="a password in the URL",
+    ),
+    pytest.param(
+        worker(target={"http": {"url": "https://shop.test/", "type": "{messageId}"}}),
+        "target.http.type",
+        id="an unknown placeholder",
     ),
     pytest.param(
         worker(target={"log": {}}, delivery={"guarantee": "Transactional"}),

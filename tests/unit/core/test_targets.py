@@ -18,6 +18,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "sql": {"statement": "SELECT"},
     "python": {"module": "orders"},
     "rabbitmq": {"connection": {"secretRef": {"name": "broker"}}},
+    "http": {"url": "https://shop.test/events"},
     "log": {},
     "parquet": {"path": "/data"},
 }

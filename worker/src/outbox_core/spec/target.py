@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 
-from outbox_core.spec.base import Connection, Engine, ObjectRef, SpecModel, rule, rules
+from outbox_core.spec.base import Connection, Duration, Engine, ObjectRef, SpecModel, rule, rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,6 +67,34 @@ class RabbitmqTarget(SpecModel):
         "silently.",
     )
     persistent: bool = Field(True, description="Delivery mode 2: the broker writes it to disk.")
+
+
+Template = Annotated[str, Field(max_length=512, pattern=r"^([^{}]|\{(messageType|publicationId|partitionKey)\})+$")]
+
+
+class HttpTarget(SpecModel):
+    """Each message is posted as a CloudEvent, in order per key. docs/http.md says what the receiver gets."""
+
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[A-Za-z0-9_.-]+(:\d{1,5})?([/?][!-~]*)?$")] = Field(
+        description="Where messages are posted to. Redirects are not followed."
+    )
+    connection: Connection | None = Field(
+        None,
+        description="Secret with any of the keys `token` (bearer token), `signingKey` (base64 of at least 24 bytes; "
+        "several, with a space between, sign side by side) and `ca.crt` (authority of the receiver's certificate).",
+    )
+    content_mode: Literal["Structured", "Binary"] = Field(
+        "Structured", description="Structured: one JSON body. Binary: the data as body, the rest as headers."
+    )
+    source: Template = Field(
+        "/outbox/{publicationId}",
+        description="The event's source; {messageType}, {publicationId} and {partitionKey} are replaced.",
+    )
+    type: Template = Field("{messageType}", description="The event's type, with the same placeholders.")
+    parallelism: Annotated[int, Field(ge=1, le=64)] = Field(
+        8, description="Most requests at once, each of another key. 1: one after another, in the order of the messages."
+    )
+    request_timeout: Duration = Field(timedelta(seconds=10), description="Longest silence of the receiver.")
 
 
 class LogTarget(SpecModel):
@@ -136,6 +165,9 @@ class Target(SpecModel):
     )
     rabbitmq: Annotated[RabbitmqTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="RabbitMQ (engine Worker)."
+    )
+    http: Annotated[HttpTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
+        None, description="HTTP: each message posted as a CloudEvent (engine Worker)."
     )
     log: Annotated[LogTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="A JSON line on standard output for each message (engine Worker)."
