@@ -109,7 +109,10 @@ class Application:
 
     def explain(self) -> str:
         shown = ("sync", "health", "conditions", "operationState", "resources")
-        return json.dumps({key: self.status.get(key) for key in shown}, indent=1)
+        status = self.status
+        differing = [one for one in status.get("resources") or () if one.get("status") != "Synced"]
+        live = [self.cluster.get(one["kind"], one.get("namespace", ""), one["name"]) for one in differing]
+        return json.dumps({**{key: status.get(key) for key in shown}, "live, of what differs": live}, indent=1)
 
     def health_of(self, kind: str, name: str) -> str:
         """What Argo CD says of one resource."""
