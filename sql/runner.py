@@ -1,10 +1,13 @@
-"""Applies the numbered migrations to one schema of one database.
+"""Applies the numbered migrations and the functions to one schema of one database.
 
 Safe to run twice and from two places at once: each migration is one transaction that first takes an advisory
 *transaction* lock (session locks do not survive PgBouncer in transaction mode) and then looks again what is applied.
 Locks on tables are waited for briefly and tried again, so that a migration never queues all producers behind a long
 transaction. The role needs to own the schema, or CREATE on the database where the schema is missing; nothing here
 needs a superuser.
+
+The functions are one more entry behind the migrations, `functions_NNNN`: all files of `functions/`, applied together
+where no set with this number or a higher one is recorded. So an older worker never puts its own texts back.
 
 A database that has every migration is only read: a worker's start costs one query and no transaction id. Names it
 does not know are a newer version's, and no error: an older worker goes on beside a newer schema until a `post`
@@ -33,8 +36,18 @@ IDLE_TIMEOUT: Final = "30s"
 """Frozen between two statements, a run must not keep its locks, nor others from migrating."""
 DEADLINE_SECONDS: Final = 60.0
 
+FUNCTIONS_VERSION: Final = 1
+"""Rises with every change of a text in `functions/` (tests/migration compares the checksum)."""
+
+_FORMER: Final = {"0001_pre_baseline": "0017_pre_ownership", "0002_pre_since_0017": "0027_pre_delayed_batches"}
+"""A database that recorded the migration of a former version on the right has what the one on the left makes."""
+_FORMER_FIRST: Final = "0001_pre_tables"
+
 _NAME: Final = re.compile(r"\d{4}_(pre|post)_[a-z0-9_]+\.sql")
 _VARIABLE: Final = re.compile(r""":(?:"schema"|'schema')""")
+_INCLUDE: Final = re.compile(r"^\\ir \.\./functions/(\w+)\.sql$", re.MULTILINE)
+"""psql's own command, relative to the file that it stands in."""
+_FUNCTIONS: Final = "functions_"
 
 
 class Phase(StrEnum):
@@ -48,7 +61,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: `NNNN_{pre|post}_slug.sql`."""
+    """One file, `NNNN_{pre|post}_slug.sql`, or the set of functions, `functions_NNNN`."""
 
     name: str
     phase: Phase
@@ -69,22 +82,32 @@ class ChecksumMismatchError(MigrationError):
 
 
 class MigrationBusyError(MigrationError):
-    """Somebody held a lock for longer than the deadline; try again later."""
+    """Another transaction held a lock for longer than the deadline; try again later."""
 
 
 def load_migrations() -> tuple[Migration, ...]:
-    """Read the shipped migrations in order."""
+    """Read the shipped migrations in order, and behind them the functions."""
     folder = resources.files("outbox_sql.migrations")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return tuple(
+    migrations = (
         Migration(name.removesuffix(".sql"), Phase(name.split("_")[1]), folder.joinpath(name).read_text())
         for name in names
         if _NAME.fullmatch(name)
     )
+    return (*migrations, _load_functions())
+
+
+def _load_functions() -> Migration:
+    folder = resources.files("outbox_sql.functions")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    text = "\n".join(folder.joinpath(name).read_text() for name in names)
+    return Migration(f"{_FUNCTIONS}{FUNCTIONS_VERSION:04d}", Phase.PRE, text)
 
 
 def render(text: str, schema: str) -> sql.SQL:
-    """Put the schema's name where psql would put its variable: `:"schema"` as identifier, `:'schema'` as literal."""
+    """Do what psql would do: include functions, and put the schema's name for `:"schema"` and `:'schema'`."""
+    folder = resources.files("outbox_sql.functions")
+    text = _INCLUDE.sub(lambda match: folder.joinpath(f"{match[1]}.sql").read_text(), text)
     identifier = '"' + schema.replace('"', '""') + '"'
     literal = "'" + schema.replace("'", "''") + "'"
     rendered = _VARIABLE.sub(lambda match: identifier if match[0][1] == '"' else literal, text)
@@ -109,14 +132,18 @@ def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterab
 
     Raises:
         ChecksumMismatchError: an applied migration differs from the shipped one.
+        MigrationError: the schema is older than what this version can upgrade.
 
     """
     wanted = set(phases)
+    latest = max((name for name in applied if name.startswith(_FUNCTIONS)), default="")
     missing = []
     for migration in migrations:
         checksum = applied.get(migration.name)
         if checksum is None:
-            if migration.phase in wanted:
+            _refuse_too_old(applied, migration)
+            is_superseded = migration.name.startswith(_FUNCTIONS) and migration.name < latest
+            if migration.phase in wanted and not is_superseded:
                 missing.append(migration)
         elif checksum != migration.checksum:
             raise ChecksumMismatchError(
@@ -124,6 +151,15 @@ def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterab
                 "released migrations are never edited: use the release that made this schema, or compare the two"
             )
     return tuple(missing)
+
+
+def _refuse_too_old(applied: dict[str, str], migration: Migration) -> None:
+    needed = _FORMER["0001_pre_baseline"]
+    if migration.name == "0001_pre_baseline" and _FORMER_FIRST in applied and needed not in applied:
+        raise MigrationError(
+            f"this schema has the migrations of a former version up to {max(applied)}, and this version upgrades from "
+            f"{needed} or later: first run `outbox migrate` of a version that ships {needed}, then this one"
+        )
 
 
 def migrate(
@@ -140,6 +176,7 @@ def migrate(
 
     Raises:
         ChecksumMismatchError: an applied migration differs from the shipped one.
+        MigrationError: the schema is older than what this version can upgrade.
         MigrationBusyError: a lock was not to be had for a minute.
         psycopg.Error: the server refused a statement (no right to create, connection lost …).
 
@@ -173,14 +210,18 @@ def _apply_with_retry(connection: psycopg.Connection[Any], schema: str, migratio
 
 
 def _apply(connection: psycopg.Connection[Any], schema: str, migration: Migration) -> bool:
-    """Run one migration inside the open transaction unless somebody else did meanwhile."""
+    """Run one migration inside the open transaction unless another run did meanwhile."""
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
     connection.execute(sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(sql.Literal(IDLE_TIMEOUT)))
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))
     _ensure_bookkeeping(connection, schema)
-    if migration.name in fetch_applied(connection, schema):
+    applied = fetch_applied(connection, schema)
+    if not pending(applied, (migration.phase,), (migration,)):
         return False
-    connection.execute(render(migration.text, schema))
+    if _FORMER.get(migration.name) not in applied:
+        # SQL functions call each other: their bodies are checked when they are called, not in the order of the files.
+        connection.execute("SET LOCAL check_function_bodies = off")
+        connection.execute(render(migration.text, schema))
     connection.execute(
         sql.SQL("INSERT INTO {} (name, checksum) VALUES (%s, %s)").format(sql.Identifier(schema, "applied_migrations")),
         (migration.name, migration.checksum),

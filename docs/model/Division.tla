@@ -1,6 +1,6 @@
 ------------------------------ MODULE Division ------------------------------
 (***************************************************************************)
-(* Changing the number of partitions: sql/functions/ask_partitions.sql and *)
+(* Changing the number of partitions: sql/functions/partitions.sql and *)
 (* change_partitions.sql on one side, outbox_worker/partition_steps.py on  *)
 (* the other.  That one store under one lease is atomic, and that a former *)
 (* owner is refused, is what Fence shows; here it is one step.             *)

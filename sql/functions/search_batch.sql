@@ -1,3 +1,5 @@
+-- Finds the messages of a batch at which a target's statement fails.
+
 CREATE OR REPLACE FUNCTION :"schema".search_batch(
     p_name text, p_prepare text, p_transaction_ids xid8[], p_positions bigint[], p_keys int[], p_waiting int[], p_at int,
     p_suspect int, p_block int, p_most int, p_seconds double precision,

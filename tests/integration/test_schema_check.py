@@ -7,6 +7,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
+from outbox_sql import runner
 from outbox_worker.postgres import identity, schema
 from tests.support.postgres import build_source
 
@@ -48,10 +49,10 @@ def test_verify_says_what_is_missing(empty_database):
     assert "outbox migrate --schema outbox" in str(missing)
 
     schema.ensure_schema(empty_database.connect(), build_source())
-    empty_database.direct().execute("DELETE FROM outbox.applied_migrations WHERE name = '0002_pre_functions'")
+    empty_database.direct().execute("DELETE FROM outbox.applied_migrations WHERE name = 'functions_0001'")
     old = refusal(empty_database, build_source(schema="Verify"))
     assert old.reason is Reason.SCHEMA_MISMATCH
-    assert "0002_pre_functions" in str(old)
+    assert "functions_0001" in str(old)
 
 
 def test_verify_waits_for_nothing_else_once_it_is_there(empty_database):
@@ -73,6 +74,16 @@ def test_edited_migrations_are_a_mismatch(database):
     database.direct().execute("UPDATE outbox.applied_migrations SET checksum = 'x' WHERE name LIKE '0001%'")
 
     assert refusal(database, build_source()).reason is Reason.SCHEMA_MISMATCH
+
+
+def test_a_schema_that_is_too_old_is_a_mismatch(empty_database):
+    former = runner.Migration("0001_pre_tables", runner.Phase.PRE, "SELECT 1")
+    runner.migrate(empty_database.connect(), "outbox", migrations=(former,))
+
+    for management in ("Manage", "Verify"):
+        said = refusal(empty_database, build_source(schema=management))
+        assert said.reason is Reason.SCHEMA_MISMATCH
+        assert "0017_pre_ownership" in str(said)
 
 
 class TestAMappedTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -13,12 +14,16 @@ import pytest
 
 from outbox_sql import runner
 from outbox_sql.runner import Migration, Phase
-from tests.support import schema_dump
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.postgres import POOLED, ROLES, VERSIONS
+from tests.support.sql_functions import read_functions
 
 SQL = Path(runner.__file__).parent
-NAMES = [migration.name for migration in runner.load_migrations()]
+SHIPPED = runner.load_migrations()
+NAMES = [migration.name for migration in SHIPPED]
+SET = SHIPPED[-1]
+CHECKSUMS = {1: "fa4d5bd0c2630329810278efa0c12df81dcccbc787b9e0652a07406f7eb28f4d"}
+"""Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
     SELECT p.proname, p.pronargs, pg_get_functiondef(p.oid) FROM pg_proc p
     WHERE p.pronamespace = 'outbox'::regnamespace ORDER BY 1, 2
@@ -166,9 +171,11 @@ def test_post_runs_only_when_asked_for(empty_database):
 
 def test_the_files_run_in_psql_too(empty_database):
     empty_database.direct().execute("CREATE SCHEMA outbox")
-    files = [argument for name in NAMES for argument in ("-f", str(SQL / "migrations" / f"{name}.sql"))]
-    command = ["psql", "-q", "-v", "ON_ERROR_STOP=1", "-v", "schema=outbox", *files, empty_database.uri()]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    files = [str(file) for folder in ("migrations", "functions") for file in sorted((SQL / folder).glob("*.sql"))]
+    named = [argument for file in files for argument in ("-f", file)]
+    command = ["psql", "-q", "-v", "ON_ERROR_STOP=1", "-v", "schema=outbox", *named, empty_database.uri()]
+    unchecked = os.environ | {"PGOPTIONS": "-c check_function_bodies=off"}
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=unchecked)
 
     assert (result.returncode, result.stderr) == (0, "")
     made = empty_database.direct().execute(FUNCTIONS).fetchall()
@@ -176,32 +183,40 @@ def test_the_files_run_in_psql_too(empty_database):
 
 
 class TestTheTextsAgree:
-    def test_schema_sql_is_what_the_migrations_make(self, empty_database):
-        runner.migrate(empty_database.direct(), "outbox")
+    def test_each_function_has_one_text(self, database):
+        made = database.direct().execute(FUNCTIONS).fetchall()
 
-        assert schema_dump.dump(empty_database) == schema_dump.SCHEMA_FILE.read_text()
+        assert sorted(name for name, _ in read_functions()) == [name for name, _, _ in made]
+        everything = "".join(file.read_text() for file in SQL.glob("functions/*.sql"))
+        assert len(re.findall(r"^CREATE", everything, re.MULTILINE)) == len(made)
+        migrations = "".join(file.read_text() for file in SQL.glob("migrations/*.sql"))
+        again = re.findall(r'FUNCTION :"schema"\.(\w+)\(.*\) RETURNS', migrations)
+        assert {name for name, _, _ in made}.isdisjoint(again)
 
-    def test_schema_sql_makes_the_same(self, empty_database, database):
-        empty_database.direct().execute(schema_dump.SCHEMA_FILE.read_text())
-
-        assert schema_dump.dump(empty_database) == schema_dump.dump(database)
-
-    def test_each_functions_file_is_its_latest_text(self, database):
+    def test_each_function_can_be_run_as_its_language_says(self, database):
+        """The set is applied without looking into the bodies, because they call each other in any order."""
+        before = database.direct().execute(FUNCTIONS).fetchall()
         connection = database.direct()
-        before = connection.execute(FUNCTIONS).fetchall()
-        files = sorted((SQL / "functions").glob("*.sql"))
-        for file in files:
-            connection.execute(runner.render(file.read_text(), "outbox"))
+        connection.execute("SET check_function_bodies = on")
+        connection.execute(runner.render(SET.text, "outbox"))
 
         assert connection.execute(FUNCTIONS).fetchall() == before
-        assert len(files) == len(before)
+
+    def test_files_of_functions_are_short(self):
+        assert [file.name for file in SQL.glob("functions/*.sql") if len(file.read_text().splitlines()) > 500] == []
+
+    def test_the_number_of_the_set_rises_with_its_text(self):
+        assert CHECKSUMS.get(runner.FUNCTIONS_VERSION) == SET.checksum, (
+            f"a text in sql/functions changed: raise FUNCTIONS_VERSION, and add it here with {SET.checksum}"
+        )
+        assert SET.name == f"functions_{max(CHECKSUMS):04d}"
 
     def test_every_migration_has_a_name_in_order_and_says_why(self):
         files = sorted((SQL / "migrations").glob("*.sql"))
         for number, file in enumerate(files, 1):
             assert re.fullmatch(rf"{number:04d}_(pre|post)_[a-z0-9_]+\.sql", file.name)
             assert file.read_text().startswith("-- ")
-        assert [file.stem for file in files] == NAMES
+        assert [*(file.stem for file in files), SET.name] == NAMES
 
     def test_functions_run_with_their_owners_rights_on_a_fixed_path_and_are_nobodys_by_default(self, database):
         rows = (
@@ -231,6 +246,119 @@ class TestTheTextsAgree:
         assert rows.fetchall() == []
 
 
+class TestFunctions:
+    def later(self, answer):
+        text = (
+            SET.text
+            + f"""
+            CREATE OR REPLACE FUNCTION :"schema".stranger_refusals() RETURNS bigint
+            LANGUAGE sql AS 'SELECT {answer}::bigint';"""
+        )
+        return Migration(f"functions_{runner.FUNCTIONS_VERSION + answer:04d}", Phase.PRE, text)
+
+    def answer(self, connection):
+        return connection.execute("SELECT outbox.stranger_refusals()").fetchone()[0]
+
+    def test_are_applied_again_when_their_number_rises_and_never_go_back(self, database):
+        connection = database.direct()
+        first, second = self.later(1), self.later(2)
+
+        assert runner.migrate(connection, "outbox", migrations=(*SHIPPED[:-1], second)) == (second.name,)
+        assert runner.migrate(connection, "outbox", migrations=(*SHIPPED[:-1], first)) == ()
+        assert runner.migrate(connection, "outbox") == ()
+        assert self.answer(connection) == 2
+
+    def test_an_older_run_that_waited_for_a_newer_one_applies_nothing(self, database):
+        connection = database.direct()
+        holder = database.direct(autocommit=False)
+        holder.execute("SELECT pg_advisory_xact_lock(%s)", (runner.LOCK_KEY,))
+        older = (*SHIPPED[:-1], self.later(1))
+        with background(lambda: runner.migrate(connection, "outbox", migrations=older)) as done:
+            wait_until_blocked(database, done)
+            newer = self.later(2)
+            holder.execute(runner.render(newer.text, "outbox"))
+            holder.execute("INSERT INTO outbox.applied_migrations VALUES (%s, %s)", (newer.name, newer.checksum))
+            holder.commit()
+
+        assert done.result() == ()
+        assert self.answer(connection) == 2
+
+    def test_other_texts_with_the_same_number_are_refused(self, database):
+        other = Migration(SET.name, Phase.PRE, SET.text + "-- other")
+
+        with pytest.raises(runner.ChecksumMismatchError, match=SET.name):
+            runner.migrate(database.direct(), "outbox", migrations=(*SHIPPED[:-1], other))
+
+    def test_keep_what_was_granted(self, database):
+        connection = database.direct()
+        connection.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO processor")
+        runner.migrate(connection, "outbox", migrations=(*SHIPPED[:-1], self.later(1)))
+
+        rows = connection.execute(
+            """SELECT bool_and(has_function_privilege('processor', oid, 'EXECUTE')) FROM pg_proc
+               WHERE pronamespace = 'outbox'::regnamespace"""
+        )
+        assert rows.fetchone() == (True,)
+
+
+SINCE_0017 = """
+    DROP TABLE outbox.processor_words, outbox.processor_mappings, outbox.server_runs, outbox.emptyings;
+    DROP INDEX outbox.competing_retries_untried;
+    DROP TRIGGER forget_emptying ON outbox.competing_batches;
+    DROP FUNCTION outbox.forget_emptying, outbox.may_empty, outbox.take_waiting, outbox.server_run;
+    ALTER TABLE outbox.competing_batches DROP failed;
+    DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx1;
+"""
+
+
+class TestASchemaOfFormerVersions:
+    def record(self, connection, *names):
+        """Make the list say that a former version made this schema."""
+        connection.execute("DELETE FROM outbox.applied_migrations")
+        for name in names:
+            connection.execute("INSERT INTO outbox.applied_migrations (name, checksum) VALUES (%s, 'former')", (name,))
+
+    def test_that_is_complete_is_taken_over_beside_running_workers(self, database):
+        connection = database.direct()
+        before = connection.execute(FUNCTIONS).fetchall()
+        self.record(connection, "0001_pre_tables", "0017_pre_ownership", "0027_pre_delayed_batches")
+        # a batch in progress: no table may be locked
+        worker = database.direct(autocommit=False)
+        worker.execute("LOCK TABLE outbox.competing_batches, outbox.processor_leases IN ROW EXCLUSIVE MODE")
+
+        assert list(runner.migrate(connection, "outbox")) == NAMES
+        worker.close()
+
+        assert connection.execute(FUNCTIONS).fetchall() == before
+        assert "0017_pre_ownership" in runner.fetch_applied(connection, "outbox")
+        assert runner.migrate(connection, "outbox") == ()
+
+    def test_that_stopped_at_0017_gets_what_came_later(self, database):
+        connection = database.direct()
+        connection.execute("SELECT outbox.create_queue('jobs')")
+        before = self.describe(connection)
+        connection.execute(SINCE_0017)
+        self.record(connection, "0001_pre_tables", "0017_pre_ownership")
+
+        assert list(runner.migrate(connection, "outbox")) == NAMES
+        assert self.describe(connection) == before
+
+    def describe(self, connection):
+        """Functions, triggers, indexes and columns."""
+        indexes = """SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'outbox' ORDER BY 1, 2"""
+        triggers = """SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1"""
+        columns = """SELECT table_name, column_name, data_type, is_nullable, column_default
+                     FROM information_schema.columns WHERE table_schema = 'outbox' ORDER BY 1, 2"""
+        return [connection.execute(query).fetchall() for query in (FUNCTIONS, indexes, triggers, columns)]
+
+    def test_that_is_older_is_refused_with_the_remedy(self, database):
+        connection = database.direct()
+        self.record(connection, "0001_pre_tables", "0016_pre_failures")
+
+        with pytest.raises(runner.MigrationError, match=r"up to 0016_pre_failures.*first run `outbox migrate`"):
+            runner.migrate(connection, "outbox")
+
+
 def test_conflicts_that_former_versions_left_on_partitions_that_are_gone_are_closed(database):
     """Version 0017 granted a lease on a partition that was gone, and no command could decide what came of it."""
     connection = database.direct()
@@ -244,9 +372,10 @@ def test_conflicts_that_former_versions_left_on_partitions_that_are_gone_are_clo
             {"id": processor, "partition": partition},
         )
         connection.execute("INSERT INTO outbox.kept_checkpoints VALUES (%s, %s)", (processor, partition))
-    connection.execute("DELETE FROM outbox.applied_migrations WHERE name = '0018_pre_gone_partitions'")
+    connection.execute("ALTER TABLE outbox.competing_batches DROP failed")
+    connection.execute("DELETE FROM outbox.applied_migrations WHERE name = '0002_pre_since_0017'")
 
-    assert runner.migrate(connection, "outbox") == ("0018_pre_gone_partitions",)
+    assert runner.migrate(connection, "outbox") == ("0002_pre_since_0017",)
 
     left = "SELECT processor_id, partition FROM outbox.{} ORDER BY 1, 2"
     expected = [("p", 4), ("whole", 6)]

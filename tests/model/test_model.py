@@ -13,6 +13,7 @@ from outbox_worker import transaction
 from tests.model.cases import BAD, GOOD, POSSIBLE
 from tests.model.checker import MODELS, ROOT, Question, check, configuration, run
 from tests.support.contract import NOTHING, Model
+from tests.support.sql_functions import read_function
 
 ACTIONS = {
     "Acquire", "Load", "Begin", "AskToStore", "TakeAnswer", "AskToCommit", "HearOfCommit", "FindBroken", "Confirm",
@@ -64,7 +65,7 @@ def test_times_are_those_of_the_worker():
     said = dict(re.findall(r"^  (\w+) = (\d+)$", (MODELS / "Takeover.cfg").read_text(), re.MULTILINE))
     policy = Policy(Delivery(), Guarantee.TRANSACTIONAL)
     lease = policy.delivery.lease_duration.total_seconds()
-    acquire = (ROOT / "sql" / "functions" / "acquire_lease.sql").read_text()
+    acquire = read_function("acquire_lease")
     assert int(said["Lease"]) == lease
     assert int(said["Beat"]) == lease / 3
     assert int(said["Idle"]) == lease * transaction._IDLE_SHARE
@@ -74,14 +75,23 @@ def test_times_are_those_of_the_worker():
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("holds_lease", "l.expires_at > clock_timestamp()"),
+        ("holds_lease", "FOR KEY SHARE"),
+        ("acquire_lease", "FOR UPDATE"),
+        ("store_processor_checkpoint", "FOR UPDATE"),
+        ("settle_processor_checkpoint", "FOR UPDATE"),
+        ("record_refusal", "s.epoch > p_epoch"),
+    ],
+)
+def test_locks_are_those_of_the_functions(name, words):
+    assert words in read_function(name)
+
+
+@pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("sql/functions/holds_lease.sql", "l.expires_at > clock_timestamp()"),
-        ("sql/functions/holds_lease.sql", "FOR KEY SHARE"),
-        ("sql/functions/acquire_lease.sql", "FOR UPDATE"),
-        ("sql/functions/store_processor_checkpoint.sql", "FOR UPDATE"),
-        ("sql/functions/settle_processor_checkpoint.sql", "FOR UPDATE"),
-        ("sql/functions/record_refusal.sql", "s.epoch > p_epoch"),
         ("worker/src/outbox_worker/steps.py", "checkpoints.EditedError"),
         ("worker/src/outbox_worker/transaction.py", "idle_in_transaction_session_timeout"),
     ],

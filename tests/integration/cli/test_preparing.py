@@ -27,7 +27,7 @@ def test_migrate(outbox):
     dry, first, again = outbox("migrate", "--dry-run"), outbox("migrate"), outbox("migrate", "--phase", "all")
 
     assert (dry.returncode, first.returncode, again.returncode) == (0, 0, 0)
-    assert dry.stdout.splitlines()[0] == "would apply 0001_pre_tables"
+    assert dry.stdout.splitlines()[0] == "would apply 0001_pre_baseline"
     assert first.stdout == dry.stdout.replace("would apply", "applied")
     assert again.stdout == "nothing to apply\n"
 
@@ -61,7 +61,7 @@ def test_adopting_shows_a_bar_at_a_terminal(empty_database):
 def test_in_json_each_is_one_document(empty_database):
     cli = Cli(empty_database.files().directory)
     names = cli.json("migrate", "--dry-run")["pending"]
-    assert names[0] == "0001_pre_tables"
+    assert names[0] == "0001_pre_baseline"
     assert cli.json("migrate") == {"schema": "outbox", "applied": names}
     assert cli.json("confirm-identity", "renew", "--dry-run")["done"] is False
     assert len(cli.json("confirm-identity", "renew")["database"]) == 36

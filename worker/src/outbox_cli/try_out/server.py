@@ -286,10 +286,10 @@ def sweep(cache: Path) -> None:
 
 
 def _texts() -> Iterator[bytes]:
-    folder = resources.files("outbox_sql.migrations")
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".sql"):
-            yield entry.read_bytes()
+    for package in ("outbox_sql.migrations", "outbox_sql.functions"):
+        for entry in sorted(resources.files(package).iterdir(), key=lambda entry: entry.name):
+            if entry.name.endswith(".sql"):
+                yield entry.read_bytes()
     yield resources.files("outbox_cli.try_out").joinpath("shop.sql").read_bytes()
 
 

@@ -1,8 +1,8 @@
 """The stored checkpoint: read it, store the next one, find where a new processor starts, settle an unanswered COMMIT.
 
-The contract itself is SQL (`sql/functions/store_processor_checkpoint.sql`), because other programs call it too. Its
+The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
 functions keep a copy of the pair beside it, so that whoever loads a row sees that somebody edited it by hand
-(`sql/functions/find_edit.sql`), although nobody recorded that.
+(`find_edit`), although nobody recorded that.
 
 A start is computed once and stored before anything is read. Every start but the beginning is cut at the reading bound:
 what is in flight has a transaction id at or above it, so a start pair just below the bound loses nothing; the highest

@@ -3,7 +3,7 @@
 Checkpoints are made of transaction ids, and those belong to one server. Three things are compared before anything is
 claimed: the server's system identifier and the database's oid (a copy, a dump, an upgrade has others), the timeline (a
 promoted standby and a base backup recovered elsewhere have all else in common), and the ids stored here with the
-server's own counter (`sql/functions/is_behind_its_rows.sql` does the last one thoroughly, when a person confirms).
+server's own counter (`is_behind_its_rows` does the last one thoroughly, when a person confirms).
 
 On a new timeline the resources that own processors here go on by themselves: a failover is no reason to wait for a
 person, and who pointed a resource here has said what it is. Whoever owns nothing here waits: in a recovered base backup

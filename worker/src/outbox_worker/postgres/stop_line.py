@@ -1,6 +1,6 @@
 """The number of partitions in the database: ask for another one, see how far the change is, carry it out.
 
-Each call is one statement. What the stop line is and why nobody has read beyond it: `sql/functions/ask_partitions.sql`.
+Each call is one statement. What the stop line is and why nobody has read beyond it: see `ask_partitions`.
 """
 
 from __future__ import annotations

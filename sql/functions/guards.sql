@@ -1,0 +1,58 @@
+-- What triggers call.
+
+CREATE OR REPLACE FUNCTION :"schema".guard_superseded() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- A processor that was replaced stays so: no lease on it, and its claim stays with the one that replaced it, also where
+-- somebody takes claims by force. Costs nothing on a heartbeat or a store: it fires where a lease or claim changes hands.
+DECLARE
+    v_by text;
+BEGIN
+    SELECT r.processor_id INTO v_by FROM processor_rebuilds r
+    WHERE r.of_processor_id = OLD.processor_id AND r.swapped_at IS NOT NULL;
+    IF NOT FOUND THEN
+        RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+    ELSIF TG_OP = 'DELETE' THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'processor % was replaced by %', OLD.processor_id, v_by
+        USING ERRCODE = 'OB001', HINT = 'It can never run again: delete its resource, or use another processorId.';
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- The last 10,000 acts are kept: people's decisions are few, a script that decides may not be.
+BEGIN
+    DELETE FROM recorded_acts a
+    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
+    RETURN NULL;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".keep_unique() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- While a message with this key is pending (nobody has taken it yet), a second one is not stored, whatever its id: as ON CONFLICT DO
+-- NOTHING, also in that it waits for a transaction that is storing the same key. The key of the one that is pending is not locked:
+-- whoever takes that one deletes the key, and must not wait for a producer. promote_delayed frees a key before it comes here.
+DECLARE
+    v_kept int;
+BEGIN
+    EXECUTE format('INSERT INTO %I (unique_key, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING', TG_ARGV[0])
+    USING NEW.unique_key, NEW.message_id;
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN CASE WHEN v_kept = 1 THEN NEW END;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".forget_emptying() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- A batch is done: who has an older snapshot sees it in hand, so its table is not what may_empty saw before.
+BEGIN
+    DELETE FROM emptyings e WHERE e.child = TG_TABLE_NAME;
+    RETURN NULL;
+END
+$function$;

@@ -1,0 +1,496 @@
+-- Held messages and dead letters: put aside, tried again, given up, and decided by a person.
+
+CREATE OR REPLACE FUNCTION :"schema".lock_lane(p_processor_id text, p_partition int) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Whoever changes held messages or dead letters from outside waits for the owner's open transaction and keeps the next
+-- one waiting: what is behind what is only changed by one at a time.
+BEGIN
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition FOR UPDATE;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".is_key_blocked(
+    p_processor_id text, p_partition int, p_key text, p_before bigint
+) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Must a message of this key wait: is one held before place `p_before` that blocks it, or dead and undecided?
+    SELECT EXISTS (SELECT 1 FROM held_messages h
+                   WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+                     AND h.key_hash = hashtextextended(p_key, 0) AND h.key = p_key AND h.blocks AND h.place < p_before)
+        OR EXISTS (SELECT 1 FROM dead_letters d
+                   WHERE d.processor_id = p_processor_id AND d.partition = p_partition
+                     AND d.key_hash = hashtextextended(p_key, 0) AND d.key = p_key AND d.blocks)
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".advance_keys(p_processor_id text, p_partition int, p_keys text[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Something of these keys was handled, dropped or skipped: the first that waits behind it is due, unless a dead letter
+-- still blocks the key. One look for each key, however many wait.
+    UPDATE held_messages h SET behind = false, next_attempt_at = clock_timestamp()
+    FROM (SELECT DISTINCT k FROM unnest(p_keys) AS k) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT f.transaction_id, f.position, f.behind FROM held_messages f
+        WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+          AND f.key_hash = hashtextextended(wanted.k, 0) AND f.key = wanted.k AND f.blocks
+        ORDER BY f.place LIMIT 1) AS first
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND first.behind
+      AND h.transaction_id = first.transaction_id AND h.position = first.position
+      AND NOT EXISTS (SELECT 1 FROM dead_letters d
+                      WHERE d.processor_id = p_processor_id AND d.partition = p_partition
+                        AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".hold_messages(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_rows :"schema".held_messages[],
+    p_verdicts jsonb
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- In the transaction of the checkpoint that passes them: keep messages that are not handled now, in reading order. Those
+-- with a verdict (t, p: the pair; attempts; class; error; wait in seconds, null: until a person says so; blocks) failed
+-- and become what its `action` says (Hold, DeadLetter, Skip); the others wait, behind a message of their key or until
+-- `next_attempt_at`. What became due since it was read waits behind what blocks its key here; a dead letter that is written
+-- here blocks its key if its verdict says so. -1: not the owner. Else how many are held.
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_kept int;
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    INSERT INTO dead_letters (processor_id, partition, key, transaction_id, position, message_id, message_type,
+                              publication_id, partition_key, data, metadata, scheduled, attempts, error_class, error,
+                              blocks, place)
+    SELECT p_processor_id, p_partition, r.key, r.transaction_id, r.position, r.message_id, r.message_type,
+           r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled, v.attempts, v.class, v.error, v.blocks,
+           nextval('held_order')
+    FROM unnest(p_rows) WITH ORDINALITY AS r
+    JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text,
+                                              blocks boolean) ON (v.t, v.p) = (r.transaction_id, r.position)
+    WHERE v.action = 'DeadLetter' ORDER BY r.ordinality;
+    INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+    SELECT 'Skip', p_processor_id, p_partition, r.transaction_id, r.position,
+           format('message %s of type %s, key %s, after %s attempts: %s: %s', r.message_id, r.message_type,
+                  r.key, v.attempts, v.class, v.error),
+           'delivery.whenExhausted'
+    FROM unnest(p_rows) WITH ORDINALITY AS r
+    JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text)
+        ON (v.t, v.p) = (r.transaction_id, r.position)
+    WHERE v.action = 'Skip' ORDER BY r.ordinality;
+    INSERT INTO held_messages (processor_id, partition, key, place, transaction_id, position, message_id, message_type,
+                               publication_id, partition_key, data, metadata, scheduled, blocks, behind, attempts,
+                               error_class, error, next_attempt_at)
+    SELECT p_processor_id, p_partition, r.key, nextval('held_order'), r.transaction_id, r.position, r.message_id,
+           r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
+           CASE WHEN r.action IS NOT NULL THEN r.blocking ELSE NOT r.delayed END,
+           r.action IS NULL AND NOT r.delayed
+               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+           coalesce(r.failures, 0), r.class, r.failure,
+           CASE WHEN r.action IS NOT NULL THEN coalesce(v_now + make_interval(secs => r.wait), 'infinity')
+                WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
+    FROM (SELECT d.*, coalesce(bool_or(CASE WHEN d.action IS NULL THEN NOT d.delayed
+                                            ELSE d.action = 'Hold' AND d.blocking END)
+                               OVER (PARTITION BY d.key ORDER BY d.ordinality
+                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
+          FROM (SELECT u.*, v.action, v.attempts AS failures, v.class, v.error AS failure, v.wait, v.blocks AS blocking,
+                       v.action IS NULL AND coalesce(u.next_attempt_at > v_now, false) AS delayed
+                FROM unnest(p_rows) WITH ORDINALITY AS u
+                LEFT JOIN jsonb_to_recordset(p_verdicts) AS v (
+                    t xid8, p bigint, action text, attempts int, class text, error text, wait double precision,
+                    blocks boolean) ON (v.t, v.p) = (u.transaction_id, u.position)) AS d) AS r
+    WHERE r.action IS NULL OR r.action = 'Hold'
+    ORDER BY r.ordinality
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN v_kept;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".set_aside(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_rows :"schema".held_messages[],
+    p_action text, p_attempts int, p_error_class text, p_error text, p_wait interval, p_blocks boolean
+) RETURNS int
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- hold_messages() as workers of a former version call it: of `p_rows` those with attempts > 0 failed, all with one verdict.
+    SELECT hold_messages(p_processor_id, p_partition, p_epoch, p_owner_token, p_rows,
+        (SELECT coalesce(jsonb_agg(jsonb_build_object(
+            't', r.transaction_id::text, 'p', r.position, 'action', p_action, 'attempts', p_attempts,
+            'class', p_error_class, 'error', p_error, 'wait', extract(epoch FROM p_wait), 'blocks', p_blocks)), '[]')
+         FROM unnest(p_rows) AS r WHERE r.attempts > 0))
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".take_due_messages(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_limit int, p_payload boolean
+) RETURNS TABLE (
+    owned boolean, next_in double precision, blocking boolean, transaction_id xid8, "position" bigint, key text,
+    message_id text, message_type text, publication_id text, partition_key text, data text, metadata text,
+    scheduled timestamptz, attempts int, deaths int
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- The held messages to be tried now, in order of their keys, and written down as begun: should the process die of one,
+-- the next owner knows. One that a process died of comes alone. Always one row at least; without a message it says in
+-- how many seconds there is one (null: never by itself), and whether later messages of some key must wait.
+#variable_conflict use_column
+DECLARE
+    v_places bigint[];
+BEGIN
+    owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
+    IF NOT owned THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a person had
+    -- tried again: behind the first of its key.
+    UPDATE held_messages h SET behind = true, blocks = true
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+      AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
+      AND CASE WHEN h.blocks
+               THEN EXISTS (SELECT 1 FROM held_messages f
+                            WHERE f.processor_id = p_processor_id AND f.partition = p_partition AND f.key_hash = h.key_hash
+                              AND f.key = h.key AND f.blocks AND NOT f.behind AND f.place < h.place)
+               ELSE is_key_blocked(p_processor_id, p_partition, h.key, h.place) END;
+    WITH heads AS MATERIALIZED (
+        SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+          AND h.next_attempt_at <= clock_timestamp()
+        ORDER BY h.next_attempt_at, h.place LIMIT p_limit
+    ), chosen AS (
+        SELECT h.place FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+        UNION ALL
+        SELECT f.place FROM heads h
+        CROSS JOIN LATERAL (
+            -- Up to the first that is not to be tried with others: none of its key overtakes it.
+            SELECT n.place, bool_and(n.behind AND n.deaths = 0) OVER (ORDER BY n.place) AS free
+            FROM (SELECT b.place, b.behind, b.deaths FROM held_messages b
+                  WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
+                    AND b.key = h.key AND b.blocks AND b.place > h.place
+                  ORDER BY b.place LIMIT p_limit) AS n) AS f
+        WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+          AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
+        UNION ALL
+        (SELECT s.place FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
+    )
+    SELECT array_agg(c.place) INTO v_places FROM (SELECT place FROM chosen ORDER BY place LIMIT p_limit) AS c;
+    IF v_places IS NULL THEN
+        SELECT extract(epoch FROM min(h.next_attempt_at) - clock_timestamp()) INTO next_in FROM held_messages h
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+          AND h.next_attempt_at < 'infinity';
+        blocking := EXISTS (SELECT 1 FROM held_messages h WHERE h.processor_id = p_processor_id
+                            AND h.partition = p_partition AND h.blocks)
+            OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id
+                       AND d.partition = p_partition AND d.blocks);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO processor_suspicions AS s (processor_id, partition, held_transaction_ids, held_positions)
+    SELECT p_processor_id, p_partition, array_agg(h.transaction_id ORDER BY h.place), array_agg(h.position ORDER BY h.place)
+    FROM held_messages h
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_places)
+    ON CONFLICT (processor_id, partition) DO UPDATE
+    SET held_transaction_ids = excluded.held_transaction_ids, held_positions = excluded.held_positions;
+    RETURN QUERY
+        SELECT true, 0::double precision, true, h.transaction_id, h.position, h.key, h.message_id, h.message_type,
+               h.publication_id, h.partition_key, CASE WHEN p_payload THEN h.data END,
+               CASE WHEN p_payload THEN h.metadata END, h.scheduled, h.attempts, h.deaths
+        FROM held_messages h
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_places)
+        ORDER BY h.place;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".settle_held_messages(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid,
+    p_transaction_ids xid8[], p_positions bigint[]
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- In the transaction of their effects: held messages are handled. -1: not the owner. Else how many were still held; less
+-- than were named means that they were handled or dropped before: roll back.
+DECLARE
+    v_keys text[];
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    WITH gone AS (
+        DELETE FROM held_messages h
+        USING unnest(p_transaction_ids, p_positions) AS w (transaction_id, position)
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+          AND h.transaction_id = w.transaction_id AND h.position = w.position
+        RETURNING h.key
+    )
+    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+    PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    RETURN coalesce(cardinality(v_keys), 0);
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".fail_held_messages(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_verdicts jsonb
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Held messages failed again, each with its verdict as in hold_messages(): try it later (Hold; without a wait: when a
+-- person says so), keep it as a dead letter, or skip it for good. What waits behind a dead letter of its key goes on
+-- waiting, if that blocks. -1: not the owner. Else how many of them are still held, before this.
+DECLARE
+    v_found int;
+    v_keys text[];
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    UPDATE held_messages h
+    SET attempts = v.attempts, error_class = v.class, error = v.error, blocks = h.blocks OR v.blocks,
+        next_attempt_at = coalesce(clock_timestamp() + make_interval(secs => v.wait), 'infinity')
+    FROM jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, attempts int, class text, error text,
+                                              wait double precision, blocks boolean)
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = v.t AND h.position = v.p;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    WITH gone AS (
+        DELETE FROM held_messages h
+        USING jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, blocks boolean)
+        WHERE v.action <> 'Hold' AND h.processor_id = p_processor_id AND h.partition = p_partition
+          AND h.transaction_id = v.t AND h.position = v.p
+        RETURNING h.*, v.action, v.blocks AS blocking
+    ), dead AS (
+        INSERT INTO dead_letters (processor_id, partition, key, place, transaction_id, position, message_id,
+                                  message_type, publication_id, partition_key, data, metadata, scheduled, attempts,
+                                  error_class, error, blocks)
+        SELECT p_processor_id, p_partition, g.key, g.place, g.transaction_id, g.position, g.message_id, g.message_type,
+               g.publication_id, g.partition_key, g.data, g.metadata, g.scheduled, g.attempts, g.error_class, g.error,
+               g.blocking
+        FROM gone g WHERE g.action = 'DeadLetter' ORDER BY g.place
+    ), skipped AS (
+        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        SELECT 'Skip', p_processor_id, p_partition, g.transaction_id, g.position,
+               format('message %s of type %s, key %s, after %s attempts: %s: %s', g.message_id, g.message_type, g.key,
+                      g.attempts, g.error_class, g.error),
+               'delivery.whenExhausted'
+        FROM gone g WHERE g.action = 'Skip' ORDER BY g.place
+    )
+    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+    IF v_keys IS NOT NULL THEN
+        PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    END IF;
+    RETURN v_found;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".fail_held_message(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint,
+    p_action text, p_attempts int, p_error_class text, p_error text, p_wait interval, p_blocks boolean
+) RETURNS int
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- fail_held_messages() as workers of a former version call it, for one message.
+    SELECT fail_held_messages(p_processor_id, p_partition, p_epoch, p_owner_token, jsonb_build_array(jsonb_build_object(
+        't', p_transaction_id::text, 'p', p_position, 'action', p_action, 'attempts', p_attempts,
+        'class', p_error_class, 'error', p_error, 'wait', extract(epoch FROM p_wait), 'blocks', p_blocks)))
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".review_lane(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean
+) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int, suspects int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- What a new owner must know: whether anything is held, and of what former owners died. What was given up is tried
+-- again, as after every restart; what killed processes is not, unless the resource was changed since, or the handler
+-- (`p_forgive`).
+#variable_conflict use_column
+DECLARE
+    v_forgiven boolean;
+BEGIN
+    owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
+    IF owned THEN
+        UPDATE processor_suspicions s SET generation = p_generation
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
+        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, accused = '{}', accused_alone = '{}', generation = p_generation
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+          AND (s.generation <> p_generation OR p_forgive);
+        v_forgiven := FOUND;
+        IF v_forgiven THEN
+            UPDATE held_messages h SET deaths = 0
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.deaths > 0;
+        END IF;
+        UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.next_attempt_at = 'infinity'
+          AND NOT h.behind AND (h.error_class <> 'ProcessKilled' OR v_forgiven OR p_forgive);
+        -- Whoever changed the table by hand may have left a key without one that is due.
+        PERFORM advance_keys(p_processor_id, p_partition, (
+            SELECT array_agg(DISTINCT h.key) FROM held_messages h
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.behind));
+    END IF;
+    any_held := EXISTS (SELECT 1 FROM held_messages h
+                        WHERE h.processor_id = p_processor_id AND h.partition = p_partition);
+    blocking := EXISTS (SELECT 1 FROM held_messages h WHERE h.processor_id = p_processor_id
+                        AND h.partition = p_partition AND h.blocks)
+        OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id
+                   AND d.partition = p_partition AND d.blocks);
+    -- What happened before the checkpoint was last stored is over.
+    SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
+           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END,
+           CASE WHEN s.checkpoint_at = c.stored_at THEN s.suspects ELSE 0 END
+    INTO deaths, kills, suspects
+    FROM processor_suspicions s
+    JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+    RETURN NEXT;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".redrive_dead_letters(
+    p_processor_id text, p_partition int, p_ids bigint[], p_reason text, p_decided_by text
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Give dead letters back to the processor, due now, each at its place in the order of its key (mode
+-- Competing has none). Recorded. What is not
+-- there any more was redriven or dropped before, and does not count.
+DECLARE
+    v_count int;
+BEGIN
+    PERFORM lock_lane(p_processor_id, p_partition);
+    IF EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id) THEN
+        v_count := redrive_competing(p_processor_id, p_ids);
+    ELSE
+        WITH back AS (
+            DELETE FROM dead_letters d
+            WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
+            RETURNING d.*
+        )
+        INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id,
+                                        message_type, publication_id, partition_key, data, metadata, scheduled, blocks,
+                                        behind)
+        SELECT b.processor_id, b.partition, coalesce(b.key, b.message_id), coalesce(b.place, nextval('held_order')), b.transaction_id, b.position, b.message_id, b.message_type,
+               b.publication_id, b.partition_key, b.data, b.metadata, b.scheduled, b.blocks, false
+        FROM back b ORDER BY b.place
+        ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
+        SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp();
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    END IF;
+    IF v_count > 0 THEN
+        INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
+        VALUES ('Redrive', p_processor_id, p_partition, format('%s dead letters: %s', v_count, p_reason), p_decided_by);
+    END IF;
+    RETURN v_count;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".drop_dead_letters(
+    p_processor_id text, p_partition int, p_ids bigint[], p_reason text, p_decided_by text
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Dead letters that shall never be handled: what waits behind them goes on. Each is recorded by its message id.
+DECLARE
+    v_keys text[];
+BEGIN
+    PERFORM lock_lane(p_processor_id, p_partition);
+    WITH gone AS (
+        DELETE FROM dead_letters d
+        WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
+        RETURNING d.*
+    ), acts AS (
+        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        SELECT 'DropDeadLetter', g.processor_id, g.partition, g.transaction_id, g.position,
+               format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason), p_decided_by
+        FROM gone g ORDER BY g.id
+    )
+    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+    PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    RETURN coalesce(cardinality(v_keys), 0);
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".decide_held_messages(
+    p_processor_id text, p_partition int, p_places bigint[], p_drop boolean, p_reason text, p_decided_by text
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Held messages whose attempts ran out and that stop their key: try them again now, or drop them for good. Recorded.
+DECLARE
+    v_keys text[];
+BEGIN
+    PERFORM lock_lane(p_processor_id, p_partition);
+    IF p_drop THEN
+        WITH gone AS (
+            DELETE FROM held_messages h
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (p_places)
+              AND NOT h.behind AND h.next_attempt_at = 'infinity'
+            RETURNING h.*
+        ), acts AS (
+            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+            SELECT 'DropHeldMessage', g.processor_id, g.partition, g.transaction_id, g.position,
+                   format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason),
+                   p_decided_by
+            FROM gone g ORDER BY g.place
+        )
+        SELECT array_agg(g.key) INTO v_keys FROM gone g;
+        PERFORM advance_keys(p_processor_id, p_partition, v_keys);
+    ELSE
+        WITH again AS (
+            UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0, deaths = 0
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (p_places)
+              AND NOT h.behind AND h.next_attempt_at = 'infinity'
+            RETURNING h.key
+        )
+        SELECT array_agg(a.key) INTO v_keys FROM again a;
+        IF v_keys IS NOT NULL THEN
+            INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
+            VALUES ('Redrive', p_processor_id, p_partition,
+                    format('%s held messages: %s', cardinality(v_keys), p_reason), p_decided_by);
+        END IF;
+    END IF;
+    RETURN coalesce(cardinality(v_keys), 0);
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".try_parts(p_prepare text, p_parts text[]) RETURNS int
+LANGUAGE plpgsql
+AS $function$
+-- Runs a statement over one part of a batch after the other, with the caller's rights, each in a subtransaction, until one part
+-- is refused; says how many were not. p_prepare: the statement, as PREPARE outbox_part. p_parts: the arguments of each EXECUTE.
+-- What is no message's fault (a lost connection, a deadlock, no disk, a timeout) is raised to the caller.
+DECLARE
+    v_through int := 0;
+    v_part text;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = 'outbox_part' AND s.statement = p_prepare) THEN
+        IF EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = 'outbox_part') THEN
+            EXECUTE 'DEALLOCATE outbox_part';
+        END IF;
+        EXECUTE p_prepare;
+    END IF;
+    FOREACH v_part IN ARRAY p_parts LOOP
+        BEGIN
+            EXECUTE 'EXECUTE outbox_part (' || v_part || ')';
+            BEGIN
+                -- Undone again, so that constraints that wait for the commit go on waiting.
+                SET CONSTRAINTS ALL IMMEDIATE;
+                RAISE EXCEPTION USING ERRCODE = 'OBX00';
+            EXCEPTION WHEN SQLSTATE 'OBX00' THEN
+                NULL;
+            END;
+        EXCEPTION WHEN OTHERS THEN
+            IF left(SQLSTATE, 2) IN ('08', '25', '40', '53', '55', '57', '58', 'XX') THEN
+                RAISE;
+            END IF;
+            RETURN v_through;
+        END;
+        v_through := v_through + 1;
+    END LOOP;
+    RETURN v_through;
+END
+$function$;

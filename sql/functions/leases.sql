@@ -1,0 +1,304 @@
+-- Leases: which process works on a partition, which processes may have died of a message, and what each last said.
+
+CREATE OR REPLACE FUNCTION :"schema".holds_lease(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Is this epoch and token the live owner's? If so the lease row stays locked FOR KEY SHARE to the end of the caller's
+-- transaction: that conflicts with a takeover (FOR UPDATE), not with the heartbeat (an update of other columns).
+DECLARE
+    v_lease processor_leases;
+BEGIN
+    IF p_epoch IS NULL OR p_owner_token IS NULL THEN
+        RETURN false;
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        -- A lease that the snapshot cannot see: the insert fails with 40001 instead of answering from the past.
+        INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition)
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            DELETE FROM processor_leases l WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
+            RETURN false;
+        END IF;
+    ELSE
+        -- Whoever is not the owner leaves no lock behind.
+        PERFORM 1 FROM processor_leases l
+        WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+          AND l.epoch = p_epoch AND l.token = p_owner_token AND l.expires_at > clock_timestamp();
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    SELECT l.* INTO v_lease FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+    FOR KEY SHARE;
+    RETURN coalesce(
+        v_lease.epoch = p_epoch AND v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".keep_lease(
+    p_processor_id text, p_partition int, p_epoch bigint, p_token uuid, p_lease interval
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
+-- less: a row written for each batch would wear.
+DECLARE
+    v_expires timestamptz;
+BEGIN
+    SELECT l.expires_at INTO v_expires FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token
+      AND l.expires_at > clock_timestamp();
+    RETURN FOUND AND (v_expires > clock_timestamp() + p_lease * 0.8
+                      OR renew_lease(p_processor_id, p_partition, p_epoch, p_token, p_lease));
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".end_leases(p_processor_id text, p_keep_claim_uid text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- A claim that changes hands ends the leases of its former holder. Waits for a checkpoint that is being committed.
+BEGIN
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.claim_uid IS DISTINCT FROM p_keep_claim_uid
+    ORDER BY l.partition
+    FOR UPDATE;
+    UPDATE processor_leases l
+    SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id AND l.claim_uid IS DISTINCT FROM p_keep_claim_uid;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".begin_suspect(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint,
+    p_generation bigint, p_suspects int
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Two owners died at this checkpoint: write down how many messages are tried now, before they are; the last one is the one
+-- named. -1: not the owner. Else how many processes died of this very message, which was tried alone.
+DECLARE
+    v_kills int;
+BEGIN
+    IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN -1;
+    END IF;
+    INSERT INTO processor_suspicions AS s
+        (processor_id, partition, transaction_id, position, begun_at, generation, suspects)
+    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation, p_suspects)
+    ON CONFLICT (processor_id, partition) DO UPDATE
+    SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
+        generation = p_generation, suspects = p_suspects,
+        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END,
+        accused_alone = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.accused_alone
+                             ELSE '{}' END
+    RETURNING s.kills INTO v_kills;
+    RETURN v_kills;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".end_suspect(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- What begin_suspect or take_due_messages wrote down was tried, and the process lives: whatever becomes of it later is no
+-- death of theirs.
+UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+  AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partition int, p_token uuid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Called with a new epoch, once: the former owner gave the lease back (p_token null), or it lapsed and its process is gone,
+-- frozen, or cut off; that one takes its death back when it comes again (acquit_survivor).
+-- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
+-- while so many messages were tried leaves those under suspicion; any other death leaves none.
+DECLARE
+    v_at timestamptz;
+    v_alone uuid[];
+BEGIN
+    IF p_token IS NULL THEN
+        UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
+        WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
+        RETURN;
+    END IF;
+    SELECT c.stored_at INTO v_at FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
+    UPDATE held_messages h SET deaths = h.deaths + 1
+    FROM processor_suspicions s, unnest(s.held_transaction_ids, s.held_positions) AS w (transaction_id, position)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+      AND h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = w.transaction_id AND h.position = w.position;
+    -- What was tried alone and not stored since.
+    SELECT ARRAY[p_token] INTO v_alone FROM processor_suspicions s
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+      AND s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity');
+    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at, accused)
+    VALUES (p_processor_id, p_partition, 1, v_at, ARRAY[p_token])
+    ON CONFLICT (processor_id, partition) DO UPDATE
+    SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
+        checkpoint_at = v_at,
+        accused = CASE WHEN s.checkpoint_at = v_at THEN s.accused || p_token ELSE ARRAY[p_token] END,
+        suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
+        kills = s.kills + coalesce(cardinality(v_alone), 0),
+        accused_alone = s.accused_alone || v_alone,
+        killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
+        died_token = CASE WHEN s.held_positions = '{}' THEN s.died_token ELSE p_token END,
+        died_transaction_ids = CASE WHEN s.held_positions = '{}' THEN s.died_transaction_ids ELSE s.held_transaction_ids END,
+        died_positions = CASE WHEN s.held_positions = '{}' THEN s.died_positions ELSE s.held_positions END,
+        begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".acquit_survivor(p_processor_id text, p_partition int, p_token uuid) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Whoever was counted as dead and calls again was frozen, cut off, or waiting: no message killed it.
+-- Of held messages the latest death is remembered by its process.
+WITH held AS (
+    UPDATE held_messages h SET deaths = greatest(h.deaths - 1, 0)
+    FROM processor_suspicions s, unnest(s.died_transaction_ids, s.died_positions) AS w (transaction_id, position)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.died_token = p_token
+      AND h.processor_id = p_processor_id AND h.partition = p_partition
+      AND h.transaction_id = w.transaction_id AND h.position = w.position
+)
+UPDATE processor_suspicions s
+SET died_token = nullif(s.died_token, p_token),
+    died_transaction_ids = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_transaction_ids END,
+    died_positions = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_positions END,
+    deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
+    kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
+    accused_alone = array_remove(s.accused_alone, p_token)
+WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token)
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".acquire_lease(
+    p_processor_id text, p_partition int, p_claim_uid text, p_pod text, p_token uuid, p_lease interval
+) RETURNS TABLE (acquired boolean, epoch bigint, pod text, expires_at timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
+-- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call;
+-- no epoch, where the processor has no such partition (any more): the caller's division is old.
+-- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
+-- lives, and was not killed by anything.
+#variable_conflict use_column
+DECLARE
+    v_lease processor_leases;
+    v_refused boolean;
+BEGIN
+    PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
+    SELECT l.* INTO v_lease FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
+    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)
+        OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+        OR EXISTS (SELECT 1 FROM processor_conflicts f WHERE f.processor_id = p_processor_id
+                   AND f.partition = p_partition AND f.needs_person AND f.resolved_at IS NULL);
+    IF NOT v_refused THEN
+        BEGIN
+            -- Against a claim that changes hands meanwhile; same order of locks as claim_processor.
+            PERFORM 1 FROM processor_claims c
+            WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+            v_refused := NOT FOUND;
+            -- Against a change of their number, which begins by locking this row. Nothing to lock: it is not divided.
+            PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR KEY SHARE;
+            IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+                       AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+                RETURN QUERY SELECT false, NULL::bigint, NULL::text, NULL::timestamptz;
+                RETURN;
+            END IF;
+            INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition)
+            ON CONFLICT DO NOTHING;
+            SELECT l.* INTO v_lease FROM processor_leases l
+            WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+            FOR UPDATE;
+            v_refused := v_refused
+                OR coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false);
+            IF NOT v_refused THEN
+                UPDATE processor_leases l
+                SET epoch = l.epoch + 1, token = p_token, pod = p_pod, claim_uid = p_claim_uid,
+                    acquired_at = clock_timestamp(), renewed_at = clock_timestamp(),
+                    expires_at = clock_timestamp() + p_lease
+                WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
+                IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
+                    PERFORM count_death(p_processor_id, p_partition, v_lease.token);
+                END IF;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            v_refused := true;
+        END;
+    END IF;
+    RETURN QUERY
+        SELECT NOT v_refused, l.epoch, l.pod, l.expires_at FROM processor_leases l
+        WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+        UNION ALL
+        SELECT false, NULL, NULL, NULL
+        WHERE NOT EXISTS (SELECT 1 FROM processor_leases l
+                          WHERE l.processor_id = p_processor_id AND l.partition = p_partition);
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".renew_lease(
+    p_processor_id text, p_partition int, p_epoch bigint, p_token uuid, p_lease interval
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- The heartbeat. False: the lease lapsed or is another's; it does not come back, acquire a new one.
+BEGIN
+    UPDATE processor_leases l
+    SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + p_lease
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+      AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > clock_timestamp();
+    RETURN FOUND;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".release_lease(
+    p_processor_id text, p_partition int, p_epoch bigint, p_token uuid
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Give the lease back now, so that a standby need not wait for it to lapse.
+BEGIN
+    UPDATE processor_leases l
+    SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition AND l.epoch = p_epoch AND l.token = p_token;
+    RETURN FOUND;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".say_word(
+    p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_words jsonb, p_lease interval,
+    p_ended boolean DEFAULT false
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- What a process says of itself, for a person who asks the database: with its heartbeat, and when it ends. Only a process
+-- of the claim's resource is heard. Its word replaces those of processes that ended or are silent. Null: nothing to say.
+BEGIN
+    IF p_words IS NULL OR p_words = '[]' THEN
+        RETURN false;
+    END IF;
+    INSERT INTO processor_words AS w (processor_id, token, pod, words, heard_until, ended)
+    SELECT p_processor_id, p_token, p_pod, p_words, clock_timestamp() + p_lease, p_ended
+    WHERE EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    ON CONFLICT (processor_id, token) DO UPDATE
+    SET pod = p_pod, words = p_words, said_at = clock_timestamp(), heard_until = clock_timestamp() + p_lease,
+        ended = p_ended;
+    IF NOT FOUND OR p_ended THEN
+        RETURN FOUND;
+    END IF;
+    DELETE FROM processor_words w
+    USING (SELECT g.token FROM processor_words g
+           WHERE g.processor_id = p_processor_id AND g.token <> p_token
+             AND (g.ended OR g.heard_until < clock_timestamp())
+           FOR UPDATE SKIP LOCKED) AS gone
+    WHERE w.processor_id = p_processor_id AND w.token = gone.token;
+    RETURN true;
+END
+$function$;

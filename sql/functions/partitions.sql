@@ -1,0 +1,345 @@
+-- Mode Partitioned: keys and partitions, members, and a change of the number of partitions.
+
+CREATE OR REPLACE FUNCTION :"schema".hash_slot(p_key text) RETURNS int
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+AS $function$
+-- Of 64 slots the one of a key: the first byte of SHA-256 over its UTF-8 bytes, modulo 64. Partition p of N has the
+-- slots s with s % N = p. Indexes are built on it: it can never change.
+    SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(p_key, 'UTF8')), 0) OPERATOR(pg_catalog.&) 63
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".begin_partitions(
+    p_processor_id text, p_count int, p_key text, p_transaction_id xid8, p_position bigint,
+    p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS TABLE (owned boolean, partition_count int, key text, begun boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- The first owner of any partition writes down how the processor is divided and the one pair from which all of it
+-- starts: a partition that is first owned later must not start later. Everybody else learns what was written.
+-- No row (partition_count null): the processor has a checkpoint but was never divided.
+#variable_conflict use_column
+BEGIN
+    owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
+    begun := false;
+    IF owned AND p_transaction_id IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id) THEN
+        -- Of two at once, the other waits here until this one committed.
+        INSERT INTO processor_partitions (processor_id, partition_count, key)
+        VALUES (p_processor_id, p_count, p_key) ON CONFLICT DO NOTHING;
+        begun := FOUND;
+        IF begun THEN
+            INSERT INTO processor_checkpoints
+                (processor_id, partition, last_processed_transaction_id, last_processed_position)
+            SELECT p_processor_id, n, p_transaction_id, p_position FROM generate_series(0, p_count - 1) AS n
+            ON CONFLICT DO NOTHING;
+            PERFORM keep_checkpoint(p_processor_id, NULL);
+        END IF;
+    END IF;
+    SELECT d.partition_count, d.key INTO partition_count, key
+    FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    RETURN NEXT;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".renew_membership(
+    p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_lease interval
+) RETURNS TABLE (partition int, epoch bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- The heartbeat of a process that owns some of the partitions: it is one of the members among which they are divided,
+-- and so long it keeps what it owns. Both lapse together. Returned: the leases that are still its own.
+#variable_conflict use_column
+BEGIN
+    INSERT INTO processor_members AS m (processor_id, token, pod, claim_uid, expires_at)
+    SELECT p_processor_id, p_token, p_pod, p_claim_uid, clock_timestamp() + p_lease
+    WHERE EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    ON CONFLICT (processor_id, token) DO UPDATE SET expires_at = clock_timestamp() + p_lease;
+    DELETE FROM processor_members m
+    USING (SELECT g.token FROM processor_members g
+           WHERE g.processor_id = p_processor_id AND g.expires_at < clock_timestamp() - p_lease
+           FOR UPDATE SKIP LOCKED) AS gone
+    WHERE m.processor_id = p_processor_id AND m.token = gone.token;
+    RETURN QUERY
+        UPDATE processor_leases l
+        SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + p_lease
+        WHERE l.processor_id = p_processor_id AND l.token = p_token AND l.expires_at > clock_timestamp()
+        RETURNING l.partition, l.epoch;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".end_membership(p_processor_id text, p_token uuid) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- A process leaves: its partitions are free at once, and the others divide them among themselves.
+BEGIN
+    DELETE FROM processor_members m WHERE m.processor_id = p_processor_id AND m.token = p_token;
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
+    WHERE l.processor_id = p_processor_id AND l.token = p_token;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".ask_partitions(
+    p_processor_id text, p_claim_uid text, p_generation bigint, p_count int, p_key text, p_asked_by text
+) RETURNS TABLE (partition_count int, key text, next_count int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- A process says into how many partitions its resource wants the processor divided. Another number than there is draws
+-- the stop line, in all partitions at once; the number there is takes an unfinished change back. A process that was
+-- started from an older text of the resource changes nothing. Answers how the processor is divided; no row: it is not.
+--
+-- The line is just below this transaction's own id. Whoever reads without seeing the line sees this transaction open:
+-- the reading bound keeps such a reader below the line. So nobody has read beyond it, and nobody needs to be waited for.
+--
+-- Cursor Snapshot has no such order. This transaction's id is the line's mark: whoever reads without seeing the wish has a
+-- window that does not see the mark. The line is a snapshot that does, drawn once this is committed: draw_snapshot_line.
+#variable_conflict use_column
+DECLARE
+    v_now processor_partitions;
+    v_windows boolean;
+BEGIN
+    SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
+       AND (v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation) THEN
+        PERFORM 1 FROM processor_claims c
+        WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+        IF FOUND THEN
+            SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+            IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
+                v_windows := EXISTS (SELECT 1 FROM processor_checkpoints c
+                                     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'Snapshot');
+                UPDATE processor_partitions d
+                SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
+                    next_count = p_count,
+                    asked_at = coalesce(d.asked_at, clock_timestamp()),
+                    line_mark = CASE WHEN v_windows THEN coalesce(d.line_mark, pg_current_xact_id()) END,
+                    line_transaction_id = CASE WHEN NOT v_windows THEN
+                        coalesce(d.line_transaction_id, (pg_current_xact_id()::text::numeric - 1)::text::xid8) END,
+                    line_position = CASE WHEN NOT v_windows THEN 9223372036854775807 END
+                WHERE d.processor_id = p_processor_id;
+                UPDATE processor_partitions d
+                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL,
+                    line_mark = NULL, line_snapshot = NULL
+                WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
+            END IF;
+        END IF;
+    END IF;
+    RETURN QUERY
+        SELECT d.partition_count, d.key, d.next_count FROM processor_partitions d
+        WHERE d.processor_id = p_processor_id;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".draw_snapshot_line(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Cursor Snapshot: draw the stop line of a change that was asked for, once; any process of the resource may call it, as
+-- often as it likes. Answers the line; null: there is none, or somebody else is drawing it now.
+--
+-- Later snapshots see all that earlier ones see. A reader's window that does not see the mark is older than the mark's
+-- commit; a line that sees it is younger. So the line holds every window that was read without knowing of the change.
+-- Taken before that commit (by the asking transaction itself) it would not: a window could be opened in between.
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+    -- A statement of its own: a snapshot taken before the lock might not see the mark that the row has by now.
+    UPDATE processor_partitions d SET line_snapshot = pg_current_snapshot()
+    WHERE d.processor_id = p_processor_id AND d.line_snapshot IS NULL
+      AND d.line_mark <> pg_current_xact_id() AND pg_visible_in_snapshot(d.line_mark, pg_current_snapshot());
+    RETURN (SELECT d.line_snapshot FROM processor_partitions d WHERE d.processor_id = p_processor_id);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN NULL;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".partitions_are_at_line(p_processor_id text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- May the number of partitions change now? Every partition's checkpoint is at the stop line, no conflict waits for a
+-- person, and no key is blocked: by a message that failed and is held, or by a dead letter.
+SELECT d.next_count IS NOT NULL
+    AND d.partition_count = (
+        SELECT count(*) FROM processor_checkpoints c
+        WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
+          AND CASE WHEN d.line_mark IS NULL
+                   THEN (c.last_processed_transaction_id, c.last_processed_position)
+                        = (d.line_transaction_id, d.line_position)
+                   ELSE c.lower_snapshot::text = d.line_snapshot::text AND c.upper_snapshot IS NULL END)
+    AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                    WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
+                      AND f.needs_person AND f.resolved_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM held_messages m
+                    WHERE m.processor_id = d.processor_id AND m.blocks AND m.error_class IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM dead_letters m WHERE m.processor_id = d.processor_id AND m.blocks)
+FROM processor_partitions d
+WHERE d.processor_id = p_processor_id
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".is_beyond_line(p_processor_id text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Did a person put a checkpoint beyond the stop line, and is done with it? No worker can. A window is beyond if it sees the
+-- mark and does not end at the line itself. What lies beyond the server's own transaction ids is no place to wait for.
+SELECT EXISTS (
+    SELECT 1
+    FROM processor_partitions d
+    JOIN processor_checkpoints c ON c.processor_id = d.processor_id AND c.partition < d.partition_count
+    CROSS JOIN LATERAL (SELECT coalesce(c.upper_snapshot, c.lower_snapshot) AS snapshot) AS w
+    WHERE d.processor_id = p_processor_id
+      AND CASE WHEN d.line_mark IS NULL
+          THEN (c.last_processed_transaction_id, c.last_processed_position) > (d.line_transaction_id, d.line_position)
+               AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
+          ELSE pg_visible_in_snapshot(d.line_mark, w.snapshot)
+               AND w.snapshot::text IS DISTINCT FROM d.line_snapshot::text
+               AND pg_snapshot_xmax(w.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) END
+      AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
+                      WHERE f.processor_id = c.processor_id AND f.partition = c.partition
+                        AND f.needs_person AND f.resolved_at IS NULL))
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".change_partitions(p_processor_id text, p_claim_uid text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
+AS $function$
+-- Divide the processor as it was asked, if all partitions have stopped at the line: all leases end, so that no former
+-- owner can store any more, and the new partitions start at the line. False: not yet, or nothing was asked. Any process
+-- of the resource may call it, as often as it likes.
+DECLARE
+    v_was processor_partitions;
+    v_counter bigint;
+BEGIN
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id;
+    IF v_was.next_count IS NULL
+       OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+        RETURN false;
+    END IF;
+    IF is_beyond_line(p_processor_id) THEN
+        -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+        UPDATE processor_partitions d
+        SET line_transaction_id = CASE WHEN d.line_mark IS NULL
+                                       THEN (pg_current_xact_id()::text::numeric - 1)::text::xid8 END,
+            line_mark = CASE WHEN d.line_mark IS NOT NULL THEN pg_current_xact_id() END,
+            line_snapshot = NULL
+        WHERE d.processor_id = p_processor_id
+          AND coalesce(d.line_transaction_id, d.line_mark) = coalesce(v_was.line_transaction_id, v_was.line_mark);
+        RETURN false;
+    END IF;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+        RETURN false;
+    END IF;
+    -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
+    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
+    PERFORM 1 FROM processor_leases l WHERE l.processor_id = p_processor_id ORDER BY l.partition FOR UPDATE;
+    PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
+    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+        RETURN false;
+    END IF;
+    -- Rows of leases stay, also those of partitions that are no more: epochs go on rising, now too, so that a former owner
+    -- who reports late what it was told opens no conflict (record_refusal).
+    UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch', epoch = l.epoch + 1
+    WHERE l.processor_id = p_processor_id;
+    -- What is open all the same is about a partition that is not there, or it would have stopped the change.
+    UPDATE processor_conflicts f
+    SET resolved_at = clock_timestamp(), resolution = 'PartitionGone', decided_by = v_was.asked_by
+    WHERE f.processor_id = p_processor_id AND f.needs_person AND f.resolved_at IS NULL;
+    -- Anybody may have stored a row for one that is not there.
+    DELETE FROM processor_checkpoints c
+    WHERE c.processor_id = p_processor_id AND c.partition NOT BETWEEN 0 AND v_was.partition_count - 1;
+    IF v_was.line_mark IS NULL THEN
+        INSERT INTO processor_checkpoints
+            (processor_id, partition, last_processed_transaction_id, last_processed_position)
+        SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+        FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    ELSE
+        -- One counter for all, above every former one: so a partition's counter never falls, even if it is gone for a time.
+        SELECT max(c.last_processed_position) + 1 INTO v_counter
+        FROM processor_checkpoints c WHERE c.processor_id = p_processor_id;
+        UPDATE processor_checkpoints c SET last_processed_position = v_counter, stored_at = clock_timestamp()
+        WHERE c.processor_id = p_processor_id;
+        INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id,
+                                           last_processed_position, cursor_kind, lower_snapshot)
+        SELECT p_processor_id, n, '0', v_counter, 'Snapshot', v_was.line_snapshot
+        FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
+    END IF;
+    DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
+    DELETE FROM kept_checkpoints k
+    WHERE k.processor_id = p_processor_id AND k.partition NOT BETWEEN 0 AND v_was.next_count - 1;
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
+    UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
+    WHERE m.processor_id = p_processor_id;
+    UPDATE dead_letters m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
+    WHERE m.processor_id = p_processor_id;
+    -- Whom an owner may have died of was counted for partitions that are no more.
+    DELETE FROM processor_suspicions s WHERE s.processor_id = p_processor_id;
+    UPDATE processor_partitions d
+    SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
+        line_transaction_id = NULL, line_position = NULL, line_mark = NULL, line_snapshot = NULL
+    WHERE d.processor_id = p_processor_id;
+    INSERT INTO recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)
+    VALUES ('ChangePartitions', p_processor_id, coalesce(v_was.line_transaction_id, '0'),
+            coalesce(v_was.line_position, v_counter),
+            format('%s partitions became %s', v_was.partition_count, v_was.next_count)
+                || coalesce(format(' (after the snapshot %s)', v_was.line_snapshot), ''), v_was.asked_by);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;  -- somebody is committing, or frozen: the next call
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".has_just_divided(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS boolean
+LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Is the caller the owner whose own transaction divided the processor (begin_partitions)? Nobody has read from its starts yet.
+SELECT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) AND EXISTS (
+    SELECT 1 FROM processor_partitions d
+    WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid)
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".spread_start(
+    p_processor_id text, p_partitions int[], p_transaction_ids xid8[], p_positions bigint[],
+    p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Each partition starts at a pair of its own: only in the transaction that divided the processor (begin_partitions), and
+-- never before the pair that all of them were given there.
+BEGIN
+    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_checkpoints c
+    SET last_processed_transaction_id = n.transaction_id, last_processed_position = n."position"
+    FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition
+      AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".spread_windows(
+    p_processor_id text, p_partitions int[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[],
+    p_partition int, p_epoch bigint, p_owner_token uuid
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
+BEGIN
+    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+        RETURN false;
+    END IF;
+    UPDATE processor_checkpoints c
+    SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
+    FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
+    WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
+    PERFORM keep_checkpoint(p_processor_id, NULL);
+    RETURN true;
+END
+$function$;
