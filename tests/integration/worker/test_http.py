@@ -59,7 +59,7 @@ def number(identity):
 
 
 def dead(outbox):
-    rows = outbox.connection.execute("SELECT message_id, error_class FROM outbox.dead_letters").fetchall()
+    rows = outbox.connection.execute("SELECT message_id, error_class, attempts FROM outbox.dead_letters").fetchall()
     return [tuple(row) for row in rows]
 
 
@@ -77,7 +77,7 @@ def test_every_message_arrives_once_and_one_that_is_refused_becomes_a_dead_lette
     ids = outbox.produce(COUNT)
     receiver.answer = lambda request: Answer(400, body=b"bad") if number(request.id) == WRONG else Answer()
     worker = start(FEW | MODES[mode] | {"whenExhausted": "DeadLetter"})
-    wait_until(lambda: dead(outbox) == [(f"message-{WRONG}", "Http400")], "it is a dead letter", 30)
+    wait_until(lambda: dead(outbox) == [(f"message-{WRONG}", "Http400", 3)], "it is a dead letter", 30)
     # Where keys wait, what comes after it waits behind its dead letter.
     waits = mode in ("Ordered, key", "Partitioned")
     arriving = [
@@ -88,7 +88,6 @@ def test_every_message_arrives_once_and_one_that_is_refused_becomes_a_dead_lette
     worker.wait_for("it goes on", lambda report: report.state == "Active")
     assert sorted(receiver.ids()) == sorted(arriving)
     assert mode == "Competing" or in_order(receiver)
-    assert len(receiver.ids(400)) == 3
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -211,9 +211,7 @@ class TestTheMessagesFault:
 
     def test_one_alone_is_reported_with_its_own_error_and_without_the_token(self, receiver, make):
         sink = make(keys={"token": "s3cret"})
-        receiver.answer = lambda _: Answer(
-            400, body=b"no such\n order\0; you sent s3cret", headers={"Retry-After": "7"}
-        )
+        receiver.answer = lambda _: Answer(400, {"Retry-After": "7"}, b"no such\n order\0; you sent s3cret")
         with pytest.raises(HandlerError) as caught:
             sink.deliver(batch(message(1)), 1)
         assert str(caught.value) == f"https://localhost:{receiver.port} answered 400 no such order ; you sent ***"

@@ -71,7 +71,7 @@ async def test_a_key_whose_work_takes_long_delays_no_other_although_it_is_due_ag
 
 def test_a_key_that_becomes_due_after_an_idle_time_is_stuck_only_from_then_on(monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
-    monkeypatch.setattr("outbox_operator.workqueue.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     async def work(_key: tuple[str, str]) -> float | None:
         return None
