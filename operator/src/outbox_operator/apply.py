@@ -156,25 +156,18 @@ class Applier:
         for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
             if where(child) not in wanted and _owned_by(child, processor.uid):
                 await self._kube.delete(where(child))
-        found = self._hash_of(processor, manifests)
+        live = [self._store.get(place.kind, place.namespace, place.name) for place in map(where, manifests)]
+        found = _hash_of(processor, manifests, live)
         if found and found == observed.previous.applied_hash:
             return
+        # The hash is of what each apply returned: an edit that came after it differs from that, and is found next time.
+        left: list[Body | None] = []
         for manifest in manifests:
-            if not await self._apply_one(processor, manifest):
+            left.append(await self._apply_one(processor, manifest))
+            if left[-1] is None:
                 return
-        status = decision.status.model_copy(update={"applied_hash": self._hash_of(processor, manifests)})
+        status = decision.status.model_copy(update={"applied_hash": _hash_of(processor, manifests, left)})
         await self.write_status(self._store.resource(key_of(body)) or body, dump_status(status))
-
-    def _hash_of(self, processor: Processor, manifests: list[dict[str, Any]]) -> str:
-        """Hash what shall be and what is; empty when something is missing, or is not the resource's."""
-        marks: list[tuple[str, ...]] = []
-        for manifest in manifests:
-            place = where(manifest)
-            live = self._store.get(place.kind, place.namespace, place.name)
-            if live is None or not _owned_by(live, processor.uid):
-                return ""
-            marks.append((place.kind, place.name, *_mark(manifest["metadata"]["annotations"][INTENT_ANNOTATION], live)))
-        return hash_of(marks)
 
     async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
         for job in decision.start_jobs:
@@ -187,14 +180,16 @@ class Applier:
         for name in decision.finished_jobs:
             await self._kube.delete(Where("Job", processor.namespace, name))
 
-    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> bool:
-        """Apply an object; False when it was changed at each try, so that the next round goes on."""
+    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> Body | None:
+        """Apply an object; None when it was changed at each try, so that the next round goes on."""
         place = where(manifest)
         await self._check_name(processor, place, self._store.get(place.kind, place.namespace, place.name))
         applied = await self._apply_alone(place, manifest)
-        if applied is not None:
-            self._store.put(slim({"kind": place.kind, **applied}))
-        return applied is not None
+        if applied is None:
+            return None
+        body = slim({"kind": place.kind, **applied})
+        self._store.put(body)
+        return body
 
     async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Apply, and take foreign fields out; None when the object was changed in between each time."""
@@ -245,6 +240,17 @@ def _is_orphan(body: Body, processor: Processor) -> bool:
     controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
     ours = labels_of(processor.name).items() <= (meta.get("labels") or {}).items()
     return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
+
+
+def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
+    """Hash what shall be and what is; empty when something is missing, or is not the resource's."""
+    marks: list[tuple[str, ...]] = []
+    for manifest, body in zip(manifests, bodies, strict=True):
+        if body is None or not _owned_by(body, processor.uid):
+            return ""
+        place = where(manifest)
+        marks.append((place.kind, place.name, *_mark(manifest["metadata"]["annotations"][INTENT_ANNOTATION], body)))
+    return hash_of(marks)
 
 
 def _mark(intent: str, body: Body) -> tuple[str, str, str]:

@@ -91,6 +91,9 @@ class Server:
     def __init__(self) -> None:
         self.objects: dict[str, Body] = {}
         self.calls: list[str] = []
+        self.store = Store()
+        self.edited: set[str] = set()
+        """Kinds that another client edits as soon as the Deployment is applied; a watch tells at once."""
 
     async def create(self, manifest: Body) -> Body:
         self.calls.append(f"create {manifest['kind']}")
@@ -104,8 +107,16 @@ class Server:
         self.calls.append(f"apply {kind}")
         known = self.objects.get(kind, {"metadata": {"resourceVersion": "10", "generation": 1}})["metadata"]
         meta = {**manifest["metadata"], "uid": kind, "creationTimestamp": "2026-01-01T12:00:00Z"}
-        self.objects[kind] = {**manifest, "metadata": {**known, **meta}}
-        return self.objects[kind]
+        self.objects[kind] = applied = {**manifest, "metadata": {**known, **meta}}
+        for name in self.edited if kind == "Deployment" else ():
+            former = self.objects[name]["metadata"]
+            changed = {
+                "resourceVersion": str(int(former["resourceVersion"]) + 1),
+                "generation": former["generation"] + 1,
+            }
+            self.objects[name] = {**self.objects[name], "metadata": {**former, **changed}}
+            self.store.put(slim(self.objects[name]))
+        return applied
 
     async def apply_status(self, manifest: Body) -> Body:
         self.calls.append("apply status")
@@ -117,7 +128,7 @@ class Server:
     async def round(self) -> list[str]:
         """What one round of a process that was just started calls."""
         self.calls.clear()
-        store = Store()
+        self.store = store = Store()
         for body in self.objects.values():
             store.put(slim(body))
         images = Images()
@@ -156,6 +167,19 @@ async def test_what_the_cluster_has_by_its_hash_is_not_applied_again():
     assert await server.round() == []
     del server.objects["ConfigMap"]
     assert [call for call in await server.round() if call in APPLIED] == APPLIED, "another client deleted it"
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment"])
+async def test_an_edit_between_the_apply_and_the_hash_of_what_was_left_is_put_back(kind: str):
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    await server.round()
+    server.edited = {kind}
+    await server.round()  # the hash of the workload is known by now
+    server.objects["ConfigMap"]["metadata"]["resourceVersion"] = "12"
+    await server.round()
+    server.edited = set()
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED
 
 
 def test_nothing_is_kept_of_an_object_that_is_not_read():
