@@ -114,7 +114,7 @@ def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Ro
 
 
 def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
-    """A writer that is open when the line is drawn keeps it waiting, and status says so."""
+    """A writer that is open when the barrier is drawn keeps it waiting, and status says so."""
     with rooms.room() as room:
         orders = room.processor("orders", source=BY_PAIRS, delivery=DELIVERY, worker={"replicas": 2})
         orders.until_ready()

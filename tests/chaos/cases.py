@@ -53,7 +53,7 @@ class Case:
 
     Attributes:
         order: what the ledger checks: the pair's order, the order within each key, or none.
-        partitions: checkpoints and leases that it has; 1 where it is not divided.
+        partitions: checkpoints and leases that it has; 1 where it is not partitioned.
         replicas: worker processes at the start.
         delivery: what differs from what `config` writes for all.
         source: the same.

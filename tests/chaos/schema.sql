@@ -17,7 +17,7 @@ INSERT INTO chaos.keys (order_key) SELECT 'shared-' || n FROM generate_series(1,
 
 CREATE TABLE chaos.gates (name text PRIMARY KEY, until timestamptz NOT NULL);
 
--- Before any row is written, so whoever waits here has no transaction id and holds up nobody's reading bound.
+-- Before any row is written, so whoever waits here has no transaction id and holds up nobody's high-water mark.
 CREATE FUNCTION chaos.pass_gate() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_left double precision;

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 LINE: Final = 2**63 - 1
-"""The position of a stop line."""
+"""The position of a barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def find_not_at_end(case: Case, produced: Sequence[Committed], evidence: Evidenc
 def _is_at_end(case: Case, final: tuple[int, ...] | None, last: tuple[int, int]) -> bool:
     if final is None or final == last:
         return final == last
-    # A partition that had nothing since its number was changed stays at the stop line, which is no message's pair.
+    # A partition that had nothing since its number was changed stays at the barrier, which is no message's pair.
     beyond = case.ending is Ending.BEYOND_LAST or (case.changes and final[1] == LINE)
     return beyond and final > last
 

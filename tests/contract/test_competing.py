@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.checkpoint import Checkpoint
+from outbox_core.claimed_batch import Action, Verdict
 from outbox_core.competing import NothingTaken
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.spec import StartFrom
-from outbox_core.work import Action, Verdict
 from outbox_worker.postgres import checkpoints, competing
 from outbox_worker.postgres.window import Stretch
 from tests.support.concurrency import background, wait_until_blocked
@@ -47,9 +47,13 @@ def test_batches_are_cut_in_order_and_do_not_overlap(connection):
     expected = produce(connection, 25)
     one, two = taker("one"), taker("two")
     works = [(by, cut(connection, by)) for by in (one, two, one)]
-    assert [positions(connection, by, work) for by, work in works] == [expected[:10], expected[10:20], expected[20:]]
+    assert [positions(connection, by, claimed) for by, claimed in works] == [
+        expected[:10],
+        expected[10:20],
+        expected[20:],
+    ]
     assert find(connection, two) is None
-    assert [work.count for _, work in works] == [10, 10, 5]
+    assert [claimed.count for _, claimed in works] == [10, 10, 5]
 
 
 def test_who_commits_late_comes_in_a_later_window_and_nobody_waits_for_it(connection, each_database):
@@ -80,7 +84,7 @@ def test_only_one_cuts_at_a_time_and_the_other_does_not_wait(connection, each_da
     produce(connection, 3)
     holder = each_database.connect(autocommit=False)
     holder.execute("SELECT outbox.lock_frontier('orders', 'u1')")
-    assert taker().cut(connection) == NothingTaken(contended=True)
+    assert taker().claim_next(connection) == NothingTaken(contended=True)
     holder.rollback()
     assert cut(connection, taker()).count == 3
 
@@ -118,10 +122,10 @@ def test_handed_back_it_is_anybodys_at_once_and_counts_no_death(connection):
     join(connection)
     produce(connection, 3)
     one = taker("one")
-    work = cut(connection, one)
+    claimed = cut(connection, one)
     assert one.hand_back(connection) == 1
     again = left(connection, taker("two"))
-    assert (again.id, again.attempt, again.piece, again.deaths) == (work.id, 2, None, 0)
+    assert (again.id, again.attempt, again.chunk, again.crash_count) == (claimed.id, 2, None, 0)
 
 
 def test_whoever_dies_over_a_batch_leaves_it_in_smaller_pieces_down_to_one_which_counts(connection):
@@ -129,7 +133,7 @@ def test_whoever_dies_over_a_batch_leaves_it_in_smaller_pieces_down_to_one_which
     produce(connection, 8)
     by = taker(lease=OVER)
     cut(connection, by)
-    seen = [(work.piece, work.deaths) for work in (left(connection, by) for _ in range(5))]
+    seen = [(claimed.chunk, claimed.crash_count) for claimed in (left(connection, by) for _ in range(5))]
     assert seen == [(4, 0), (2, 0), (1, 0), (1, 1), (1, 2)]
 
 
@@ -137,9 +141,9 @@ def test_the_beginning_of_a_batch_can_be_done_alone(connection):
     join(connection)
     expected = produce(connection, 10)
     one = taker("one", lease=OVER)
-    work = cut(connection, one)
-    third = one.reader.fetch(connection, Stretch.of(work, limit=3))[-1]
-    assert one.complete(connection, work, third.checkpoint, 3)
+    claimed = cut(connection, one)
+    third = one.reader.fetch(connection, Stretch.of(claimed, limit=3))[-1]
+    assert one.complete(connection, claimed, third.checkpoint, 3)
     rest = left(connection, taker("two"))
     assert rest.count == 7
     assert positions(connection, one, rest) == expected[3:]
@@ -149,15 +153,15 @@ def test_a_message_that_failed_waits_while_the_rest_goes_on(connection):
     join(connection)
     expected = produce(connection, 5)
     by = taker()
-    work = cut(connection, by)
-    first = by.reader.fetch(connection, Stretch.of(work, limit=1))[0]
-    assert defer(connection, by, work, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
+    claimed = cut(connection, by)
+    first = by.reader.fetch(connection, Stretch.of(claimed, limit=1))[0]
+    assert defer(connection, by, claimed, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
     assert look(connection, by) is None
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
     again = left(connection, by)
     assert again.listed == ((first.checkpoint, 1),)
     assert positions(connection, by, again) == expected[:1]
-    assert positions(connection, by, work) == expected
+    assert positions(connection, by, claimed) == expected
 
 
 def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(connection):
@@ -197,7 +201,7 @@ def test_without_the_claim_nothing_is_taken(connection):
     produce(connection, 3)
     assert join(connection, uid="u2") is None
     stranger = taker("two", uid="u2")
-    assert stranger.cut(connection) == NothingTaken(contended=True)
+    assert stranger.claim_next(connection) == NothingTaken(contended=True)
     assert look(connection, stranger) is None
 
 
@@ -223,13 +227,13 @@ def test_in_a_serializable_or_repeatable_read_transaction_a_lost_batch_is_refuse
     join(connection)
     produce(connection, 3)
     one = taker("one", lease=OVER)
-    work = cut(connection, one)
+    claimed = cut(connection, one)
     frozen = each_database.connect(autocommit=False)
     frozen.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     frozen.execute("SELECT count(*) FROM outbox.competing_batches")
     assert left(connection, taker("two")).attempt == 2
     with pytest.raises(TransientError, match="40001"):
-        one.complete(frozen, work, work.upto, 3)
+        one.complete(frozen, claimed, claimed.upto, 3)
 
 
 def pages(connection, table):
@@ -242,7 +246,10 @@ def pages(connection, table):
 
 
 def test_what_holds_dead_rows_only_is_emptied_though_a_transaction_keeps_vacuum_out(database):
-    """Pages, not seconds. Without rotation 2,600 batches leave 140 pages and more, and as many frontiers 35."""
+    """Pages, not seconds.
+
+    Without rotation 2,600 batches leave 140 pages and more, and as many dispatch positions 35.
+    """
     connection = database.connect()
     claim(connection)
     join(connection)
@@ -263,21 +270,21 @@ def test_what_holds_dead_rows_only_is_emptied_though_a_transaction_keeps_vacuum_
 
 
 def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_latest_row(queue):
-    def frontiers():
+    def dispatch_positions():
         rows = queue.execute("SELECT * FROM outbox.lock_frontier('orders', 'u1')").fetchall()
         return {row[0]: row[2:6] for row in rows}
 
     def rotate(looks=1):
         return [n for _ in range(looks) for n in queue.execute("SELECT outbox.rotate_competing()").fetchone()[0]]
 
-    before = frontiers()
+    before = dispatch_positions()
     assert len(before) == 10
     queue.execute("SELECT setval('outbox.competing_frontier_ids', 2042)")  # five copies fit before child 0 comes again
     assert rotate() == []
-    assert frontiers() == before
+    assert dispatch_positions() == before
     queue.execute("SELECT setval('outbox.competing_frontier_ids', 2 * 2048 + 600)")
     assert "competing_frontiers_0" in rotate(4)
-    assert frontiers() == before
+    assert dispatch_positions() == before
 
 
 def test_a_child_that_another_cut_comes_round_to_while_it_is_emptied_is_kept(queue, database):
@@ -324,17 +331,17 @@ def test_the_checkpoint_of_a_queue_waits_for_what_is_not_done_and_for_no_unused_
         drain(connection, by)
         assert stored() >= written(), "all is done"
     put(connection, 15)
-    work = cut(connection, by)
+    claimed = cut(connection, by)
     assert stored() < written()
-    assert by.complete(connection, work, work.upto, 10)
+    assert by.complete(connection, claimed, claimed.upto, 10)
     assert stored() == written(), "within that transaction: five of it wait"
     put(connection, 1, priority=9)
     late = written()
     put(connection, 1, priority=0)
     for _ in range(2):
-        work = cut(connection, by)
-        assert work.lane in {0, 5}
-        assert by.complete(connection, work, work.upto, work.count)
+        claimed = cut(connection, by)
+        assert claimed.priority in {0, 5}
+        assert by.complete(connection, claimed, claimed.upto, claimed.count)
     assert stored() < late, "one of priority 9 waits"
     drain(connection, by)
     assert stored() >= written()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from outbox_core.claimed_batch import Action, Refusal, Verdict
 from outbox_core.competing import NothingTaken
 from outbox_core.errors import HandlerError
 from outbox_core.snapshot import parse_snapshot
 from outbox_core.turns import Turn
-from outbox_core.work import Action, Refusal, Verdict
 from outbox_worker.postgres import checkpoints, competing
 from outbox_worker.postgres.window import Stretch
 from tests.support.consuming import (
@@ -37,19 +37,19 @@ def connection(each_database):
     return connection
 
 
-def fail_all(connection, by, work, actions, wait=0.0):
+def fail_all(connection, by, claimed, actions, wait=0.0):
     """All messages of a batch are behind, and these of them failed."""
-    messages = by.reader.fetch(connection, Stretch.of(work))
+    messages = by.reader.fetch(connection, Stretch.of(claimed))
     failed = [Refusal(messages[n], NO, Verdict(action, 1, wait)) for n, action in actions.items()]
-    return by.defer(connection, work, work.upto, work.count, failed)
+    return by.defer(connection, claimed, claimed.upto, claimed.count, failed)
 
 
 def test_messages_that_fail_leave_their_batch_in_one_call_each_as_was_decided(connection):
     join(connection)
     produced = produce(connection, 6)
     by = taker()
-    work = cut(connection, by)
-    assert fail_all(connection, by, work, {1: Action.RETRY, 2: Action.DEAD_LETTER, 3: Action.SKIP, 5: Action.RETRY})
+    claimed = cut(connection, by)
+    assert fail_all(connection, by, claimed, {1: Action.RETRY, 2: Action.DEAD_LETTER, 3: Action.SKIP, 5: Action.RETRY})
     assert count(connection, "competing_batches") == 0
     again = by.take_left(connection, Turn.AGAIN)
     assert again is not None
@@ -65,10 +65,10 @@ def test_only_the_beginning_of_a_batch_is_behind_and_the_rest_stays_in_hand(conn
     join(connection)
     produced = produce(connection, 6)
     by = taker()
-    work = cut(connection, by)
-    messages = by.reader.fetch(connection, Stretch.of(work))
+    claimed = cut(connection, by)
+    messages = by.reader.fetch(connection, Stretch.of(claimed))
     failed = [Refusal(messages[1], NO, Verdict(Action.RETRY, 1, 3600.0))]
-    assert by.defer(connection, work, messages[3].checkpoint, 4, failed)
+    assert by.defer(connection, claimed, messages[3].checkpoint, 4, failed)
     rest = connection.execute("SELECT messages, after_position, owner FROM outbox.competing_batches").fetchall()
     assert rest == [(2, produced[3], "one")]
 
@@ -77,9 +77,9 @@ def test_of_a_batch_that_another_consumer_has_nothing_leaves(connection):
     join(connection)
     produce(connection, 3)
     old = taker("one", lease=OVER)
-    work = cut(connection, old)
+    claimed = cut(connection, old)
     assert taker("two").take_left(connection, Turn.FRESH) is not None
-    assert not fail_all(connection, old, work, {0: Action.RETRY, 1: Action.DEAD_LETTER})
+    assert not fail_all(connection, old, claimed, {0: Action.RETRY, 1: Action.DEAD_LETTER})
     assert (count(connection, "competing_retries"), count(connection, "dead_letters")) == (0, 0)
 
 
@@ -90,9 +90,9 @@ def test_starve_nothing_what_failed_before_and_what_did_not_are_taken_apart(conn
     assert fail_all(connection, by, cut(connection, by), dict.fromkeys(range(5), Action.RETRY))
     delayed = produce(connection, 2, deliver_after="1 hour")
     fresh = produce(connection, 3)
-    work = cut(connection, by)
-    assert (positions(connection, by, work), work.again) == (fresh, False)
-    assert by.complete(connection, work, work.upto, 3)
+    claimed = cut(connection, by)
+    assert (positions(connection, by, claimed), claimed.again) == (fresh, False)
+    assert by.complete(connection, claimed, claimed.upto, 3)
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp() WHERE error_class IS NULL")
     due = by.take_left(connection, Turn.FRESH)
     assert due is not None
@@ -111,11 +111,11 @@ def test_what_was_handed_back_comes_in_the_turn_of_its_kind(connection):
     again = one.take_left(connection, Turn.AGAIN)
     assert again is not None
     produce(connection, 2)
-    work = cut(connection, one)
+    claimed = cut(connection, one)
     assert one.hand_back(connection) == 2
     two = taker("two")
     found = [two.take_left(connection, turn) for turn in (Turn.FRESH, Turn.FRESH, Turn.AGAIN)]
-    assert [each and each.id for each in found] == [work.id, None, again.id]
+    assert [each and each.id for each in found] == [claimed.id, None, again.id]
 
 
 def test_delayed_messages_that_were_handed_back_are_no_retries(connection):
@@ -160,13 +160,13 @@ def test_starve_nothing_in_a_queue_what_failed_before_is_handed_out_again_as_it_
     assert fail_all(queue, by, cut(queue, by), dict.fromkeys(range(6), Action.RETRY))
     put(queue, 2, deliver_after="2020-01-01")
     assert by.take_left(queue, Turn.FRESH) is None
-    work = cut(queue, by)
-    assert (work.count, by.reader.fetch_attempts(queue, Stretch.of(work))) == (2, {})
-    assert by.complete(queue, work, work.upto, 2)
+    claimed = cut(queue, by)
+    assert (claimed.count, by.reader.fetch_attempts(queue, Stretch.of(claimed))) == (2, {})
+    assert by.complete(queue, claimed, claimed.upto, 2)
     assert (by.promote_failed(queue, 4), by.promote_failed(queue, 4), by.promote_failed(queue, 4)) == (4, 2, 0)
-    work = cut(queue, by)
-    assert (work.lane, work.count) == (3, 6)
-    assert set(by.reader.fetch_attempts(queue, Stretch.of(work)).values()) == {1}
+    claimed = cut(queue, by)
+    assert (claimed.priority, claimed.count) == (3, 6)
+    assert set(by.reader.fetch_attempts(queue, Stretch.of(claimed)).values()) == {1}
 
 
 def test_the_frontier_reaches_the_last_message_once_what_was_in_progress_beside_it_is_over(connection, each_database):
@@ -176,8 +176,8 @@ def test_the_frontier_reaches_the_last_message_once_what_was_in_progress_beside_
     beside.execute("SELECT pg_current_xact_id()")
     (last,) = produce(connection, 1)
     by = taker()
-    work = cut(connection, by)
-    assert by.complete(connection, work, work.upto, 1)
+    claimed = cut(connection, by)
+    assert by.complete(connection, claimed, claimed.upto, 1)
     assert find(connection, by) is None
     assert stored(connection).position != last
     beside.rollback()
@@ -186,7 +186,7 @@ def test_the_frontier_reaches_the_last_message_once_what_was_in_progress_beside_
     assert stored(connection).transaction_id >= of_last, "everything up to the last message is done"
     rows = count(connection, "competing_frontiers")
     for _ in range(3):
-        assert by.cut(connection) == NothingTaken()
+        assert by.claim_next(connection) == NothingTaken()
     assert count(connection, "competing_frontiers") == rows, "an idle consumer writes nothing"
 
 
@@ -196,8 +196,8 @@ def test_a_consumer_that_comes_later_moves_the_frontier_to_the_last_message_too(
     beside.execute("SELECT pg_current_xact_id()")
     produce(connection, 1)
     first = taker("one")
-    work = cut(connection, first)
-    assert first.complete(connection, work, work.upto, 1)
+    claimed = cut(connection, first)
+    assert first.complete(connection, claimed, claimed.upto, 1)
     assert find(connection, first) is None
     beside.rollback()
     assert find(connection, taker("two")) is None

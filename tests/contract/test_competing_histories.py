@@ -12,10 +12,10 @@ from datetime import timedelta
 
 import pytest
 
+from outbox_core.claimed_batch import Action, ClaimedBatch, Verdict
 from outbox_core.errors import HandlerError
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
-from outbox_core.work import Action, Verdict, Work
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
@@ -48,8 +48,8 @@ class History:
         self.takers = [self.build_taker(number) for number in range(3)]
         consumer = competing.Consumer("", "", "u1", HOUR)
         assert competing.join(self.look, KEY, consumer, build_source(), self.settings, StartFrom()) is True
-        self.hands: list[Work | None] = [None] * 3
-        self.frozen: list[tuple[int, Work]] = []
+        self.hands: list[ClaimedBatch | None] = [None] * 3
+        self.frozen: list[tuple[int, ClaimedBatch]] = []
         self.producers = {}
         self.expected: set[str] = set()
         self.dead: set[str] = set()
@@ -104,19 +104,19 @@ class History:
         number = self.chance.randrange(3)
         if self.hands[number] is None:
             by = self.takers[number]
-            found = look(self.look, by) or by.cut(self.look)
-            self.hands[number] = found if isinstance(found, Work) else None
+            found = look(self.look, by) or by.claim_next(self.look)
+            self.hands[number] = found if isinstance(found, ClaimedBatch) else None
 
-    def apply(self, number, work):
+    def apply(self, number, claimed):
         """Effects and completion in one transaction, of all that is left or of its beginning."""
         by = self.takers[number]
         most = self.chance.choice([None, 1, 2])
         with self.database.direct(autocommit=False) as connection:
-            messages = by.reader.fetch(connection, Stretch.of(work, limit=most))
-            upto = messages[-1].checkpoint if most is not None and len(messages) == most else work.upto
+            messages = by.reader.fetch(connection, Stretch.of(claimed, limit=most))
+            upto = messages[-1].checkpoint if most is not None and len(messages) == most else claimed.upto
             for message in messages:
                 connection.execute("INSERT INTO effects VALUES (%s)", (message.message_id,))
-            if not by.complete(connection, work, upto, len(messages)):
+            if not by.complete(connection, claimed, upto, len(messages)):
                 connection.rollback()
                 return None
             connection.commit()
@@ -124,20 +124,20 @@ class History:
 
     def complete(self):
         number = self.chance.randrange(3)
-        if (work := self.hands[number]) is not None:
-            upto = self.apply(number, work)
+        if (claimed := self.hands[number]) is not None:
+            upto = self.apply(number, claimed)
             self.hands[number] = None
-            if upto is not None and upto < work.upto:
+            if upto is not None and upto < claimed.upto:
                 self.takers[number].hand_back(self.look)  # the rest is anybody's
 
     def fail(self):
         number = self.chance.randrange(3)
-        work, by = self.hands[number], self.takers[number]
-        if work is None:
+        claimed, by = self.hands[number], self.takers[number]
+        if claimed is None:
             return
-        messages = by.reader.fetch(self.look, Stretch.of(work, limit=1))
+        messages = by.reader.fetch(self.look, Stretch.of(claimed, limit=1))
         action = self.chance.choice([Action.RETRY, Action.RETRY, Action.DEAD_LETTER])
-        if defer(self.look, by, work, messages[0], Verdict(action, 1), HandlerError("no"), NOW):
+        if defer(self.look, by, claimed, messages[0], Verdict(action, 1), HandlerError("no"), NOW):
             if action is Action.DEAD_LETTER:
                 self.dead.add(messages[0].message_id)
             by.hand_back(self.look)
@@ -145,8 +145,8 @@ class History:
 
     def beat(self):
         number = self.chance.randrange(3)
-        if (work := self.hands[number]) is not None:
-            self.takers[number].renew(self.look, work)
+        if (claimed := self.hands[number]) is not None:
+            self.takers[number].renew(self.look, claimed)
 
     def hand_back(self):
         number = self.chance.randrange(3)
@@ -160,15 +160,15 @@ class History:
 
     def freeze(self):
         number = self.chance.randrange(3)
-        if (work := self.hands[number]) is not None:
-            self.frozen.append((number, work))
+        if (claimed := self.hands[number]) is not None:
+            self.frozen.append((number, claimed))
             self.hands[number] = None
 
     def wake(self):
         """It completes what it had, or is told that it is another's."""
         if self.frozen:
-            number, work = self.frozen.pop(self.chance.randrange(len(self.frozen)))
-            self.apply(number, work)
+            number, claimed = self.frozen.pop(self.chance.randrange(len(self.frozen)))
+            self.apply(number, claimed)
 
     def lapse(self):
         self.look.execute(
@@ -194,8 +194,8 @@ class History:
         by = self.takers[0]
         empty = 0
         while empty < 3:
-            found = look(self.look, by) or by.cut(self.look)
-            if isinstance(found, Work):
+            found = look(self.look, by) or by.claim_next(self.look)
+            if isinstance(found, ClaimedBatch):
                 empty = 0
                 while found is not None:
                     upto = self.apply(0, found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from outbox_core.claimed_batch import Action, Verdict
 from outbox_core.errors import ConfigurationError, HandlerError
 from outbox_core.report import ResourceRef
 from outbox_core.spec import StartFrom
-from outbox_core.work import Action, Verdict
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
@@ -60,9 +60,9 @@ def test_a_unique_key_waits_for_the_transaction_it_is_pending_and_free_once_take
     by = taker(settings=JOBS)
     assert len(put(queue, 3, unique_key="k")) == 1
     assert put(queue, 1, unique_key="k") == []
-    work = cut(queue, by)
+    claimed = cut(queue, by)
     assert len(put(queue, 1, unique_key="k")) == 1, "the one that is being handled may have read what was before"
-    assert by.complete(queue, work, work.upto, 1)
+    assert by.complete(queue, claimed, claimed.upto, 1)
     assert len(drain(queue, by)) == 1
     assert count(queue, "queue_jobs_keys") == 0
 
@@ -141,7 +141,7 @@ def test_all_that_is_due_is_promoted_in_one_look_however_small_a_batch_is(queue)
 def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, database):
     by = taker(settings=JOBS)
     first = put(queue, 5)
-    work = cut(queue, by)
+    claimed = cut(queue, by)
     delayed = put(queue, 1, deliver_after="2999-01-01")
     rotate = "SELECT outbox.rotate_queue('orders', %s, %s)"
     queue.execute(rotate, ("0", 0))  # larger than nothing: producers go on in the next one
@@ -149,8 +149,8 @@ def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, datab
     assert {position >> 40 for position in first + delayed} == {0}
     assert {position >> 40 for position in second} == {1}
     assert queue.execute(rotate, ("0", 2**40)).fetchone() == ([],)
-    assert positions(queue, by, work) == first, "a batch that is not done is still there"
-    assert by.complete(queue, work, work.upto, 5)
+    assert positions(queue, by, claimed) == first, "a batch that is not done is still there"
+    assert by.complete(queue, claimed, claimed.upto, 5)
     later = cut(queue, by)
     assert queue.execute(rotate, ("1 hour", 2**40)).fetchone() == ([],), "kept for a time"
     emptied = [queue.execute(rotate, ("0", 2**40)).fetchone()[0] for _ in range(3)]
@@ -181,12 +181,12 @@ def test_priorities_go_first_and_age(queue):
 def test_a_failed_message_of_a_queue_waits_in_it_with_its_attempts(queue):
     by = taker(settings=JOBS)
     put(queue, 2)
-    work = cut(queue, by)
-    stretch = Stretch.of(work, limit=1)
+    claimed = cut(queue, by)
+    stretch = Stretch.of(claimed, limit=1)
     message = by.reader.fetch(queue, stretch)[0]
     assert by.reader.fetch_attempts(queue, stretch) == {}
-    assert defer(queue, by, work, message, Verdict(Action.RETRY, 3), HandlerError("no"), OVER)
-    assert by.complete(queue, work, work.upto, 1)
+    assert defer(queue, by, claimed, message, Verdict(Action.RETRY, 3), HandlerError("no"), OVER)
+    assert by.complete(queue, claimed, claimed.upto, 1)
     look(queue, by)
     again = cut(queue, by)
     found = by.reader.fetch(queue, Stretch.of(again))[0]

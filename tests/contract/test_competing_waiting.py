@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from outbox_core.claimed_batch import Action, ClaimedBatch, Verdict
 from outbox_core.competing import NothingTaken
 from outbox_core.errors import HandlerError
-from outbox_core.work import Action, Verdict, Work
-from outbox_worker.postgres import checkpoints, competing, letters
+from outbox_worker.postgres import checkpoints, competing, dead_letters
 from outbox_worker.postgres.window import Stretch
 from tests.support.consuming import (
     JOBS,
@@ -43,19 +43,19 @@ def make_due(connection):
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
 
 
-def fail_first(connection, by, work, verdict):
+def fail_first(connection, by, claimed, verdict):
     """The first message of the batch fails alone; return it."""
-    message = by.reader.fetch(connection, Stretch.of(work, limit=1))[0]
-    assert defer(connection, by, work, message, verdict, REFUSED, OVER)
+    message = by.reader.fetch(connection, Stretch.of(claimed, limit=1))[0]
+    assert defer(connection, by, claimed, message, verdict, REFUSED, OVER)
     return message
 
 
 def redrive(connection, *ids):
-    return letters.redrive(connection, KEY, ids, reason="mended", decided_by="a person")
+    return dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="a person")
 
 
 def dead(connection):
-    return letters.list_dead(connection, "outbox", letters.Filter(processor_id="orders"), limit=100)
+    return dead_letters.list_dead(connection, "outbox", dead_letters.Filter(processor_id="orders"), limit=100)
 
 
 def stored(connection, settings=SETTINGS):
@@ -71,14 +71,14 @@ def test_a_delayed_message_is_not_in_its_batch_and_nobody_waits_for_it(connectio
     delayed = produce(connection, 2, deliver_after="1 hour")
     others = produce(connection, 3, deliver_after="-1 hour")
     by = taker()
-    work = cut(connection, by)
-    assert (positions(connection, by, work), work.count) == ([*first, *others], 6)
-    relation = by.reader.relation(Stretch.of(work)).as_string(connection)
+    claimed = cut(connection, by)
+    assert (positions(connection, by, claimed), claimed.count) == ([*first, *others], 6)
+    relation = by.reader.relation(Stretch.of(claimed)).as_string(connection)
     assert connection.execute(f"SELECT array_agg(position) FROM ({relation}) AS b").fetchone() == ([*first, *others],)
-    examined = by.reader.examine(connection, Stretch.of(work), 4)
+    examined = by.reader.examine(connection, Stretch.of(claimed), 4)
     assert examined is not None
     assert (examined.matched, examined.upto.position) == (4, others[0]), "a piece of it leaves them out too"
-    assert by.complete(connection, work, work.upto, work.count)
+    assert by.complete(connection, claimed, claimed.upto, claimed.count)
     assert drain(connection, by) == []
     make_due(connection)
     assert drain(connection, by) == delayed
@@ -92,11 +92,11 @@ def test_a_batch_needs_as_many_statements_whatever_is_delayed(connection, tmp_pa
         produce(connection, 400 - delayed)
         produce(connection, delayed, deliver_after="1 hour")
         by = taker(limit=500)
-        found: Work | NothingTaken = NothingTaken()
+        found: ClaimedBatch | NothingTaken = NothingTaken()
         while isinstance(found, NothingTaken):
             with (tmp_path / "trace").open("wb+") as trace:
                 connection.pgconn.trace(trace.fileno())
-                found = by.cut(connection)
+                found = by.claim_next(connection)
                 connection.pgconn.untrace()
         assert found.count == 400 - delayed
         sent = [line for line in (tmp_path / "trace").read_text().splitlines() if "\tF\t" in line]
@@ -121,12 +121,12 @@ def test_the_checkpoint_passes_a_delayed_message_whose_row_may_then_be_deleted(c
     assert connection.execute("DELETE FROM outbox.messages WHERE position = ANY (%s)", (delayed,)).rowcount == 2
     assert drain(connection, by) == []
     make_due(connection)
-    work = left(connection, by)
-    found = by.reader.fetch(connection, Stretch.of(work))
+    claimed = left(connection, by)
+    found = by.reader.fetch(connection, Stretch.of(claimed))
     assert [(m.checkpoint.position, m.data) for m in found] == [(delayed[0], '{"n": 1}'), (delayed[1], '{"n": 2}')]
     # One of them fails, and its next attempt needs the copy again.
-    fail_first(connection, by, work, Verdict(Action.RETRY, 1))
-    assert by.complete(connection, work, work.upto, 1)
+    fail_first(connection, by, claimed, Verdict(Action.RETRY, 1))
+    assert by.complete(connection, claimed, claimed.upto, 1)
     make_due(connection)
     assert drain(connection, by) == delayed[:1]
     assert count(connection, "competing_copies") == 0
@@ -154,18 +154,18 @@ def test_dead_letters_of_the_outbox_are_handed_out_again_even_if_their_rows_are_
     join(connection)
     produced = produce(connection, 3)
     by = taker()
-    work = cut(connection, by)
-    gone = fail_first(connection, by, work, Verdict(Action.DEAD_LETTER, 3))
-    assert by.complete(connection, work, work.upto, 2)
-    (letter,) = dead(connection)
-    assert (letter.key, letter.error_class, letter.attempts) == (gone.message_id, "ValueError", 3)
-    assert letter.error == "no\N{REPLACEMENT CHARACTER}"
+    claimed = cut(connection, by)
+    gone = fail_first(connection, by, claimed, Verdict(Action.DEAD_LETTER, 3))
+    assert by.complete(connection, claimed, claimed.upto, 2)
+    (dead_letter,) = dead(connection)
+    assert (dead_letter.key, dead_letter.error_class, dead_letter.attempts) == (gone.message_id, "ValueError", 3)
+    assert dead_letter.error == "no\N{REPLACEMENT CHARACTER}"
     assert drain(connection, by) == []
     before = stored(connection)
     connection.execute("DELETE FROM outbox.messages")
 
-    assert redrive(connection, letter.id) == 1
-    assert redrive(connection, letter.id) == 0, "not twice"
+    assert redrive(connection, dead_letter.id) == 1
+    assert redrive(connection, dead_letter.id) == 0, "not twice"
     again = left(connection, by)
     assert again.listed == ((gone.checkpoint, 0),), "with a fresh count of attempts"
     assert [m.message_id for m in by.reader.fetch(connection, Stretch.of(again))] == [gone.message_id]
@@ -181,9 +181,9 @@ def test_what_is_handed_back_or_lapsed_of_redriven_messages_comes_again(connecti
     join(connection)
     produce(connection, 2)
     one = taker("one")
-    work = cut(connection, one)
-    fail_first(connection, one, work, Verdict(Action.DEAD_LETTER, 1))
-    assert one.complete(connection, work, work.upto, 1)
+    claimed = cut(connection, one)
+    fail_first(connection, one, claimed, Verdict(Action.DEAD_LETTER, 1))
+    assert one.complete(connection, claimed, claimed.upto, 1)
     redrive(connection, *[each.id for each in dead(connection)])
     lost = left(connection, taker("one", lease=OVER))
     two = taker("two")
@@ -209,28 +209,28 @@ def test_dead_letters_of_a_queue_are_stored_in_it_anew_with_their_priority_and_a
     put(queue, 1, priority=2, message_id="mine", scheduled="2020-01-01", metadata='{"a": 1}')
     by = taker(settings=JOBS)
     fail_first(queue, by, cut(queue, by), Verdict(Action.DEAD_LETTER, 9))
-    (letter,) = dead(queue)
-    assert redrive(queue, letter.id) == 1
+    (dead_letter,) = dead(queue)
+    assert redrive(queue, dead_letter.id) == 1
     found = queue.execute(
         "SELECT message_id, priority, scheduled < '2020-01-03', metadata, attempts, unique_key FROM outbox.queue_jobs "
-        "WHERE position > %s", (letter.pair.position,)
+        "WHERE position > %s", (dead_letter.pair.position,)
     ).fetchall()  # fmt: skip
     assert found == [("mine", 2, True, {"a": 1}, 0, None)]
     assert len(drain(queue, by)) == 1
-    assert redrive(queue, letter.id) == 0
+    assert redrive(queue, dead_letter.id) == 0
 
 
 def test_a_lone_urgent_message_is_the_next_batch_whatever_the_backlog(queue):
     by = taker(settings=JOBS, limit=100)
     backlog = put(queue, 5000)
     for _ in range(3):
-        work = cut(queue, by)
-        assert work.lane == 5
-        assert by.complete(queue, work, work.upto, work.count)
+        claimed = cut(queue, by)
+        assert claimed.priority == 5
+        assert by.complete(queue, claimed, claimed.upto, claimed.count)
     urgent = put(queue, 1, priority=0)
-    work = cut(queue, by)
-    assert (work.lane, positions(queue, by, work)) == (0, urgent)
-    assert by.complete(queue, work, work.upto, 1)
+    claimed = cut(queue, by)
+    assert (claimed.priority, positions(queue, by, claimed)) == (0, urgent)
+    assert by.complete(queue, claimed, claimed.upto, 1)
     assert drain(queue, by) == backlog[300:]
 
 
@@ -238,8 +238,8 @@ def test_priority_is_for_a_batch_a_backlog_that_has_waited_longer_than_its_level
     by = taker(settings=JOBS, limit=10)
     put(queue, 20, scheduled="2020-01-01")
     put(queue, 1, priority=0)
-    lanes = []
-    while (work := find(queue, by)) is not None:
-        lanes.append(work.lane)
-        assert by.complete(queue, work, work.upto, work.count)
-    assert lanes == [5, 5, 0]
+    priorities = []
+    while (claimed := find(queue, by)) is not None:
+        priorities.append(claimed.priority)
+        assert by.complete(queue, claimed, claimed.upto, claimed.count)
+    assert priorities == [5, 5, 0]

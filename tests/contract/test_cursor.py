@@ -236,8 +236,8 @@ class TestFilters:
 
         assert [json.loads(message.data)["n"] for message in found] == [n for n in range(60) if wanted(n)]
         after = BEGINNING
-        while after != end:  # the bound alone, and the relation for a statement, say the same page by page
-            batch, bound = reader.fetch(connection, after, limit), reader.bound_of(connection, after, limit)
+        while after != end:  # the extent alone, and the relation for a statement, say the same page by page
+            batch, bound = reader.fetch(connection, after, limit), reader.fetch_extent(connection, after, limit)
             relation = connection.execute(reader.batch_relation(after, batch.examined)).fetchall()
             assert (bound.examined, bound.examined_count, bound.matched_count, bound.full) == (
                 batch.examined, batch.examined_count, len(batch.messages), batch.full,
@@ -321,7 +321,7 @@ def test_reading_takes_no_transaction_id(each_database):
     for fields in ({}, {"messageTypes": ["a"]}, {"publications": ["default", "p"]}):
         reader = MessageReader(build_source(**fields))
         batch = reader.fetch(connection, BEGINNING, 10)
-        reader.bound_of(connection, BEGINNING, 10)
+        reader.fetch_extent(connection, BEGINNING, 10)
         reader.lag(connection, BEGINNING)
         reader.has_waiting(connection)
         connection.execute(reader.batch_relation(BEGINNING, batch.examined))

@@ -41,7 +41,7 @@ def rotate(connection, looks=1):
 
 
 def move_on(connection):
-    """Let the next batches and frontiers go into other tables."""
+    """Let the next batches and dispatch positions go into other tables."""
     connection.execute(
         "SELECT setval('outbox.competing_batch_ids', 1024 + (SELECT last_value FROM outbox.competing_batch_ids)), "
         "setval('outbox.competing_frontier_ids', 512 + (SELECT last_value FROM outbox.competing_frontier_ids))"
@@ -57,10 +57,10 @@ def snapshot(database):
 
 
 def test_a_snapshot_from_when_a_batch_was_in_hand_sees_it_and_all_that_was_owed(database, connection, by):
-    work = cut(connection, by)
+    claimed = cut(connection, by)
     dump = snapshot(database)
     owed = connection.execute(EVERYTHING).fetchall()
-    assert by.complete(connection, work, work.upto, work.count)
+    assert by.complete(connection, claimed, claimed.upto, claimed.count)
     drain(connection, by)
     move_on(connection)
     assert rotate(connection, LOOKS) == []
@@ -71,11 +71,11 @@ def test_a_snapshot_from_when_a_batch_was_in_hand_sees_it_and_all_that_was_owed(
 
 
 def test_whoever_imports_the_snapshot_of_a_session_that_ends_between_two_looks_sees_it_too(database, connection, by):
-    work = cut(connection, by)
+    claimed = cut(connection, by)
     leader = snapshot(database)
     (name,) = leader.execute("SELECT pg_export_snapshot()").fetchone()
     owed = connection.execute(EVERYTHING).fetchall()
-    assert by.complete(connection, work, work.upto, work.count)
+    assert by.complete(connection, claimed, claimed.upto, claimed.count)
     drain(connection, by)
     move_on(connection)
     rotate(connection, 2)
@@ -95,8 +95,8 @@ def test_a_snapshot_taken_between_any_two_looks_sees_every_lane(database, connec
     rotate(connection, looks)
     dump = snapshot(database)
     rotate(connection, LOOKS)
-    lanes = "SELECT count(DISTINCT lane) FROM outbox.competing_frontiers"
-    assert dump.execute(lanes).fetchone() == connection.execute(lanes).fetchone() == (10,)
+    priorities = "SELECT count(DISTINCT lane) FROM outbox.competing_frontiers"
+    assert dump.execute(priorities).fetchone() == connection.execute(priorities).fetchone() == (10,)
     dump.close()
     assert drain(connection, by) == []
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.happening import Failed, HeldLease, Unsure
+from outbox_core.outcomes import CommitUnknown, Failed, HeldLease
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import Stuck, end_stuck_transactions
 from outbox_worker.transaction import StoreRequest, TransactionRunner
@@ -163,7 +163,7 @@ def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each
     happened = TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, lease, request, copy_and_wait)
 
     assert ended == [0, 1]
-    assert isinstance(happened, Unsure | Failed)
+    assert isinstance(happened, CommitUnknown | Failed)
     assert stored(each_database.direct()) == (10, 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions, stop_line
+from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions, rebalance
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import NOT_OWNER, STORED, store
@@ -46,8 +46,8 @@ def connection(anywhere):
 
 
 def at_line(connection, count, generation):
-    """Ask for another number, and let all partitions be at the line."""
-    stop_line.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
+    """Ask for another number, and let all partitions be at the barrier."""
+    rebalance.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
     connection.execute(
         "UPDATE outbox.processor_checkpoints c SET last_processed_transaction_id = d.line_transaction_id, "
         "last_processed_position = d.line_position FROM outbox.processor_partitions d"
@@ -56,7 +56,7 @@ def at_line(connection, count, generation):
 
 def divide(connection, count, generation):
     at_line(connection, count, generation)
-    assert stop_line.change(connection, KEY, "u1")
+    assert rebalance.change(connection, KEY, "u1")
 
 
 def record(connection, key, epoch):
@@ -80,7 +80,7 @@ def test_no_lease_is_granted_on_it_and_the_answer_names_no_epoch(connection):
 def test_no_lease_is_granted_beside_a_change_that_takes_it_away(anywhere, connection):
     at_line(connection, 2, 2)
     changing = anywhere.connect(autocommit=False)
-    assert stop_line.change(changing, KEY, "u1")
+    assert rebalance.change(changing, KEY, "u1")
     asking = anywhere.connect()
     with background(lambda: ask(asking, GONE)) as answer:
         wait_until_blocked(anywhere, answer)
@@ -90,9 +90,9 @@ def test_no_lease_is_granted_beside_a_change_that_takes_it_away(anywhere, connec
 
 def test_that_its_checkpoint_is_gone_is_no_edit(connection):
     divide(connection, 2, 2)
-    assert checkpoints.load_unedited(connection, GONE) is None
+    assert checkpoints.load_untampered(connection, GONE) is None
     divide(connection, 3, 3)
-    assert checkpoints.load_unedited(connection, GONE) is not None
+    assert checkpoints.load_untampered(connection, GONE) is not None
 
 
 @pytest.mark.parametrize("partition", [1, 2], ids=["that stays", "that is gone"])
@@ -108,7 +108,7 @@ def test_who_reports_beside_the_change_opens_nothing(anywhere, connection):
     epoch = ask(connection, GONE).epoch
     at_line(connection, 2, 2)
     changing = anywhere.connect(autocommit=False)
-    assert stop_line.change(changing, KEY, "u1")
+    assert rebalance.change(changing, KEY, "u1")
     reporting = anywhere.connect()
     with background(lambda: record(reporting, GONE, epoch)) as answer:
         wait_until_blocked(anywhere, answer)
@@ -137,7 +137,7 @@ def test_a_row_that_somebody_stores_for_it_is_in_no_changes_way(connection):
     assert store(connection, (5, 5), partition=2) == STORED
     assert ownership.claim(connection, KEY, OURS).granted
     at_line(connection, 3, 3)
-    division = stop_line.fetch(connection, KEY)
+    division = rebalance.fetch(connection, KEY)
     assert division is not None
-    assert stop_line.change(connection, KEY, "u1")
-    assert partitions.load_checkpoints(connection, KEY)[2].pair == division.line
+    assert rebalance.change(connection, KEY, "u1")
+    assert partitions.load_checkpoints(connection, KEY)[2].pair == division.barrier

@@ -1,4 +1,4 @@
-"""What waits behind what: messages that are set aside, taken when they are due, and given back by a person."""
+"""What waits behind what: held messages, taken when they are due, and given back by a person."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from outbox_core.checkpoint import BEGINNING
 from outbox_core.failing import Action, Failure, Verdict
-from outbox_core.happening import HeldLease
+from outbox_core.outcomes import HeldLease
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, holding, letters, ownership
+from outbox_worker.postgres import checkpoints, dead_letters, holding, ownership
 from outbox_worker.postgres.key import ProcessorKey
 
 KEY = ProcessorKey("outbox", "orders")
@@ -41,14 +41,14 @@ def lease(connection):
     return lease
 
 
-def hold(connection, position, *, behind=False, blocks=True, attempts=0, deaths=0, due="0 s"):
+def hold(connection, position, *, behind=False, blocks=True, attempts=0, crash_count=0, due="0 s"):
     """Hold a message of key k: its place is its position."""
     connection.execute(
         "INSERT INTO outbox.held_messages (processor_id, key, place, transaction_id, position, message_id, "
         "message_type, data, blocks, behind, attempts, deaths, next_attempt_at) "
         "VALUES ('orders', 'k', %(n)s, '700', %(n)s, %(n)s::text, 't', '{}', %(blocks)s, %(behind)s, %(attempts)s, "
         "%(deaths)s, clock_timestamp() + %(due)s::interval)",
-        {"n": position, "behind": behind, "blocks": blocks, "attempts": attempts, "deaths": deaths, "due": due},
+        {"n": position, "behind": behind, "blocks": blocks, "attempts": attempts, "deaths": crash_count, "due": due},
     )
 
 
@@ -108,7 +108,7 @@ def test_what_became_due_waits_behind_what_blocks_its_key(connection, lease):
 def test_no_message_overtakes_one_that_somebody_died_of(connection, lease):
     """It is to be tried alone: those of its key behind it wait for it also when the first one is tried with others."""
     hold(connection, 1)
-    hold(connection, 2, behind=True, deaths=1)
+    hold(connection, 2, behind=True, crash_count=1)
     hold(connection, 3, behind=True)
     assert drain(connection, lease) == [1, 2, 3]
 
@@ -120,12 +120,12 @@ def test_a_redriven_message_is_not_followed_past_one_that_somebody_died_of(conne
     assert take(connection, lease, limit=2) == [1, 2]
     lease = acquire(connection)
     taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
-    assert [(each.checkpoint.position, each.deaths) for each in taken.held] == [(1, 1)]
+    assert [(each.checkpoint.position, each.crash_count) for each in taken.held] == [(1, 1)]
     verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
     assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, verdict)]) == 1
     assert take(connection, lease) == []
-    (dead,) = letters.list_dead(connection, "outbox", letters.Filter(), limit=10)
-    assert letters.redrive(connection, KEY, [dead.id], reason="mended", decided_by="me") == 1
+    (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
+    assert dead_letters.redrive(connection, KEY, [dead.id], reason="mended", decided_by="me") == 1
     assert drain(connection, lease) == [1, 2, 3]
 
 
@@ -145,8 +145,8 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
         held = holding.take_due(connection, KEY, lease, limit=1, payload=False).held[0]
         verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
         assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
-    ids = [dead.id for dead in letters.list_dead(connection, "outbox", letters.Filter(keys=["k"]), limit=10)]
-    assert letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
+    ids = [dead.id for dead in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(keys=["k"]), limit=10)]
+    assert dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
     taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
     assert [each.checkpoint.position for each in taken.held] == [1]
     again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
@@ -159,10 +159,10 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
 def test_an_attempt_at_held_messages_that_was_answered_is_no_death(connection, lease):
     hold(connection, 1)
     assert take(connection, lease) == [1]
-    holding.end_suspect(connection, KEY, lease)
+    holding.clear_in_flight(connection, KEY, lease)
     lease = acquire(connection)
     taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
-    assert [each.deaths for each in taken.held] == [0]
+    assert [each.crash_count for each in taken.held] == [0]
 
 
 def test_who_comes_again_did_not_die_of_a_held_message(connection, lease):
@@ -171,7 +171,7 @@ def test_who_comes_again_did_not_die_of_a_held_message(connection, lease):
         hold(connection, position, behind=position > 1)
     for _ in range(4):
         taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
-        assert [(each.checkpoint.position, each.deaths) for each in taken.held] == [(1, 0), (2, 0)]
+        assert [(each.checkpoint.position, each.crash_count) for each in taken.held] == [(1, 0), (2, 0)]
         former, lease = lease, acquire(connection)
         again = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)
         assert not again.acquired

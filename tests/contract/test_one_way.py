@@ -10,7 +10,7 @@ import pytest
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import apart, checkpoints, conflicts, ownership, partitions, rebuilds, stop_line
+from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions, rebalance, rebuilds, remote_target
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
 from tests.support.concurrency import background, wait_until_blocked
@@ -42,7 +42,7 @@ def put(connection, name):
 
 
 def supersede(connection, key, owner, of):
-    seen = rebuilds.find_standing(connection, of)
+    seen = rebuilds.find_coverage(connection, of)
     assert seen is not None
     return rebuilds.supersede(connection, key, of.processor_id, seen, decided_by="test", **owner)
 
@@ -66,15 +66,15 @@ def test_two_processes_that_begin_at_once_are_both_told_the_source_that_one_wrot
     key = ProcessorKey("outbox", "orders")
     first, second = each_database.connect(autocommit=False), each_database.connect()
     assert ownership.claim(second, key, resource("orders")).granted
-    source = apart.SourceIdentity("1/2", "database shop", 100)
-    apart.bind(first, key, "uid-orders", source)
+    source = remote_target.SourceIdentity("1/2", "database shop", 100)
+    remote_target.bind(first, key, "uid-orders", source)
 
-    with background(lambda: apart.bind(second, key, "uid-orders", source)) as bound:
+    with background(lambda: remote_target.bind(second, key, "uid-orders", source)) as bound:
         wait_until_blocked(each_database, bound)
         first.commit()
 
     assert bound.result() is None
-    assert apart.fetch_source(second, key) == apart.WrittenSource("1/2", "database shop")
+    assert remote_target.fetch_source(second, key) == remote_target.WrittenSource("1/2", "database shop")
 
 
 @pytest.mark.parametrize("pair", [Checkpoint(10, 1), Checkpoint(0, 1)])
@@ -91,14 +91,14 @@ def test_a_partition_that_is_not_there_cannot_be_moved(each_database, pair):
         )
 
     assert checkpoints.load(connection, gone) is None
-    stop_line.ask(connection, key, resource("orders"), generation=1, count=4, by=BY)
-    now = stop_line.fetch(connection, key)
+    rebalance.ask(connection, key, resource("orders"), generation=1, count=4, by=BY)
+    now = rebalance.fetch(connection, key)
     assert now is not None
-    assert now.line is not None
+    assert now.barrier is not None
     connection.execute("UPDATE outbox.processor_leases SET expires_at = 'epoch'")
     for number in range(2):
         conflicts.rewind(
-            connection, ProcessorKey("outbox", "orders", number), now.line, reason="a test", decided_by="a test"
+            connection, ProcessorKey("outbox", "orders", number), now.barrier, reason="a test", decided_by="a test"
         )
-    assert stop_line.change(connection, key, "uid-orders")
+    assert rebalance.change(connection, key, "uid-orders")
     assert partitions.fetch_count(connection, key) == 4

@@ -109,7 +109,7 @@ class TestMembership:
         acquire(connection, OTHER)
 
         assert renew(connection, token) == epochs
-        assert partitions.fetch_division(connection, KEY, claim_uid="u1", count=4).members == (token,)
+        assert partitions.fetch_owners(connection, KEY, claim_uid="u1", count=4).members == (token,)
         left = connection.execute(
             "SELECT partition FROM outbox.processor_leases WHERE expires_at < clock_timestamp() + '1 minute'"
         ).fetchall()
@@ -124,13 +124,11 @@ class TestMembership:
         token, brief = uuid4(), timedelta(milliseconds=300)
         acquire(connection, token=token, lease=brief)
         renew(connection, token, brief)
-        seen = partitions.fetch_division(connection, KEY, claim_uid="u1", count=4)
+        seen = partitions.fetch_owners(connection, KEY, claim_uid="u1", count=4)
         assert (seen.members, seen.owners) == ((token,), {0: token})
 
-        wait_until(
-            lambda: partitions.fetch_division(connection, KEY, claim_uid="u1", count=4).owners == {}, "it lapses"
-        )
-        assert partitions.fetch_division(connection, KEY, claim_uid="u1", count=4).members == ()
+        wait_until(lambda: partitions.fetch_owners(connection, KEY, claim_uid="u1", count=4).owners == {}, "it lapses")
+        assert partitions.fetch_owners(connection, KEY, claim_uid="u1", count=4).members == ()
 
     def test_the_oldest_comes_first(self, connection):
         tokens = [uuid4() for _ in range(3)]
@@ -138,7 +136,7 @@ class TestMembership:
             renew(connection, token)
         renew(connection, tokens[0])
 
-        assert partitions.fetch_division(connection, KEY, claim_uid="u1", count=4).members == tuple(tokens)
+        assert partitions.fetch_owners(connection, KEY, claim_uid="u1", count=4).members == tuple(tokens)
 
     def test_the_dead_are_forgotten(self, connection):
         brief = timedelta(milliseconds=1)
@@ -165,6 +163,6 @@ class TestMembership:
 
         partitions.end_membership(connection, KEY, token)
 
-        seen = partitions.fetch_division(connection, KEY, claim_uid="u1", count=4)
+        seen = partitions.fetch_owners(connection, KEY, claim_uid="u1", count=4)
         assert (seen.members, seen.owners) == ((), {})
         acquire(connection)

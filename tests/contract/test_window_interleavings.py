@@ -148,16 +148,16 @@ def test_filters_let_through_what_they_shall(world, history, limits, typed):
     scan = WindowScan(TABLE, types, ("eu",))
     bounds = Limits(limits.small, limits.ahead, typed)
 
-    def wants(name):
+    def is_assigned(name):
         number = int(name.removeprefix("m"))
         return number % 2 == 0 and number % 3 in (0, 2)
 
     handled = run(
         world,
         history,
-        lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, bounds), start, wants=wants)],
+        lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, bounds), start, is_assigned=is_assigned)],
     )
-    wanted = {key: [name for name in names if wants(name)] for key, names in world.committed.items()}
+    wanted = {key: [name for name in names if is_assigned(name)] for key, names in world.committed.items()}
     assert handled == {key: names for key, names in wanted.items() if names}
 
 

@@ -1,7 +1,7 @@
 -- The demo's own hook in its own tables, to hold one batch of one session exactly in its middle from outside.
 -- Every statement that inserts passes two locks: one for its table, where the demo can hold up whoever comes next, and
 -- one for its session, where the demo keeps the one it caught while all others go on. Session locks, given back at once:
--- who passes holds nothing afterwards. No transaction id is taken by them, so the reading bound goes on moving.
+-- who passes holds nothing afterwards. No transaction id is taken by them, so the high-water mark goes on moving.
 
 CREATE SCHEMA demo;
 

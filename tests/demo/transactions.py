@@ -2,7 +2,7 @@
 
 The mix is what makes an outbox hard to read: transactions that roll back leave gaps, ones that pause commit positions
 out of order, ones that take their id early and add messages late turn (transaction_id, position) against the positions,
-and ones that stay open for seconds hold the reading bound.
+and ones that stay open for seconds hold the high-water mark.
 """
 
 from __future__ import annotations

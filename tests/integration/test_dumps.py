@@ -99,10 +99,10 @@ def consuming(database, emptied):
 
     def loop():
         produce(connection, 10)
-        while (work := look(connection, by) or find(connection, by)) is not None:
+        while (claimed := look(connection, by) or find(connection, by)) is not None:
             with connection.transaction():
-                connection.execute("INSERT INTO handled SELECT unnest(%s)", (positions(connection, by, work),))
-                assert by.complete(connection, work, work.upto, work.count)
+                connection.execute("INSERT INTO handled SELECT unnest(%s)", (positions(connection, by, claimed),))
+                assert by.complete(connection, claimed, claimed.upto, claimed.count)
         connection.execute(
             "SELECT setval('outbox.competing_batch_ids', 250 + (SELECT last_value FROM outbox.competing_batch_ids)), "
             "setval('outbox.competing_frontier_ids', 125 + (SELECT last_value FROM outbox.competing_frontier_ids))"

@@ -67,7 +67,7 @@ def test_a_processors_whole_life(granted):
     assert stored is StoreAnswer.STORED
     assert checkpoints.settle(worker, KEY, epoch=lease.epoch, token=token).pair == batch.examined
     assert ownership.renew_lease(worker, KEY, epoch=lease.epoch, token=token, lease=hour)
-    stall.BoundObserver(reader).observe(worker)
+    stall.HighWaterMarkObserver(reader).observe(worker)
     reader.lag(worker, batch.examined)
     assert ownership.release_lease(worker, KEY, epoch=lease.epoch, token=token)
     refusal = conflicts.Refusal(
@@ -136,9 +136,9 @@ def test_an_age_is_shown_to_whom_the_readme_says(granted):
     stranger.execute("SELECT pg_current_xact_id()")
     granted.direct("producer").execute("INSERT INTO outbox.messages (message_type, data) VALUES ('m', '{}')")
 
-    before = stall.observe_bound(granted.connect("processor"))
+    before = stall.observe_high_water_mark(granted.connect("processor"))
     granted.direct().execute(grants("To see how long others have held reading back"))
-    after = stall.observe_bound(granted.connect("processor"))
+    after = stall.observe_high_water_mark(granted.connect("processor"))
     granted.direct().execute("REVOKE pg_read_all_stats FROM processor")
 
     assert "role stranger" in (before.holder or "")

@@ -8,7 +8,7 @@ import uuid
 import psycopg
 import pytest
 
-from outbox_core.happening import HeldLease
+from outbox_core.outcomes import HeldLease
 from outbox_worker.guard import GuardedConnection
 from outbox_worker.ownership import Ownership
 from tests.support.postgres import VERSIONS, wait_until

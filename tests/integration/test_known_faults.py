@@ -16,7 +16,7 @@ from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.stall import BoundObserver, observe_bound
+from outbox_worker.postgres.stall import HighWaterMarkObserver, observe_high_water_mark
 from tests.support.contract import AHEAD, NOTHING, OLDER, STORED, put, store, stored
 from tests.support.messages import insert
 from tests.support.postgres import build_source, wait_until
@@ -190,7 +190,7 @@ class TestFault7TheBound:
         def poll(connection):
             READER.fetch(connection, BEGINNING, 10)
             READER.lag(connection, BEGINNING)
-            observe_bound(connection)
+            observe_high_water_mark(connection)
 
         assert not self.stalls_others(database, poll)
 
@@ -207,7 +207,7 @@ class TestFault7TheBound:
         with servers.database() as elsewhere:
             stranger = psycopg.connect(elsewhere.uri("stranger"), application_name="nightly report")
             stranger.execute("SELECT pg_current_xact_id()")
-            observer = BoundObserver(READER)
+            observer = HighWaterMarkObserver(READER)
             assert observer.observe(database.connect()).age_seconds == 0, "nothing waits yet"
             insert(database, "waiting")
 
@@ -228,7 +228,7 @@ class TestFault7TheBound:
         insert(stranger, "holding")
         insert(database, "waiting")
         now = [100.0]
-        observer = BoundObserver(READER, clock=lambda: now[0])
+        observer = HighWaterMarkObserver(READER, clock=lambda: now[0])
         plain = database.connect("processor")
 
         first = observer.observe(plain)
@@ -244,7 +244,7 @@ class TestFault7TheBound:
         writer.execute("PREPARE TRANSACTION 'forgotten'")
         insert(database, "waiting")
 
-        bound = BoundObserver(READER).observe(database.connect())
+        bound = HighWaterMarkObserver(READER).observe(database.connect())
 
         assert bound.age_seconds > 0
         assert "prepared transaction 'forgotten'" in (bound.holder or "")
@@ -256,7 +256,7 @@ class TestFault7TheBound:
     def test_a_bound_that_moves_has_no_age(self, database):
         insert(database, "read")
 
-        bound = BoundObserver(READER).observe(database.connect())
+        bound = HighWaterMarkObserver(READER).observe(database.connect())
 
         assert (bound.age_seconds, bound.holder) == (0, None)
         assert int(bound.transaction_id) > 0

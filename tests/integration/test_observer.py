@@ -11,7 +11,7 @@ from outbox_core.state import initial_state
 from outbox_worker.observer import Observer
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.status import Identity, StatusBoard
+from outbox_worker.status import Identity, ProcessStatus
 from tests.support.contract import put
 from tests.support.postgres import build_source
 
@@ -21,20 +21,20 @@ SOURCE = build_source()
 def build_observer(lease):
     fields = {"resource": {"cluster": "c", "namespace": "n", "name": "a", "uid": "u"}, "generation": 1}
     config = ProcessorConfig.model_validate(fields | {"processorId": "orders", "source": SOURCE})
-    board = StatusBoard(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
-    return Observer(ProcessorKey("outbox", "orders"), board, lease=lease), board
+    status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
+    return Observer(ProcessorKey("outbox", "orders"), status, lease=lease), status
 
 
 @pytest.mark.parametrize(("lease", "complete"), [(15.0, True), (0.001, False)])
 def test_it_looks_no_longer_than_a_share_of_the_lease(database, lease, complete):
     put(database.direct(), (10, 1))
-    observer, board = build_observer(lease)
+    observer, status = build_observer(lease)
     observer.observe(database.connect())
-    assert board.report().checkpoints == []
+    assert status.report().checkpoints == []
 
     observer.start(MessageReader(SOURCE))
     observer.observe(database.connect())
 
-    report = board.report()
+    report = status.report()
     assert [view.pair for view in report.checkpoints] == ["10:1"]
     assert (report.lag is not None, report.bound is not None) == (complete, complete)

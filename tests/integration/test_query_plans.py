@@ -82,7 +82,7 @@ def test_plans(analyzed, fields, index):
     middle = Checkpoint(300, 0)
 
     batch = reader.fetch(explaining, middle, LIMIT)
-    reader.bound_of(explaining, middle, LIMIT)
+    reader.fetch_extent(explaining, middle, LIMIT)
     reader.lag(explaining, middle, cap=LIMIT)
     explaining.execute(reader.batch_relation(middle, batch.examined))
 

@@ -80,7 +80,7 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics)
     middle = Checkpoint(300, 0)
 
     batch = reader.fetch(explaining, middle, LIMIT)
-    reader.bound_of(explaining, middle, LIMIT)
+    reader.fetch_extent(explaining, middle, LIMIT)
     reader.lag(explaining, middle, cap=LIMIT)
     if batch.matched:
         explaining.execute(reader.batch_relation(middle, batch.examined))
@@ -234,7 +234,7 @@ def analyzed(unnamed, request):
     return unnamed, request.param
 
 
-@pytest.mark.parametrize("line", [None, Checkpoint(200, 10**6)], ids=["all", "to a stop line"])
+@pytest.mark.parametrize("line", [None, Checkpoint(200, 10**6)], ids=["all", "to a barrier"])
 def test_rows_with_neither_key_nor_id_are_of_one_partition(unnamed, line):
     connection = unnamed.direct()
     rows = connection.execute(
@@ -261,7 +261,7 @@ def test_rows_with_neither_key_nor_id_are_read_by_the_index_of_slots(analyzed, c
     middle = Checkpoint(200, 0)
 
     batch = reader.fetch(explaining, middle, LIMIT)
-    reader.bound_of(explaining, middle, LIMIT)
+    reader.fetch_extent(explaining, middle, LIMIT)
     assert reader.lag(explaining, middle, cap=LIMIT).messages == LIMIT
     explaining.execute(reader.batch_relation(middle, batch.examined))
 

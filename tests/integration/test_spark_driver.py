@@ -286,7 +286,7 @@ def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(driv
     orders.produce(40)
     wait_handled(driver, orders, 40)
     blocker = database.direct(autocommit=False)
-    # Writers wait; and unlike a stronger lock it takes no transaction id, which would hold the reading bound.
+    # Writers wait; and unlike a stronger lock it takes no transaction id, which would hold the high-water mark.
     blocker.execute("LOCK TABLE public.per_minute IN EXCLUSIVE MODE")
     with primary.connect(name) as producer:
         orders.connection = producer

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.claimed_batch import ClaimedBatch
 from outbox_core.competing import NothingTaken
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
-from outbox_core.work import Work
 from outbox_worker.postgres import checkpoints, competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
@@ -94,9 +94,9 @@ class Measure:
         while spent < seconds:
             self.produce(100 * self.size)
             started = time.monotonic()
-            while not isinstance(work := self.taker.cut(self.connection), NothingTaken) or work.moved:
-                if isinstance(work, Work):
-                    self.complete(work)
+            while not isinstance(claimed := self.taker.claim_next(self.connection), NothingTaken) or claimed.moved:
+                if isinstance(claimed, ClaimedBatch):
+                    self.complete(claimed)
             spent += time.monotonic() - started
             competing.maintain(self.connection, KEY, self.settings)
         return (self.handled - before) / spent
@@ -121,11 +121,11 @@ class Measure:
             times.append((time.perf_counter() - started) * 1e6)
         return times
 
-    def complete(self, work: Work) -> None:
-        for message in self.taker.reader.fetch(self.connection, Stretch.of(work)):
+    def complete(self, claimed: ClaimedBatch) -> None:
+        for message in self.taker.reader.fetch(self.connection, Stretch.of(claimed)):
             self.handle(message)
         with self.connection.transaction():
-            if not self.taker.complete(self.connection, work, work.upto, work.count):
+            if not self.taker.complete(self.connection, claimed, claimed.upto, claimed.count):
                 raise AssertionError("lost a batch")
 
     def sizes(self) -> str:

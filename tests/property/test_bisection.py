@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
 from outbox_core.message import Batch
@@ -38,24 +38,24 @@ class Run:
         self.policy = Policy(delivery, Guarantee.TRANSACTIONAL)
         self.handled: list[int] = []
         self.failures: list[tuple[int, int]] = []
-        lease = h.HeldLease(0, 1, UUID(int=1))
+        lease = outcomes.HeldLease(0, 1, UUID(int=1))
         state = ProcessorState(Step.FETCH, 0.0, lease=lease, stored=pair(0), cursor=pair(0))
         while state.step is not Step.HOLD and not (state.step is Step.FETCH and state.cursor == pair(total)):
             assert state.cursor is not None
-            happened: h.Happening
+            outcome: outcomes.StepOutcome
             if state.step is Step.FETCH:
-                happened = h.Fetched(fetch(state.cursor, state.limit or size, total))
+                outcome = outcomes.Fetched(fetch(state.cursor, state.limit or size, total))
             else:
                 assert state.batch is not None
                 numbers = range(state.batch.after.position + 1, state.batch.examined.position + 1)
                 mended = mend_after is not None and len(self.failures) >= mend_after
                 if bad & set(numbers) and not mended:
                     self.failures.append((numbers[0], len(numbers)))
-                    happened = h.Failed(HandlerError("no"))
+                    outcome = outcomes.Failed(HandlerError("no"))
                 else:
                     self.handled += numbers
-                    happened = h.Stored(state.batch.examined, len(numbers))
-            state = decide_next(state, happened, 0.0, self.policy, 0.5)
+                    outcome = outcomes.Stored(state.batch.examined, len(numbers))
+            state = decide_next(state, outcome, 0.0, self.policy, 0.5)
         self.state = state
 
 
@@ -84,4 +84,4 @@ def test_what_mends_goes_on_in_whole_batches(sizes, bad, mend_after):
     if len(run.failures) < mend_after or run.state.step is Step.HOLD:
         return  # it stopped first, or nothing failed
     assert run.handled == list(range(1, total + 1))
-    assert (run.state.limit, run.state.suspect, run.state.attempt) == (None, None, 0)
+    assert (run.state.limit, run.state.search_end, run.state.attempt) == (None, None, 0)

@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
 from outbox_core.failing import Action
@@ -36,8 +36,8 @@ class Row:
 
 
 @dataclass
-class Lane:
-    """The database in memory, and a lane that works on it as `held_steps.py` does."""
+class PartitionRunner:
+    """The database in memory, and a partition runner that works on it as `held_steps.py` does."""
 
     total: int
     size: int
@@ -61,7 +61,7 @@ class Lane:
             retry=Retry(max_attempts=ATTEMPTS, jitter=0), circuit_breaker=CircuitBreaker(),
         )  # fmt: skip
         policy = Policy(delivery, Guarantee.TRANSACTIONAL)
-        lease = h.HeldLease(0, 1, UUID(int=1))
+        lease = outcomes.HeldLease(0, 1, UUID(int=1))
         state = ProcessorState(Step.FETCH, 0.0, lease=lease, stored=pair(0), cursor=pair(0))
         while not (state.cursor == pair(self.total) and state.step is Step.FETCH and state.held_due == float("inf")):
             self.steps += 1
@@ -73,8 +73,8 @@ class Lane:
     def perform(self, state):
         match state.step:
             case Step.FETCH:
-                return h.Fetched(self.fetch(state))
-            case Step.HANDLE | Step.SET_ASIDE:
+                return outcomes.Fetched(self.fetch(state))
+            case Step.HANDLE | Step.HOLD_BATCH:
                 return self.handle(state)
             case Step.TAKE_HELD:
                 return self.take(state)
@@ -83,19 +83,19 @@ class Lane:
             case Step.FAIL_HELD:
                 return self.fail_held(state)
             case Step.PREPARE:
-                return h.Prepared()
+                return outcomes.Prepared()
             case _:
                 raise AssertionError(state.step)
 
     def fetch(self, state):
         after = state.cursor.position
         numbers = range(after + 1, min(self.total, after + (state.limit or self.size)) + 1)
-        aside = tuple(pair(n) for n in numbers if self.blocked(n)) if state.blocking else ()
-        assert len(aside) == sum(map(self.blocked, numbers)), "a lane must know that a key is blocked"
+        excluded = tuple(pair(n) for n in numbers if self.blocked(n)) if state.blocking else ()
+        assert len(excluded) == sum(map(self.blocked, numbers)), "a partition runner must know that a key is blocked"
         count = len(numbers)
         return Batch(
-            state.cursor, pair(after + count), (), count, full=count == self.size, matched_count=count - len(aside),
-            aside=aside,
+            state.cursor, pair(after + count), (), count, full=count == self.size, matched_count=count - len(excluded),
+            excluded=excluded,
         )  # fmt: skip
 
     def attempt(self, numbers):
@@ -104,21 +104,21 @@ class Lane:
         if failing:
             if len(numbers) == 1:
                 self.failures[numbers[0]] -= 1
-            return h.Failed(HandlerError("no"))
+            return outcomes.Failed(HandlerError("no"))
         self.handled += numbers
         return None
 
     def handle(self, state):
         batch = state.batch
         numbers = range(batch.after.position + 1, batch.examined.position + 1)
-        mine = [n for n in numbers if pair(n) not in batch.aside]
+        mine = [n for n in numbers if pair(n) not in batch.excluded]
         if state.step is Step.HANDLE and (failed := self.attempt(mine)):
             return failed
         if state.verdict is not None:
             (failing,) = mine
             self.end(Row(failing, behind=False), state.verdict)
-        self.held += [Row(n, behind=True) for n in numbers if pair(n) in batch.aside]
-        return h.Stored(batch.examined, len(mine))
+        self.held += [Row(n, behind=True) for n in numbers if pair(n) in batch.excluded]
+        return outcomes.Stored(batch.examined, len(mine))
 
     def end(self, row, verdict):
         match verdict.action:
@@ -145,17 +145,17 @@ class Lane:
         chosen = sorted(chosen, key=lambda each: each.number)[: state.held_limit or self.size]
         if not chosen:
             due = [row.due for row in self.held if not row.behind and row.due < float("inf")]
-            return h.HeldTaken(None, min(due) - self.now if due else None, bool(self.held or self.dead))
+            return outcomes.HeldTaken(None, min(due) - self.now if due else None, bool(self.held or self.dead))
         held = tuple(Held(pair(row.number), str(row.number % KEYS), str(row.number), row.attempts) for row in chosen)
         batch = Batch(state.cursor, state.cursor, (), len(held), full=True, matched_count=len(held), held=held)
-        return h.HeldTaken(batch, 0.0, blocking=True)
+        return outcomes.HeldTaken(batch, 0.0, blocking=True)
 
     def handle_held(self, numbers):
         if failed := self.attempt(numbers):
             return failed
         self.held = [row for row in self.held if row.number not in numbers]
         self.advance()
-        return h.HeldHandled(len(numbers))
+        return outcomes.HeldHandled(len(numbers))
 
     def fail_held(self, state):
         number = state.batch.held[0].checkpoint.position
@@ -163,7 +163,7 @@ class Lane:
         self.held.remove(row)
         self.end(row, state.verdict)
         self.advance()
-        return h.HeldFailed()
+        return outcomes.HeldFailed()
 
     def advance(self):
         for key in range(KEYS):
@@ -177,17 +177,17 @@ BAD = st.dictionaries(st.integers(1, 60), st.integers(1, ATTEMPTS + 2), max_size
 
 @given(st.integers(0, 60), st.integers(1, 20), BAD, st.sampled_from([WhenExhausted.DEAD_LETTER, WhenExhausted.SKIP]))
 def test_each_key_keeps_its_order_and_no_other_waits(total, size, bad, when):
-    lane = Lane(total, size, dict(bad), when)
-    lane.run()
+    runner = PartitionRunner(total, size, dict(bad), when)
+    runner.run()
     lost = {number for number, times in bad.items() if number <= total and times >= ATTEMPTS}
     blocked: set[int] = set()
     if when is WhenExhausted.DEAD_LETTER:
         first_dead = {key: min(n for n in lost if n % KEYS == key) for key in {n % KEYS for n in lost}}
         blocked = {n for n in range(1, total + 1) if n % KEYS in first_dead and n >= first_dead[n % KEYS]}
-        assert sorted(lane.dead) == sorted(first_dead.values())
+        assert sorted(runner.dead) == sorted(first_dead.values())
     else:
-        assert sorted(lane.skipped) == sorted(lost)
-    assert sorted(lane.handled) == [n for n in range(1, total + 1) if n not in blocked | lost]
+        assert sorted(runner.skipped) == sorted(lost)
+    assert sorted(runner.handled) == [n for n in range(1, total + 1) if n not in blocked | lost]
     for key in range(KEYS):
-        mine = [number for number in lane.handled if number % KEYS == key]
+        mine = [number for number in runner.handled if number % KEYS == key]
         assert mine == sorted(mine)

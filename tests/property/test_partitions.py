@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.partition import Division, decide_wanted
+from outbox_core.partition import PartitionOwners, decide_assigned
 
 MEMBERS = [UUID(int=n) for n in range(1, 7)]
 
@@ -22,7 +22,7 @@ def test_after_two_rounds_everything_is_owned_in_equal_shares(count, members, ow
     owners = {p: owner for p, owner in owned.items() if p < count and owner in members}
     before = dict(owners)
     for _ in range(2):
-        wanted = {member: decide_wanted(Division(count, members, owners), member) for member in members}
+        wanted = {member: decide_assigned(PartitionOwners(count, members, owners), member) for member in members}
         taken = [p for member in members for p in wanted[member] if p not in owners]
         assert len(taken) == len(set(taken)), "two want one that is free"
         owners = {p: owner for p, owner in owners.items() if p in wanted[owner]}

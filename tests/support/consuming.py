@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from outbox_core.claimed_batch import Refusal
 from outbox_core.competing import NothingTaken
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_core.turns import Turn
-from outbox_core.work import Refusal
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
@@ -19,10 +19,10 @@ from tests.support.postgres import build_source
 if TYPE_CHECKING:
     import psycopg
 
+    from outbox_core.claimed_batch import ClaimedBatch, Verdict
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
     from outbox_core.spec import Source
-    from outbox_core.work import Verdict, Work
     from outbox_worker.postgres.competing import BatchTaker
 
 KEY = ProcessorKey("outbox", "orders")
@@ -86,29 +86,29 @@ def put(connection: psycopg.Connection[Any], count: int, **columns: object) -> l
     return [row[0] for row in rows]
 
 
-def find(connection: psycopg.Connection[Any], by: BatchTaker) -> Work | None:
+def find(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch | None:
     """Cut the next batch, if there is one."""
-    work = by.cut(connection)
-    while isinstance(work, NothingTaken) and work.moved:
-        work = by.cut(connection)
-    return None if isinstance(work, NothingTaken) else work
+    claimed = by.claim_next(connection)
+    while isinstance(claimed, NothingTaken) and claimed.moved:
+        claimed = by.claim_next(connection)
+    return None if isinstance(claimed, NothingTaken) else claimed
 
 
-def cut(connection: psycopg.Connection[Any], by: BatchTaker) -> Work:
+def cut(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch:
     """Cut the next batch, which must be there."""
-    work = find(connection, by)
-    assert work is not None
-    return work
+    claimed = find(connection, by)
+    assert claimed is not None
+    return claimed
 
 
-def left(connection: psycopg.Connection[Any], by: BatchTaker) -> Work:
+def left(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch:
     """Take what is there already, which must be there."""
-    work = look(connection, by)
-    assert work is not None
-    return work
+    claimed = look(connection, by)
+    assert claimed is not None
+    return claimed
 
 
-def look(connection: psycopg.Connection[Any], by: BatchTaker) -> Work | None:
+def look(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch | None:
     """Take what is there already, of either kind."""
     if by.reader.is_queue:
         by.promote_failed(connection, 1000)
@@ -116,24 +116,24 @@ def look(connection: psycopg.Connection[Any], by: BatchTaker) -> Work | None:
 
 
 def defer(
-    connection: psycopg.Connection[Any], by: BatchTaker, work: Work, message: Message, verdict: Verdict,
+    connection: psycopg.Connection[Any], by: BatchTaker, claimed: ClaimedBatch, message: Message, verdict: Verdict,
     error: OutboxError, wait: timedelta = OVER,
 ) -> bool:  # fmt: skip
     """Let the first message of the batch leave it."""
     failed = Refusal(message, error, replace(verdict, wait=wait.total_seconds()))
-    return by.defer(connection, work, message.checkpoint, 1, [failed])
+    return by.defer(connection, claimed, message.checkpoint, 1, [failed])
 
 
-def positions(connection: psycopg.Connection[Any], by: BatchTaker, work: Work) -> list[int]:
-    return [m.checkpoint.position for m in by.reader.fetch(connection, Stretch.of(work))]
+def positions(connection: psycopg.Connection[Any], by: BatchTaker, claimed: ClaimedBatch) -> list[int]:
+    return [m.checkpoint.position for m in by.reader.fetch(connection, Stretch.of(claimed))]
 
 
 def drain(connection: psycopg.Connection[Any], by: BatchTaker) -> list[int]:
     """Take and complete until nothing is left; return the positions in the order they were taken."""
     found: list[int] = []
-    while (work := look(connection, by) or find(connection, by)) is not None:
-        found += positions(connection, by, work)
-        assert by.complete(connection, work, work.upto, work.count)
+    while (claimed := look(connection, by) or find(connection, by)) is not None:
+        found += positions(connection, by, claimed)
+        assert by.complete(connection, claimed, claimed.upto, claimed.count)
     return found
 
 

@@ -176,12 +176,12 @@ class Processor:
         make_reader: Callable[[], MessageReader | WindowReader],
         start: Checkpoint,
         *,
-        wants: Callable[[str], bool] = lambda _: True,
+        is_assigned: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._make_reader = make_reader
         self.connection = connection
         self.key = ProcessorKey("outbox", uuid4().hex)
-        self.wants = wants
+        self.is_assigned = is_assigned
         self.handled: list[str] = []
         self.by_key: dict[str, list[str]] = defaultdict(list)
         answer = checkpoints.store(self.connection, self.key, new=start, expected=None, epoch=None, token=None)
@@ -201,7 +201,7 @@ class Processor:
         batch = self.reader.fetch(self.connection, self.cursor, limit)
         again = self.connection.execute(self.reader.batch_relation(batch.after, batch.examined)).fetchall()
         assert [row[2] for row in again] == [message.message_id for message in batch.messages]
-        bound = self.reader.bound_of(self.connection, self.cursor, limit)
+        bound = self.reader.fetch_extent(self.connection, self.cursor, limit)
         assert bound.matched_count >= len(batch.messages)
         self.page = batch
         if not batch.matched:
@@ -235,7 +235,7 @@ class Processor:
         """Nothing twice, nothing out of commit order for its key; and if it is `whole`, nothing missing."""
         assert len(self.handled) == len(set(self.handled)), f"handled twice: {sorted(self.handled)}"
         for key in set(committed) | set(self.by_key):
-            expected = [name for name in committed.get(key, []) if self.wants(name)]
+            expected = [name for name in committed.get(key, []) if self.is_assigned(name)]
             got = self.by_key[key]
             assert got == expected[: len(got)], f"key {key}: {got} against commit order {expected}"
             if whole:

@@ -99,7 +99,7 @@ class DatabaseServer:
             return cursor.fetchall() if cursor.description else []
 
     def prepare(self, count: int) -> None:
-        """Make databases beforehand: one that is being made holds back the reading bound of all others."""
+        """Make databases beforehand: one that is being made holds back the high-water mark of all others."""
         for _ in range(count):
             self._made.put(self._make())
 

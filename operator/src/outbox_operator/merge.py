@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         CheckpointView,
         Conflict,
         ConflictSummary,
-        DivisionView,
         Lag,
+        PartitioningView,
         RebuildView,
         Report,
     )
@@ -117,7 +117,7 @@ def merge_partitions(observed: Observed) -> list[PartitionStatus]:
     ]
 
 
-def merge_division(observed: Observed) -> DivisionView | None:
+def merge_division(observed: Observed) -> PartitioningView | None:
     """Say into how many partitions the processor is divided; without news, the last known value stays."""
     report = lead_report(observed)
     return observed.previous.division if report is None or report.division is None else report.division
@@ -133,7 +133,7 @@ def describe_division(observed: Observed) -> str:
         return seen.message
     if seen.count == divided.count:
         return ""
-    return f"{seen.count} partitions shall become {divided.count}; no worker has drawn the stop line yet"
+    return f"{seen.count} partitions shall become {divided.count}; no worker has drawn the barrier yet"
 
 
 def merge_owner(observed: Observed) -> OwnerStatus | None:

@@ -15,11 +15,11 @@ from outbox_core.report import (
     BoundStatus,
     CheckpointView,
     ConflictSummary,
-    DivisionView,
     FailureCounts,
     KeyRef,
     Lag,
     Message,
+    PartitioningView,
     RebuildView,
     ResourceRef,
     Short,
@@ -136,7 +136,7 @@ class ProcessorStatus(WireModel):
         description="Mode Partitioned: who owns which partition, and how far it is.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["partition"]},
     )
-    division: DivisionView | None = Field(
+    division: PartitioningView | None = Field(
         None, description="Mode Partitioned: the number of partitions, and a change of it."
     )
     lag: Lag | None = Field(None, description="What waits behind the checkpoint.")

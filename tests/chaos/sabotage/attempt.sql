@@ -1,4 +1,4 @@
--- Mode Competing: a batch is done whoever says so, however often others have taken it meanwhile.
+-- Mode Competing: a batch is completed for every caller, however often others have taken it meanwhile.
 CREATE OR REPLACE FUNCTION outbox.complete_batch(
     p_processor_id text, p_batch bigint, p_owner text, p_attempt int,
     p_upto_transaction_id xid8, p_upto_position bigint, p_messages int

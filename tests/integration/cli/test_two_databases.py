@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from outbox_core.checkpoint import BEGINNING
-from outbox_worker.postgres import apart, ownership, rebuilds
+from outbox_worker.postgres import ownership, rebuilds, remote_target
 from outbox_worker.postgres.key import ProcessorKey
 from tests.integration.cli.conftest import SCHEMA, Cli, Shop
 from tests.support.postgres import build_source
@@ -28,7 +28,7 @@ def there(shop, target):
     """The processor `orders` of the shop's messages, with claim and checkpoint in the target's database."""
     home = Shop(target, target.direct(), shop.key, shop.resource)
     assert ownership.claim(home.connection, home.key, home.resource).granted
-    apart.bind(home.connection, home.key, "uid-orders", apart.identify(shop.connection, build_source()))
+    remote_target.bind(home.connection, home.key, "uid-orders", remote_target.identify(shop.connection, build_source()))
     pairs = shop.produce(4)
     home.store(pairs[2])
     return home, pairs
@@ -108,9 +108,9 @@ def test_forgetting_the_source_is_a_recorded_act(there, target, shop):
     assert home.acts()[0][0] == "ForgetSource"
     again = cli.run("forget-source", "orders", "--yes", *WHY)
     assert (again.returncode, "forgotten already" in again.stderr) == (3, True)
-    apart.bind(home.connection, home.key, "uid-orders", apart.SourceIdentity("new", "database new", 1))
-    found = apart.fetch_source(home.connection, home.key)
-    assert found == apart.WrittenSource("new", "database new")
+    remote_target.bind(home.connection, home.key, "uid-orders", remote_target.SourceIdentity("new", "database new", 1))
+    found = remote_target.fetch_source(home.connection, home.key)
+    assert found == remote_target.WrittenSource("new", "database new")
 
 
 class TestDivided:

@@ -153,7 +153,7 @@ def test_gate_holds_one_session_and_lets_all_others_pass(shop, connection) -> No
         connection.execute(insert)
         assert connection.execute(count).fetchone() == (1,), "the others pass, the held one does not"
         held = connection.execute("SELECT backend_xid IS NULL FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone()
-        assert held == (True,), "it holds nobody's reading bound back"
+        assert held == (True,), "it holds nobody's high-water mark back"
     thread.join(20)
     assert connection.execute(count).fetchone() == (2,)
     database.close()

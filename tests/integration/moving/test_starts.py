@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox_core.checkpoint import Checkpoint, parse_checkpoint
+from outbox_core.coverage import as_window
 from outbox_core.spec import StartFrom
-from outbox_core.standing import as_window
 from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.messages import MessageReader

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox_core.claimed_batch import ClaimedBatch
 from outbox_core.errors import TransientError
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_core.turns import Turn
-from outbox_core.work import Work
 from outbox_worker.postgres import identity, ownership
 from outbox_worker.postgres.competing import BatchTaker, Consumer, join
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
 from tests.support.crash import CrashingServer, Place
 from tests.support.postgres import VERSIONS, build_source, wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Gate, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,9 @@ def test_a_message_whose_transaction_id_was_a_rolled_back_ones_is_handled(server
 
     pooled.wait_count(2, "it is handled", 20)
     assert pooled.handled() == ["before", "after"]
-    if delivery is not PARTITIONED:  # of several lanes on one connection, one may find it open anew, and says nothing
+    if (
+        delivery is not PARTITIONED
+    ):  # of several partition runners on one connection, one may find it open anew, and says nothing
         assert HIDDEN in worker.log()
     assert pooled.asked_for_a_person() == 0
 
@@ -155,7 +157,7 @@ def test_a_checkpoint_that_was_lost_calls_for_no_person(server, place, workers, 
 @pytest.mark.parametrize(("delivery", "source"), [*WAYS, pytest.param(COMPETING, {}, id="Competing")])
 def test_a_batch_in_hand_is_handled_once(server, pooled, workers, delivery, source):
     worker = start(workers, pooled, PYTHON_TARGET, source=source, delivery=CALM | delivery | {"pollInterval": "100ms"})
-    gate = Gate(worker.directory)
+    gate = Throttle(worker.directory)
     expected = names("message", 7)
     pooled.produce(*expected)
     pooled.wait_count(7, "it is at work, and stores, unflushed")
@@ -218,18 +220,18 @@ def test_a_consumer_does_not_complete_what_the_server_forgot_was_half_done(serve
     assert ownership.claim(first, key, resource).granted
     join(first, key, consumer, source, settings, StartFrom())
     taker.server_run = identity.fetch_run(first, "outbox")
-    work = taker.cut(first)
-    assert isinstance(work, Work)
-    half = taker.reader.fetch(first, Stretch.of(work, limit=2))[-1].checkpoint
+    claimed = taker.claim_next(first)
+    assert isinstance(claimed, ClaimedBatch)
+    half = taker.reader.fetch(first, Stretch.of(claimed, limit=2))[-1].checkpoint
     server.flush()
 
     with server.crashed():
-        assert taker.complete(first, work, half, 2)
+        assert taker.complete(first, claimed, half, 2)
     first.close()
     again = pooled.database.connect()
     with pytest.raises(TransientError, match="recovered from a crash"):
-        taker.complete(again, work, work.upto, 2)
+        taker.complete(again, claimed, claimed.upto, 2)
     taker.server_run = identity.fetch_run(again, "outbox")
     assert taker.hand_back(again) == 1
     left = taker.take_left(again, Turn.FRESH)
-    assert (work.count, left and left.count) == (4, 4), "all of it is handled again"
+    assert (claimed.count, left and left.count) == (4, 4), "all of it is handled again"

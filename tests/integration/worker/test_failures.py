@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox_worker.postgres import letters
+from outbox_worker.postgres import dead_letters
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.failing import KEYS, Failing
 from tests.support.postgres import wait_until
@@ -159,8 +159,8 @@ def test_a_message_of_a_mapped_table_without_a_payload_is_kept_like_any_other(fa
     failing.wait_dead(1)
     failing.mend()
     key = ProcessorKey("outbox", "orders")
-    (dead,) = letters.list_dead(connection, "outbox", letters.Filter(), limit=10)
-    assert letters.redrive(connection, key, [dead.id], reason="mended", decided_by="me") == 1
+    (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
+    assert dead_letters.redrive(connection, key, [dead.id], reason="mended", decided_by="me") == 1
 
     def handled():
         return {row[0] for row in connection.execute("SELECT message_id FROM handled").fetchall()}

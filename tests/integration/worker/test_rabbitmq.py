@@ -222,7 +222,7 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
         holder = outbox.database.direct(autocommit=False)
         with outbox.connection.transaction():
             more = outbox.produce(10, start=10)
-            # Its transaction id is above the messages': it holds the row, not the reading bound.
+            # Its transaction id is above the messages': it holds the row, not the high-water mark.
             holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
         wait_count(client, queue_name, 20)
         first.kill()

@@ -39,7 +39,7 @@ def silenced(request, database):
         if request.param == "missing":
             other.execute("ALTER TABLE outbox.processor_words RENAME TO away")
             return lambda: other.execute("ALTER TABLE outbox.away RENAME TO processor_words")
-        # No stronger: it would hold the reading bound, too.
+        # No stronger: it would hold the high-water mark, too.
         other.execute("BEGIN; LOCK TABLE outbox.processor_words IN EXCLUSIVE MODE")
         return lambda: other.execute("COMMIT")
 

@@ -128,7 +128,7 @@ def test_every_case_is_a_configuration_that_the_worker_takes(case) -> None:
     config = ProcessorConfig.model_validate(build_config(case))
     assert config.processor_id == case.name
     assert (config.delivery.partitions.count if config.delivery.partitions else 1) == case.partitions
-    assert config.is_apart is case.apart
+    assert config.has_remote_target is case.apart
     changed = ProcessorConfig.model_validate(build_config(case, partitions=7, generation=2))
     assert (changed.delivery.partitions.count if changed.delivery.partitions else 1) == (
         7 if case.partitions > 1 else 1

@@ -161,7 +161,7 @@ def test_checkpoint_that_moved_back_is_counted() -> None:
         pytest.param(BY_NAME["queue-sql"], {"unexamined": {0: 1}}, "are left", id="the queue is not empty"),
         pytest.param(SQL, {"final": {0: (10_000, 1)}}, "ends at (10000, 1)", id="beyond what there is"),
         pytest.param(
-            DIVIDED, {"partitions": 5, "final": {0: (10_000, 1)}}, "ends at", id="beyond, and not at a stop line"
+            DIVIDED, {"partitions": 5, "final": {0: (10_000, 1)}}, "ends at", id="beyond, and not at a barrier"
         ),
     ],
 )

@@ -9,10 +9,10 @@ import pytest
 from outbox_core import rate
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.failing import (
-    KILLS,
-    SUSPICIOUS_DEATHS,
+    CRASHES_BEFORE_SEARCH,
+    POISON_CRASHES,
     Action,
-    Suspicion,
+    PoisonSearch,
     decide_end,
     decide_held_verdict,
     decide_verdict,
@@ -135,23 +135,25 @@ class TestRate:
 
 def search(killer: int, size: int) -> tuple[int, int]:
     """Deaths and trials until the killer is given up, as processor, count_death and begin_suspect have it."""
-    deaths, trials, start, kills = SUSPICIOUS_DEATHS, 0, 0, 0
-    suspicion = Suspicion(size)
-    while kills < KILLS:
+    crash_count, trials, start, poison_crashes = CRASHES_BEFORE_SEARCH, 0, 0, 0
+    poison_search = PoisonSearch(size)
+    while poison_crashes < POISON_CRASHES:
         trials += 1
-        tried = suspicion.next_size
+        tried = poison_search.next_size
         if start <= killer < start + tried:
-            deaths, kills = deaths + 1, kills + (tried == 1)
-            suspicion = Suspicion(tried)
+            crash_count, poison_crashes = crash_count + 1, poison_crashes + (tried == 1)
+            poison_search = PoisonSearch(tried)
         else:
             start += tried
-            suspicion = Suspicion(suspicion.left - tried)
-    return deaths, trials
+            poison_search = PoisonSearch(poison_search.left - tried)
+    return crash_count, trials
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 1000])
 def test_a_killer_is_found_by_halving(size):
     found = [search(killer, size) for killer in range(size)]
 
-    assert max(deaths for deaths, _ in found) <= SUSPICIOUS_DEATHS + KILLS + math.floor(math.log2(size))
-    assert max(trials for _, trials in found) <= 2 * math.ceil(math.log2(size)) + KILLS
+    assert max(crash_count for crash_count, _ in found) <= CRASHES_BEFORE_SEARCH + POISON_CRASHES + math.floor(
+        math.log2(size)
+    )
+    assert max(trials for _, trials in found) <= 2 * math.ceil(math.log2(size)) + POISON_CRASHES

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError, TransientError
-from outbox_core.failing import Action, Failure, Suspicion, Verdict, shown_error
+from outbox_core.failing import Action, Failure, PoisonSearch, Verdict, shown_error
 from outbox_core.message import Batch, Delayed, Held
 from outbox_core.processor import decide_next
 from outbox_core.report import Reason, WorkerState
@@ -36,17 +36,23 @@ def batch(matched: int = 8, *, full: bool = True, held: int = 0) -> Batch:
 
 def owner(**fields: object) -> ProcessorState:
     state = ProcessorState(
-        Step.HANDLE, NOW, WorkerState.ACTIVE, Reason.RUNNING, lease=h.HeldLease(0, 7, UUID(int=7)), stored=A, cursor=A
+        Step.HANDLE,
+        NOW,
+        WorkerState.ACTIVE,
+        Reason.RUNNING,
+        lease=outcomes.HeldLease(0, 7, UUID(int=7)),
+        stored=A,
+        cursor=A,
     )
     return replace(state, **fields)  # type: ignore[arg-type]
 
 
-def decide(state: ProcessorState, happened: h.Happening, chosen: Policy | None = None, now: float = NOW):
-    return decide_next(state, happened, now, chosen or policy(), 0.5)
+def decide(state: ProcessorState, outcome: outcomes.StepOutcome, chosen: Policy | None = None, now: float = NOW):
+    return decide_next(state, outcome, now, chosen or policy(), 0.5)
 
 
 def test_the_messages_of_a_batch_that_fail_are_found_in_one_step():
-    after = decide(owner(batch=batch()), h.Failed(BAD))
+    after = decide(owner(batch=batch()), outcomes.Failed(BAD))
     assert (after.step, after.batch, after.attempt, after.due) == (Step.ISOLATE, batch(), 0, NOW)
 
 
@@ -55,51 +61,51 @@ def test_the_messages_of_a_batch_that_fail_are_found_in_one_step():
     [
         pytest.param({}, policy(Blocks.PARTITION), BAD, id="it blocks its partition"),
         pytest.param({}, policy(isolates=False), BAD, id="the target is no database"),
-        pytest.param({"suspicion": Suspicion(8)}, policy(), BAD, id="processes died of some"),
+        pytest.param({"poison_search": PoisonSearch(8)}, policy(), BAD, id="processes died of some"),
         pytest.param({"limit": 8}, policy(), BAD, id="halving already"),
         pytest.param({"step": Step.ISOLATE}, policy(), BAD, id="parts got through, and their commit was refused"),
         pytest.param({}, policy(), HandlerError("slow", reason=Reason.HANDLER_TIMEOUT), id="it took too long"),
     ],
 )
 def test_else_the_batch_is_halved(state, chosen, error):
-    after = decide(owner(batch=batch(), **state), h.Failed(error), chosen)
+    after = decide(owner(batch=batch(), **state), outcomes.Failed(error), chosen)
     assert (after.step, after.limit) == (Step.FETCH, 4)
 
 
 def test_what_is_no_messages_fault_is_not_looked_for():
     down = TransientError("down", reason=Reason.DATABASE_UNAVAILABLE)
-    assert decide(owner(batch=batch()), h.Failed(down)).step is Step.PREPARE
+    assert decide(owner(batch=batch()), outcomes.Failed(down)).step is Step.PREPARE
 
 
 def test_what_was_found_is_held_and_the_next_batch_begins_with_small_parts():
-    found = h.Isolated(batch(full=True), (FAILED,), 7, 2, stored=True)
+    found = outcomes.Isolated(batch(full=True), (FAILED,), 7, 2, stored=True)
     after = decide(owner(step=Step.ISOLATE, batch=batch()), found)
     assert (after.step, after.stored, after.block, after.blocking) == (Step.FETCH, B, 2, True)
     assert after.held_due == NOW + 2.0
-    assert decide(after, h.Fetched(batch())).step is Step.ISOLATE
-    assert decide(after, h.Fetched(batch(2))).step is Step.HANDLE
+    assert decide(after, outcomes.Fetched(batch())).step is Step.ISOLATE
+    assert decide(after, outcomes.Fetched(batch(2))).step is Step.HANDLE
 
 
 def test_without_a_common_transaction_it_is_held_with_the_checkpoint_that_follows():
-    after = decide(owner(step=Step.ISOLATE), h.Isolated(batch(), (FAILED,), 7, 2, stored=False))
+    after = decide(owner(step=Step.ISOLATE), outcomes.Isolated(batch(), (FAILED,), 7, 2, stored=False))
     assert (after.step, after.delivered, after.failed) == (Step.STORE, True, (FAILED,))
-    assert decide(after, h.Stored(B, 7)).held_due == NOW + 2.0
+    assert decide(after, outcomes.Stored(B, 7)).held_due == NOW + 2.0
 
 
 def test_what_waits_behind_a_message_that_is_skipped_blocks_its_key_until_it_is_handled():
     skipped = replace(FAILED, verdict=replace(FAILED.verdict, action=Action.SKIP, wait=None, blocks=False))
-    done = replace(batch(), aside=(Checkpoint(100, 5),))
-    after = decide(owner(step=Step.ISOLATE, batch=batch()), h.Isolated(done, (skipped,), 6, 2, stored=True))
+    done = replace(batch(), excluded=(Checkpoint(100, 5),))
+    after = decide(owner(step=Step.ISOLATE, batch=batch()), outcomes.Isolated(done, (skipped,), 6, 2, stored=True))
     assert (after.blocking, after.held_due) == (True, NOW)
 
 
 def test_after_messages_that_failed_again_fresh_ones_have_longer():
     state = owner(step=Step.ISOLATE, batch=batch(held=8), turn_began=NOW - 1.0, held_due=NOW)
-    after = decide(state, h.HeldSorted(0, (FAILED,), 1))
+    after = decide(state, outcomes.HeldSorted(0, (FAILED,), 1))
     assert (after.step, after.turns, after.held_block) == (Step.FETCH, Turns(3.0), 1)
-    busy = decide(replace(after, step=Step.HANDLE, batch=batch(), turn_began=NOW - 1.0), h.Stored(B, 8))
+    busy = decide(replace(after, step=Step.HANDLE, batch=batch(), turn_began=NOW - 1.0), outcomes.Stored(B, 8))
     assert (busy.step, busy.turns) == (Step.FETCH, Turns(2.0))
-    idle = decide(after, h.Fetched(Batch(A, A, (), 0, full=False)))
+    idle = decide(after, outcomes.Fetched(Batch(A, A, (), 0, full=False)))
     assert (idle.step, idle.turns) == (Step.TAKE_HELD, Turns())
 
 
@@ -107,15 +113,15 @@ def test_what_failed_is_tried_again_while_the_next_message_is_delayed():
     """Nothing fresh can be handled, so nothing is owed to it."""
     state = owner(step=Step.FETCH, turns=Turns(0.3), held_due=NOW)
     delayed = Delayed(Checkpoint(100, 4), "m-7", 3600.0)
-    after = decide(state, h.Fetched(Batch(A, A, (), 0, full=False, waits_for=delayed)))
+    after = decide(state, outcomes.Fetched(Batch(A, A, (), 0, full=False, waits_for=delayed)))
     assert (after.step, after.due, after.turns) == (Step.TAKE_HELD, NOW, Turns())
 
 
 def test_several_held_messages_that_fail_are_sorted_in_one_step_and_halved_where_that_fails():
     state = owner(step=Step.HANDLE_HELD, batch=batch(held=8))
-    after = decide(state, h.Failed(BAD))
+    after = decide(state, outcomes.Failed(BAD))
     assert (after.step, after.batch) == (Step.ISOLATE, state.batch)
-    after = decide(after, h.Failed(BAD))
+    after = decide(after, outcomes.Failed(BAD))
     assert (after.step, after.held_limit) == (Step.TAKE_HELD, 4)
 
 

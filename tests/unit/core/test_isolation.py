@@ -106,4 +106,4 @@ def test_a_message_that_gets_through_alone_the_second_time_ends_the_search_for_i
     for _ in range(2):
         assert decide_size(search) == 1
         search = decide_after_part(search, 1)
-    assert (search.suspect, decide_size(search)) == (None, 2)
+    assert (search.failing_before, decide_size(search)) == (None, 2)

@@ -30,16 +30,16 @@ def places(*numbers):
 
 
 def test_a_part_of_a_range_reaches_to_its_last_message_and_has_what_is_aside_in_between():
-    batch = Batch(Checkpoint(9, 9), Checkpoint(800, 1), (), 10, full=False, matched_count=3, aside=pairs(2, 4, 7))
+    batch = Batch(Checkpoint(9, 9), Checkpoint(800, 1), (), 10, full=False, matched_count=3, excluded=pairs(2, 4, 7))
     found = places(1, 3, 6)
     first = take_part(batch, found, 0, 2)
     assert (first.after, first.examined, first.matched_count) == (Checkpoint(9, 9), Checkpoint(700, 3), 2)
-    assert (first.aside, first.full) == (pairs(2), True)
+    assert (first.excluded, first.full) == (pairs(2), True)
     last = take_part(batch, found, 2, 3)
     assert (last.after, last.examined, last.matched_count) == (Checkpoint(700, 3), Checkpoint(800, 1), 1)
-    assert (last.aside, last.full) == (pairs(4, 7), False)
+    assert (last.excluded, last.full) == (pairs(4, 7), False)
     without = take_part(batch, found, 0, 3, {1})
-    assert (without.matched_count, set(without.aside)) == (2, set(pairs(2, 3, 4, 7)))
+    assert (without.matched_count, set(without.excluded)) == (2, set(pairs(2, 3, 4, 7)))
 
 
 def test_a_part_without_a_message_ends_nowhere():
@@ -53,16 +53,16 @@ def test_a_part_of_a_window_is_a_page_of_it():
     window = Window(upper, plan=Plan.BY_POSITION)
     batch = Batch(
         Checkpoint(0, 100, Window(lower)), Checkpoint(0, 110, window), (), 10, full=False, matched_count=3,
-        aside=(Checkpoint(15, 2),),
+        excluded=(Checkpoint(15, 2),),
     )  # fmt: skip
     # Read by position: transaction ids are in no order.
     found = [Place(Checkpoint(19, 1), "a"), Place(Checkpoint(12, 3), "b"), Place(Checkpoint(11, 6), "c")]
     part = take_part(batch, found, 0, 2)
     assert part.examined == Checkpoint(0, 103)
     assert part.examined.window == Window(lower, upper, 3, Plan.BY_POSITION)
-    assert part.aside == (Checkpoint(15, 2),)
+    assert part.excluded == (Checkpoint(15, 2),)
     rest = take_part(batch, found, 2, 3)
-    assert (rest.after.window, rest.examined.window, rest.aside) == (part.examined.window, window, ())
+    assert (rest.after.window, rest.examined.window, rest.excluded) == (part.examined.window, window, ())
 
 
 def test_a_part_of_a_page_stays_in_its_window():

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox_core.partition import SLOTS, Division, decide_wanted, partition_of, slot_of, slots_of
+from outbox_core.partition import SLOTS, PartitionOwners, decide_assigned, partition_of, slot_of, slots_of
 
 A, B, C = (UUID(int=n) for n in (1, 2, 3))
 
@@ -55,8 +55,8 @@ def test_there_is_no_such_partition(partition, count):
     ],
 )  # fmt: skip
 def test_who_shall_own_what(members, owners, me, wanted):
-    assert decide_wanted(Division(8, members, owners), me) == wanted
+    assert decide_assigned(PartitionOwners(8, members, owners), me) == wanted
 
 
 def test_more_members_than_partitions():
-    assert [len(decide_wanted(Division(2, [A, B, C], {}), member)) for member in (A, B, C)] == [1, 1, 0]
+    assert [len(decide_assigned(PartitionOwners(2, [A, B, C], {}), member)) for member in (A, B, C)] == [1, 1, 0]

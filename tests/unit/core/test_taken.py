@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from outbox_core import happening as h
-from outbox_core import taken
+from outbox_core import outcomes, taken
 from outbox_core.checkpoint import Checkpoint
+from outbox_core.claimed_batch import Chunk
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Batch, Message
 from outbox_core.processor import decide_next
 from outbox_core.report import Reason
 from outbox_core.state import Step
 from outbox_core.taken import TakenMessages
-from outbox_core.work import Piece
 from tests.unit.core.test_processor import NOW, POLICY, owner
 
 
@@ -79,10 +78,10 @@ def test_what_may_be_another_message_is_handed_over(other, epoch):
 
 def test_a_batch_that_a_consumer_takes_again_is_the_same_batch():
     known = TakenMessages()
-    piece = batch(ONE, TWO, kind=Piece)
-    known.left_of(piece, 1)
-    known.add(piece, [ONE])
-    assert known.left_of(piece, 2) == [TWO]
+    chunk = batch(ONE, TWO, kind=Chunk)
+    known.left_of(chunk, 1)
+    known.add(chunk, [ONE])
+    assert known.left_of(chunk, 2) == [TWO]
 
 
 def test_no_more_is_remembered_than_the_limit(monkeypatch):
@@ -114,5 +113,5 @@ def test_the_error_names_the_first_and_counts_the_others():
     ],
 )
 def test_named_messages_are_not_looked_for(failed, limit):
-    state = decide_next(owner(step=Step.HANDLE, batch=ALL), h.Failed(named(*failed)), NOW, POLICY, 0.5)
+    state = decide_next(owner(step=Step.HANDLE, batch=ALL), outcomes.Failed(named(*failed)), NOW, POLICY, 0.5)
     assert (state.step, state.limit, state.attempt) == (Step.FETCH, limit, 0)

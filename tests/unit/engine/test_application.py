@@ -58,7 +58,7 @@ def clean_imports() -> Iterator[None]:
         pytest.param("1 / 0", None, Reason.HANDLER_INVALID, "ZeroDivisionError", id="it raises when imported"),
         pytest.param("def broken(:", None, Reason.HANDLER_INVALID, "SyntaxError", id="it is not Python"),
         pytest.param(
-            "def transform(m): return m", None, Reason.HANDLER_INVALID, "nobody takes its result", id="no target"
+            "def transform(m): return m", None, Reason.HANDLER_INVALID, "no target takes its result", id="no target"
         ),
         pytest.param(
             "def handle(m, e): pass", PARQUET, Reason.HANDLER_INVALID, "leave out spec.target", id="two targets"

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox_core.report import Bound, Reason, Unfinished, WorkerState
+from outbox_core.report import HighWaterMark, Reason, Unfinished, WorkerState
 from outbox_operator.decide import decide
 from outbox_operator.observed import Observed, Problem
 from outbox_operator.policies import POLICIES
@@ -286,7 +286,7 @@ def test_every_reason_is_one_word_with_a_sentence():
 
 
 def test_a_bound_that_stands_still_names_its_holder():
-    bound = Bound(transaction_id="900", age_seconds=95, holder="prepared transaction 'stuck'")
+    bound = HighWaterMark(transaction_id="900", age_seconds=95, holder="prepared transaction 'stuck'")
     decision = decide(build_observed(build_pod(report=build_report(bound=bound))), NOW)
     message = next(c.message for c in decision.status.conditions if c.type == "SourceCurrent")
     assert condition(decision, "SourceCurrent") == ("False", "BoundStalled")
@@ -295,7 +295,7 @@ def test_a_bound_that_stands_still_names_its_holder():
 
 @pytest.mark.parametrize("age", [0, 95])
 def test_what_was_seen_of_the_bound_does_not_stay_while_the_database_is_away(age: int):
-    bound = Bound(transaction_id="900", age_seconds=age, holder="prepared transaction 'stuck'")
+    bound = HighWaterMark(transaction_id="900", age_seconds=age, holder="prepared transaction 'stuck'")
     report = build_report(WorkerState.RETRYING, Reason.DATABASE_UNAVAILABLE, bound=bound)
     decision = decide(build_observed(build_pod(report=report)), NOW)
     assert condition(decision, "SourceCurrent") == ("Unknown", "NotObserved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outbox_core.report import CheckpointView, DivisionView, LeaseView, Reason, WorkerState
+from outbox_core.report import CheckpointView, LeaseView, PartitioningView, Reason, WorkerState
 from outbox_core.spec import Mode
 from outbox_operator.decide import decide
 from tests.unit.operator.building import (
@@ -78,8 +78,8 @@ def test_advice_stands_in_ready():
 
 
 def changing(pod="orders-0", state=WorkerState.ACTIVE, reason=Reason.RUNNING, **fields):
-    said = "changing partitions 4 -> 2: 3 of 4 at the line, waiting for partition 1: message 'm-7' of key 'ann'"
-    view = DivisionView(count=4, next_count=2, at_line=3, message=said)
+    said = "changing partitions 4 -> 2: 3 of 4 at the barrier, waiting for partition 1: message 'm-7' of key 'ann'"
+    view = PartitioningView(count=4, next_count=2, at_line=3, message=said)
     return report(pod, state, reason, **fields).model_copy(update={"division": view})
 
 
@@ -107,12 +107,12 @@ def test_what_stops_the_change_is_said_with_it():
 
 
 def test_a_number_that_is_not_asked_for_in_the_database_yet_is_not_ready():
-    other = report("orders-0").model_copy(update={"division": DivisionView(count=4)})
+    other = report("orders-0").model_copy(update={"division": PartitioningView(count=4)})
     status = decide(observe(other), NOW).status
     assert answer(status, "Ready") == (
-        "False", "ChangingPartitions", "4 partitions shall become 2; no worker has drawn the stop line yet",
+        "False", "ChangingPartitions", "4 partitions shall become 2; no worker has drawn the barrier yet",
     )  # fmt: skip
-    as_asked = report("orders-0").model_copy(update={"division": DivisionView(count=2)})
+    as_asked = report("orders-0").model_copy(update={"division": PartitioningView(count=2)})
     after = decide(build_observed(build_pod("orders-0", as_asked), processor=DIVIDED, previous=status), NOW).status
     assert answer(after, "Ready")[0] == "True"
     unheard = decide(build_observed(processor=DIVIDED, previous=status), NOW).status

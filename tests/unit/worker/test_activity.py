@@ -12,7 +12,7 @@ from outbox_core.config import ProcessorConfig
 from outbox_core.report import CheckpointView, Lag
 from outbox_core.state import initial_state
 from outbox_worker.logs import JsonFormatter, TextFormatter
-from outbox_worker.status import Activity, Identity, StatusBoard
+from outbox_worker.status import Activity, Identity, ProcessStatus
 
 CONFIG = ProcessorConfig.model_validate(
     {
@@ -26,47 +26,47 @@ CONFIG = ProcessorConfig.model_validate(
 
 
 @pytest.fixture
-def board():
-    return StatusBoard(CONFIG, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
+def status():
+    return ProcessStatus(CONFIG, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
 
 
 def lines(caplog):
     return [TextFormatter().format(record).partition(" info    ")[2] for record in caplog.records]
 
 
-def test_a_line_each_ten_seconds_says_what_was_handled_since_the_last(board, caplog):
+def test_a_line_each_ten_seconds_says_what_was_handled_since_the_last(status, caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
-    activity = Activity(board, lambda: now[0])
-    board.set_observed(checkpoints=[CheckpointView(pair="815:42")], lag=Lag(messages=7, at_least=True, seconds=1.0))
+    activity = Activity(status, lambda: now[0])
+    status.set_observed(checkpoints=[CheckpointView(pair="815:42")], lag=Lag(messages=7, at_least=True, seconds=1.0))
     for second in range(1, 21):
         now[0] = 100.0 + second
-        board.add_batch(30)
+        status.add_batch(30)
         activity.look()
     said = "handled messages=300 perSecond=30.0 checkpoint=815:42 lag=7+"
     assert lines(caplog) == [said, said]
 
 
-def test_nothing_handled_nothing_said_and_a_rest_does_not_count(board, caplog):
+def test_nothing_handled_nothing_said_and_a_rest_does_not_count(status, caplog):
     caplog.set_level(logging.INFO)
     now = [0.0]
-    activity = Activity(board, lambda: now[0])
+    activity = Activity(status, lambda: now[0])
     for second in range(600):
         now[0] = float(second)
         activity.look()
     activity.tell()
     assert lines(caplog) == []
-    board.add_batch(5)
+    status.add_batch(5)
     now[0] += 10.0
     activity.look()
     assert lines(caplog) == ["handled messages=5 perSecond=0.5"]
 
 
-def test_the_rest_is_told_at_the_end(board, caplog):
+def test_the_rest_is_told_at_the_end(status, caplog):
     caplog.set_level(logging.INFO)
     now = [0.0]
-    activity = Activity(board, lambda: now[0])
-    board.add_batch(3)
+    activity = Activity(status, lambda: now[0])
+    status.add_batch(3)
     now[0] = 2.0
     activity.look()
     activity.tell()
@@ -74,11 +74,11 @@ def test_the_rest_is_told_at_the_end(board, caplog):
     assert lines(caplog) == ["handled messages=3 perSecond=1.5"]
 
 
-def test_of_many_partitions_the_first_few_are_named(board, caplog):
+def test_of_many_partitions_the_first_few_are_named(status, caplog):
     caplog.set_level(logging.INFO)
-    board.set_observed(checkpoints=[CheckpointView(partition=number, pair=f"8:{number}") for number in range(6)])
-    activity = Activity(board)
-    board.add_batch(1)
+    status.set_observed(checkpoints=[CheckpointView(partition=number, pair=f"8:{number}") for number in range(6)])
+    activity = Activity(status)
+    status.add_batch(1)
     activity.tell()
     assert "checkpoint=0=8:0,1=8:1,2=8:2,3=8:3,+2 more" in lines(caplog)[0]
 

@@ -10,11 +10,11 @@ import pytest
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
-from outbox_core.report import BlockedKey, DivisionView, FailureSummary, Intent, LeaseView, Report, Unfinished
+from outbox_core.report import BlockedKey, FailureSummary, Intent, LeaseView, PartitioningView, Report, Unfinished
 from outbox_core.state import initial_state
 from outbox_worker.access import Access
 from outbox_worker.health import HealthServer
-from outbox_worker.status import Identity, Progress, StatusBoard
+from outbox_worker.status import Identity, ProcessStatus, Progress
 from outbox_worker.telemetry import Telemetry
 
 CONFIG = ProcessorConfig.model_validate(
@@ -33,21 +33,21 @@ OPEN = Access(key=b"", pod_uid="uid", metrics_hash="", in_pod=False)
 
 
 class Served:
-    """A board, its server, and a client."""
+    """A process status, its server, and a client."""
 
     def __init__(self, host=""):
-        self.board = StatusBoard(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
+        self.status = ProcessStatus(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
         self.progress = Progress()
-        telemetry = Telemetry(self.board)
+        telemetry = Telemetry(self.status)
         telemetry.observe_batch(0.1, stored=True)
         self.server = HealthServer(
             (host, 0),
             access=OPEN,
             overdue=self.progress.overdue,
-            is_ready=lambda: self.board.is_ready,
-            report=self.board.report,
+            is_ready=lambda: self.status.is_ready,
+            report=self.status.report,
             metrics=telemetry.render,
-            set_intent=self.board.set_intent,
+            set_intent=self.status.set_intent,
         )
         self.server.start()
 
@@ -88,13 +88,13 @@ def test_starting_is_not_ready(served):
 @pytest.mark.parametrize("intent", list(Intent))
 def test_an_intent_is_remembered(served, intent):
     assert served.ask("/intent", json.dumps({"intent": intent.value}).encode())[0] == 200
-    assert served.board.intent is intent
+    assert served.status.intent is intent
 
 
 @pytest.mark.parametrize("body", [b"{}", b"not json", b'{"intent": "Explode"}', b"[]", b"x" * 5000])
 def test_anything_else_is_refused(served, body):
     assert served.ask("/intent", body)[0] == 400
-    assert served.board.intent is None
+    assert served.status.intent is None
 
 
 def test_metrics_are_there_and_other_paths_are_not(served):
@@ -107,9 +107,9 @@ def test_metrics_are_there_and_other_paths_are_not(served):
 
 def test_what_status_says_of_the_modes_is_in_the_metrics(served):
     key = BlockedKey(key="7", message_id="m", attempts=1)
-    served.board.set_observed(
+    served.status.set_observed(
         leases=[LeaseView(partition=0, epoch=4, pod="pod", held=True), LeaseView(partition=1, epoch=9, pod="other")],
-        division=DivisionView(count=2, next_count=4, at_line=1),
+        division=PartitioningView(count=2, next_count=4, at_line=1),
         failures=FailureSummary(held=3, dead_letters=2, blocked_keys=[key]),
         unfinished=Unfinished(consumers=3),
     )
@@ -131,8 +131,8 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
 def test_a_port_that_is_taken_is_said(served):
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         HealthServer(
-            ("", served.server.port), access=OPEN, overdue=list, is_ready=bool, report=served.board.report,
-            metrics=bytes, set_intent=served.board.set_intent,
+            ("", served.server.port), access=OPEN, overdue=list, is_ready=bool, report=served.status.report,
+            metrics=bytes, set_intent=served.status.set_intent,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.state import initial_state
 from outbox_worker.settings import Act, read_config, read_settings
 from outbox_worker.sinks import build_target
-from outbox_worker.status import Identity, StatusBoard
+from outbox_worker.status import Identity, ProcessStatus
 
 CONFIG = {
     "resource": {"cluster": "prod", "namespace": "shop", "name": "orders", "uid": "uid-1"},
@@ -60,9 +60,9 @@ def test_fields_of_a_newer_operator_are_ignored_and_named(config_file, caplog):
     assert config.ignored == ("delivery.later", "laterField")
     assert "ignored" not in config.model_dump()
     assert caplog.records[-1].fields == "delivery.later, laterField"
-    board = StatusBoard(config, Identity("pod", "uid", "instance"), initial_state(0.0))
-    board.set_advice("build the index")
-    assert board.report().advice == (
+    status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(0.0))
+    status.set_advice("build the index")
+    assert status.report().advice == (
         "build the index; the pods' image does not know delivery.later, laterField and ignores it: "
         "use the operator's own image"
     )

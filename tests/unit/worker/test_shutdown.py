@@ -12,9 +12,9 @@ BLOCKED_AFTER_THE_ALARM = """
 import json, operator, signal, time
 from collections import deque
 from functools import partial
-from outbox_worker.shutdown import Interrupted, Shutdown, Wakeup
+from outbox_worker.shutdown import Interrupted, Shutdown, Waker
 
-shutdown, ends = Shutdown(Wakeup(), 30.0), []
+shutdown, ends = Shutdown(Waker(), 30.0), []
 
 def handle():
     # Nothing of it is bytecode: the alarm comes while it computes, and nobody asks for it before it sleeps.

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.claimed_batch import Action, Chunk, ClaimedBatch
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Message
 from outbox_core.report import Reason
 from outbox_core.spec import Competing, Delivery, Mode, Retry, WhenExhausted
-from outbox_core.work import Action, Piece, Work
 from outbox_worker.sifting import Sifting
 
 PAIRS = tuple(Checkpoint(10, number) for number in range(1, 9))
@@ -23,13 +23,13 @@ END = Checkpoint(10, 100)
 LOST = HandlerError("no queue", reason=Reason.MESSAGE_UNROUTABLE)
 
 
-def sort(failed, *, when=WhenExhausted.DEAD_LETTER, deaths=0, before=(), retry=None):
-    work = Work(1, 0, 1, None, (), BEGINNING, END, len(MESSAGES), deaths=deaths)
-    piece = Piece(BEGINNING, END, MESSAGES, 8, full=True, matched_count=8, work=work)
+def sort(failed, *, when=WhenExhausted.DEAD_LETTER, crash_count=0, before=(), retry=None):
+    claimed = ClaimedBatch(1, 0, 1, None, (), BEGINNING, END, len(MESSAGES), crash_count=crash_count)
+    chunk = Chunk(BEGINNING, END, MESSAGES, 8, full=True, matched_count=8, claimed=claimed)
     delivery = Delivery(
         mode=Mode.COMPETING, competing=Competing(), when_exhausted=when, retry=retry or Retry(max_attempts=3)
     )
-    sifting = Sifting(piece, work, MESSAGES, dict(before), delivery, random.Random(1), None)
+    sifting = Sifting(chunk, claimed, MESSAGES, dict(before), delivery, random.Random(1), None)
     return sifting.sort_named(MessagesFailedError({PAIRS[number]: LOST for number in failed}))
 
 
@@ -44,7 +44,7 @@ def test_what_the_broker_names_leaves_the_piece_and_all_of_it_is_behind():
 
 
 def test_deaths_are_those_of_the_first_message_only():
-    assert actions(sort([0, 1], deaths=1)) == {"m-1": (Action.RETRY, 2), "m-2": (Action.RETRY, 1)}
+    assert actions(sort([0, 1], crash_count=1)) == {"m-1": (Action.RETRY, 2), "m-2": (Action.RETRY, 1)}
 
 
 def test_where_one_is_to_be_stopped_at_only_what_is_before_it_is_behind():

@@ -9,12 +9,12 @@ from uuid import UUID
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.config import ProcessorConfig
-from outbox_core.happening import HeldLease
+from outbox_core.outcomes import HeldLease
 from outbox_core.report import (
-    Bound,
     CheckpointView,
     Conflict,
     ConflictSummary,
+    HighWaterMark,
     Reason,
     Report,
     ResourceRef,
@@ -24,8 +24,8 @@ from outbox_core.state import initial_state
 from outbox_worker.status import (
     TERMINATION_BYTES,
     Identity,
+    ProcessStatus,
     Progress,
-    StatusBoard,
     format_termination,
     write_termination,
 )
@@ -42,8 +42,8 @@ CONFIG = ProcessorConfig.model_validate(
 OTHER = ResourceRef(cluster="x" * 60, namespace="y" * 63, name="z" * 63, uid="w" * 36)
 
 
-def board():
-    return StatusBoard(CONFIG, Identity("pod-a", "uid-a", "instance-a"), initial_state(0.0))
+def process():
+    return ProcessStatus(CONFIG, Identity("pod-a", "uid-a", "instance-a"), initial_state(0.0))
 
 
 def longest_report() -> Report:
@@ -51,13 +51,13 @@ def longest_report() -> Report:
         id=10**18, code=4, expected="1:1", stored="2:2", new="3:3", epoch=9, pod="p" * 250, time=datetime.now(UTC),
         holder=OTHER, holder_pod="q" * 250, needs_person=True,
     )  # fmt: skip
-    full = board()
+    full = process()
     full.set_state(replace(initial_state(0), state=WorkerState.BLOCKED, reason=Reason.NOT_OWNER, message="é" * 3000))
     full.set_error("ü" * 9000)
     full.set_claim_holder(OTHER)
     full.set_observed(
         conflicts=ConflictSummary(count=1, by_code={"4": 1}, last=conflict, open=conflict),
-        bound=Bound(transaction_id="1", age_seconds=1, holder="h" * 300),
+        bound=HighWaterMark(transaction_id="1", age_seconds=1, holder="h" * 300),
     )
     report: Report = full.report()
     return report
@@ -72,22 +72,22 @@ def test_a_termination_message_fits_and_is_whole():
 
 
 def test_a_short_report_is_not_cut():
-    short = board()
+    short = process()
     short.set_error("ValueError: no")
     assert json.loads(format_termination(short.report()))["lastError"] == "ValueError: no"
 
 
 def test_it_is_written_only_where_kubernetes_looks_for_it(tmp_path):
     there = tmp_path / "termination-log"
-    write_termination(board().report(), there)
+    write_termination(process().report(), there)
     assert not there.exists()
     there.touch()
-    write_termination(board().report(), there)
+    write_termination(process().report(), there)
     assert Report.model_validate_json(there.read_text()).pod == "pod-a"
 
 
 def test_what_the_owner_stored_is_newer_than_what_was_seen():
-    status = board()
+    status = process()
     status.set_observed(checkpoints=[CheckpointView(pair="5:5")])
     assert [view.pair for view in status.report().checkpoints] == ["5:5"]
     lease = HeldLease(0, 4, UUID(int=4))

@@ -1,7 +1,7 @@
 """`outbox` and `kubectl outbox`: what a person runs against a database or a cluster.
 
-Start with `main.py`, which composes the commands. `place.py` decides what a command works on. Commands against a
-database: `looking.py`, `conflicts.py`, `moving.py`, `claims.py`, `preparing.py`; against a cluster: `resources.py`,
+Start with `main.py`, which composes the commands. `context.py` decides what a command works on. Commands against a
+database: `inspect.py`, `conflicts.py`, `reposition.py`, `claims.py`, `migrate.py`; against a cluster: `resources.py`,
 whose only way to the API is `cluster.py` (the one module that needs the package `kubernetes`); `running.py` runs a
 processor in the foreground. How they speak: `console.py`.
 

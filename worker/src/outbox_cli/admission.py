@@ -36,7 +36,7 @@ _OBJECT_META: Final = {
         "namespace": {"type": "string", "maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"},
     },
 }
-"""Of every object, whatever its kind; how a processor may be called the CRD's rules say."""
+"""Of every kind of object; the CRD's rules say which names a processor may have."""
 
 
 def admit(body: Body) -> tuple[Body, list[str]]:

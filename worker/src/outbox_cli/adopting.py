@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_source
+from outbox_cli.context import DEFAULT_SCHEMA
 from outbox_cli.errors import Exit
-from outbox_cli.place import DEFAULT_SCHEMA
 from outbox_sql import adopt as adoption
 from outbox_sql.guide import build_grants, build_manifest, describe_change_over, quote
 from outbox_sql.recognise import Recognised, guess_columns, recognise

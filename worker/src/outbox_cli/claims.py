@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError, UsageError
-from outbox_cli.looking import find_partitions
+from outbox_cli.inspect import find_partitions
 from outbox_worker.postgres import ownership
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.overview import record_act
+from outbox_worker.postgres.overview import record_audit_entry
 
 if TYPE_CHECKING:
     import psycopg
@@ -51,13 +51,13 @@ def release(connection: psycopg.Connection[Any], context: Context) -> Exit:
     views = find_partitions(connection, subject)
     holder = views[0].holder
     if holder is None:
-        raise RefusedError(f"nobody holds the claim on {key.processor_id}")
+        raise RefusedError(f"no resource holds the claim on {key.processor_id}")
     console.note(f"{key.processor_id} is claimed by {holder} since {views[0].claimed_at}")
     live = sorted({view.pod for view in views if view.live and view.pod})
     if live:
         console.note(
             f"it is alive ({', '.join(live)}): a batch that it holds is rolled back, and at its next heartbeat it "
-            "claims again what nobody else has taken"
+            "claims it again, unless another resource has claimed it"
         )
     if options.dry_run:
         console.document(_record(views) | {"done": False})
@@ -69,7 +69,7 @@ def release(connection: psycopg.Connection[Any], context: Context) -> Exit:
     with connection.transaction():
         if not ownership.release_claim(connection, key, holder.uid):
             raise RefusedError("the claim changed hands meanwhile; nothing was changed, look again")
-        record_act(
+        record_audit_entry(
             connection,
             subject.schema,
             act="ReleaseClaim",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_cli.console import Console, Format
-from outbox_cli.place import connect, connect_source, read_subject
+from outbox_cli.context import connect, connect_source, read_subject
 from outbox_worker.postgres.mappings import list_mappings
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_cli.context import Subject
     from outbox_cli.errors import Exit
-    from outbox_cli.place import Subject
     from outbox_core.spec import Source
 
 

@@ -13,12 +13,12 @@ from outbox_cli import (
     claims,
     conflicts,
     failures,
-    looking,
-    moving,
-    preparing,
+    inspect,
+    migrate,
     pruning,
     rebuild,
-    repairing,
+    repair,
+    reposition,
     resources,
     running,
 )
@@ -30,7 +30,7 @@ from outbox_cli.command import (
     output_options,
     reason_options,
 )
-from outbox_cli.place import Place, choose_place
+from outbox_cli.context import ContextKind, choose_context
 from outbox_core.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.plain import natural_number, number_each_second, number_of_seconds, port_number, whole_number
 from outbox_core.spec.base import parse_duration
@@ -84,14 +84,14 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         acting_options(),
         reason_options(),
     )
-    _add_looking(grammar)
+    _add_inspect(grammar)
     _add_conflicts(grammar)
-    _add_moving(grammar)
+    _add_reposition(grammar)
     _add_failures(grammar)
     _add_rebuild(grammar)
     _add_claims(grammar)
     _add_cluster(grammar)
-    _add_preparing(grammar)
+    _add_migrate(grammar)
     _add_repair(grammar)
     _add_prune(grammar)
     _add_run(grammar)
@@ -105,33 +105,34 @@ def either(
     """Make a command that works on what its options name."""
 
     def command(context: Context) -> Exit | int:
-        place = choose_place(context.options, context.environment, plugin=context.plugin)
-        return database(context) if place is Place.DATABASE else cluster(context)
+        place = choose_context(context.options, context.environment, plugin=context.plugin)
+        return database(context) if place is ContextKind.DATABASE else cluster(context)
 
     return command
 
 
-def _add_looking(g: _Grammar) -> None:
+def _add_inspect(g: _Grammar) -> None:
     status = g.add(
-        "status", either(looking.status, resources.status), g.database, g.manifest, g.cluster,
+        "status", either(inspect.status, resources.status), g.database, g.manifest, g.cluster,
         text="who owns each processor, how far it is, what waits for a person",
     )  # fmt: skip
     status.add_argument("processor", nargs="?", help="only this one: processorId, in a cluster the resource's name")
     status.add_argument("-A", "--all-namespaces", action="store_true", help="resources of every namespace")
 
-    lag = g.add("lag", looking.lag, g.database, g.manifest, text="what waits behind each checkpoint")
+    lag = g.add("lag", inspect.lag, g.database, g.manifest, text="what waits behind each checkpoint")
     lag.add_argument("processor", nargs="?")
     lag.add_argument("--cap", type=natural_number, help="count exactly up to so many messages (10000)")
     lag.add_argument("--max-messages", type=natural_number, help="exit status 4 when more wait")
     lag.add_argument("--max-seconds", type=number_of_seconds, help="exit status 4 when the oldest waits longer")
 
-    stall = g.add("stall", looking.stall, g.database, g.manifest, text="who holds the reading bound back")
+    stall = g.add("stall", inspect.stall, g.database, g.manifest, text="who holds the high-water mark back")
     stall.add_argument("--all", action="store_true", help="every open transaction that has written, the oldest first")
-    stall.add_argument("--check", action="store_true", help="exit status 4 when messages wait for somebody's end")
+    stall.add_argument("--check", action="store_true", help="exit status 4 when messages wait for an open transaction")
 
-    acts = g.add("acts", looking.acts, g.database, text="what people decided")
-    acts.add_argument("processor", nargs="?")
-    acts.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
+    audit = g.add("audit", inspect.audit, g.database, text="the audit log: what users decided")
+    g.commands.choices["acts"] = audit  # the former name of the command
+    audit.add_argument("processor", nargs="?")
+    audit.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
 
 
 def _add_conflicts(g: _Grammar) -> None:
@@ -141,7 +142,7 @@ def _add_conflicts(g: _Grammar) -> None:
         "list", conflicts.list_all, g.database, text="conflicts that wait for a person", commands=commands
     )  # fmt: skip
     listing.add_argument("processor", nargs="?")
-    listing.add_argument("--all", action="store_true", help="decided ones, and refusals that needed nobody, too")
+    listing.add_argument("--all", action="store_true", help="also decided ones, and refusals that needed no decision")
     listing.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
     listing.add_argument("--check", action="store_true", help="exit status 4 when one is open")
     accepting = g.add(
@@ -153,13 +154,13 @@ def _add_conflicts(g: _Grammar) -> None:
     _add_count(accepting)
 
 
-def _add_moving(g: _Grammar) -> None:
+def _add_reposition(g: _Grammar) -> None:
     rewind = g.add(
-        "rewind", either(moving.rewind, resources.rewind), g.database, g.manifest, g.cluster, g.acting, g.reason,
+        "rewind", either(reposition.rewind, resources.rewind), g.database, g.manifest, g.cluster, g.acting, g.reason,
         text="go back: messages are handled again",
     )  # fmt: skip
     skip = g.add(
-        "skip-to", moving.skip_to, g.database, g.manifest, g.acting, g.reason,
+        "skip-to", reposition.skip_to, g.database, g.manifest, g.acting, g.reason,
         text="go forward: messages are passed over, never handled",
     )  # fmt: skip
     for parser in (rewind, skip):
@@ -179,7 +180,7 @@ def _add_moving(g: _Grammar) -> None:
         _add_count(parser)
     _add_wait(rewind)
     forget = g.add(
-        "forget-source", moving.forget_source, g.database, g.acting, g.reason,
+        "forget-source", reposition.forget_source, g.database, g.acting, g.reason,
         text="let a checkpoint count for a source that moved: the next claim writes down what it reads",
     )  # fmt: skip
     forget.add_argument("processor", help="processorId")
@@ -214,7 +215,7 @@ def _add_failures(g: _Grammar) -> None:
     )  # fmt: skip
     adding.add_argument("processor", nargs="?")
     adding.add_argument("--at", type=_pair, required=True, metavar="TRANSACTION_ID:POSITION", help="as status names it")
-    adding.add_argument("--partition", type=natural_number, default=0, help="of a divided processor")
+    adding.add_argument("--partition", type=natural_number, default=0, help="of a partitioned processor")
     dropping = g.add(
         "drop", failures.drop, g.database, g.manifest, g.acting, g.reason,
         text="never handle them: what waits behind them goes on", commands=commands,
@@ -284,10 +285,10 @@ def _add_cluster(g: _Grammar) -> None:
     _add_wait(accept)
 
 
-def _add_preparing(g: _Grammar) -> None:
-    migrate = g.add("migrate", preparing.migrate, g.database, text="bring the schema to this version")
-    migrate.add_argument("--dry-run", action="store_true", help="say what would be done")
-    migrate.add_argument(
+def _add_migrate(g: _Grammar) -> None:
+    parser = g.add("migrate", migrate.migrate, g.database, text="bring the schema to this version")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument(
         "--phase", choices=["pre", "post", "all"], default="pre", help="post: after the last old worker"
     )
     adopt = g.add("adopt", adopting.adopt, g.database, text="make an outbox that exists already readable")
@@ -300,7 +301,7 @@ def _add_preparing(g: _Grammar) -> None:
     adopt.add_argument("--publication-column", help="column of publications, to be indexed too")
     adopt.add_argument("--batch", type=_at_least_one, default=5_000, help="rows in one transaction of the backfill")
     identity = g.add(
-        "confirm-identity", preparing.confirm_identity, g.database, text="after a copy, a move or a restore"
+        "confirm-identity", migrate.confirm_identity, g.database, text="after a copy, a move or a restore"
     )  # fmt: skip
     identity.add_argument("--dry-run", action="store_true", help="say what would be done")
     identity.add_argument("action", choices=["keep", "renew"], help="keep: it moved here. renew: the original lives on")
@@ -308,7 +309,7 @@ def _add_preparing(g: _Grammar) -> None:
 
 def _add_repair(g: _Grammar) -> None:
     parser = g.add(
-        "repair", repairing.repair, g.database, g.manifest, g.acting, g.reason,
+        "repair", repair.repair, g.database, g.manifest, g.acting, g.reason,
         text="rebase transaction ids that a restore brought from a server further on than this one",
     )  # fmt: skip
     parser.add_argument(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError
-from outbox_cli.moving import find_partition, heed_answer, preview, tell_resource
+from outbox_cli.reposition import find_partition, heed_answer, preview, tell_resource
 from outbox_cli.sources import Sources
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_worker.postgres import conflicts

@@ -90,13 +90,13 @@ class Console:
         """Ask, unless --yes said it.
 
         Raises:
-            RefusedError: no, or nobody can be asked.
+            RefusedError: the answer is no, or there is no terminal to ask at.
 
         """
         if self._assume_yes:
             return
         if not sys.stdin.isatty():
-            raise RefusedError("nobody can be asked here: look with --dry-run, then say it with --yes")
+            raise RefusedError("standard input is no terminal: look with --dry-run, then say it with --yes")
         print(f"{plain_checkpoints(question)} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise RefusedError("not done")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import Exit, RefusedError, UsageError
-from outbox_cli.moving import find_partition
+from outbox_cli.reposition import find_partition
 from outbox_core.errors import OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres import giving_up, letters
+from outbox_worker.postgres import dead_letters, giving_up
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from outbox_cli.command import Context
     from outbox_cli.console import Record
-    from outbox_worker.postgres.letters import DeadLetter, Filter, HeldView
+    from outbox_worker.postgres.dead_letters import DeadLetter, Filter, HeldView
 
 PIECE: Final = 500
 """Dead letters in one transaction, where no rate makes it less."""
@@ -63,7 +63,7 @@ _SHORT: Final = 60
 def _filter(context: Context) -> Filter:
     """Read which messages the options mean."""
     options = context.options
-    return letters.Filter(
+    return dead_letters.Filter(
         processor_id=context.subject.processor_id,
         ids=getattr(options, "id", None),
         keys=options.key,
@@ -80,7 +80,7 @@ def _filter(context: Context) -> Filter:
 def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """List dead letters."""
     options = context.options
-    found = letters.list_dead(
+    found = dead_letters.list_dead(
         connection, context.subject.schema, _filter(context), limit=options.limit, payload=options.payload
     )
     records = [_dead_record(each, payload=options.payload) for each in found]
@@ -93,7 +93,7 @@ def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
 @against_database
 def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """List held messages that are the first of their key."""
-    found = letters.list_held(
+    found = dead_letters.list_held(
         connection, context.subject.schema, _filter(context), limit=context.options.limit,
         stopped=context.options.stopped,
     )  # fmt: skip
@@ -138,7 +138,7 @@ def drop(connection: psycopg.Connection[Any], context: Context) -> Exit:
 def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool) -> Exit:
     options, console, schema = context.options, context.console, context.subject.schema
     wanted = _filter(context)
-    if wanted == letters.Filter(processor_id=wanted.processor_id) and not options.all:
+    if wanted == dead_letters.Filter(processor_id=wanted.processor_id) and not options.all:
         raise UsageError(
             "which ones? --id, --key, --message-id, --type, --since, --until, --error, --error-class, or --all"
         )
@@ -146,7 +146,7 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
         raise UsageError("which processor? name its processorId, or give its manifest with -f")
     if options.reason is None and not options.dry_run:
         raise UsageError("--reason is missing: it is kept with the act")
-    dead = letters.find_dead(connection, schema, wanted)
+    dead = dead_letters.find_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
     total = len(dead) + len(stopped)
     verb = "dropped, never handled" if drop else "handled again"
@@ -154,7 +154,7 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
     if options.dry_run:
         console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": 0})
         console.say(sentence)
-        for each in letters.list_dead(connection, schema, wanted, limit=20):
+        for each in dead_letters.list_dead(connection, schema, wanted, limit=20):
             console.say(f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it")
         return Exit.DONE
     if not total:
@@ -171,7 +171,7 @@ def _stopped(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -
     """Return held messages that wait for a person; only dead letters have numbers, types and times to ask for."""
     if wanted.ids or wanted.types or wanted.classes or wanted.text or wanted.since or wanted.until:
         return []
-    return letters.list_held(connection, schema, wanted, limit=1_000_000, stopped=True)
+    return dead_letters.list_held(connection, schema, wanted, limit=1_000_000, stopped=True)
 
 
 def _work(
@@ -187,13 +187,17 @@ def _work(
     options, schema = context.options, context.subject.schema
     piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
     done, began = 0, time.monotonic()
-    act = letters.drop if drop else letters.redrive
+    act = dead_letters.drop if drop else dead_letters.redrive
     told: dict[str, Any] = {"reason": options.reason, "decided_by": whoami()}
     try:
         with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
             for partition, places in _by_partition(stopped):
                 key = ProcessorKey(schema, wanted.processor_id or "", partition)
-                done += _patiently(lambda k=key, p=places: letters.decide_held(connection, k, p, drop=drop, **told))  # type: ignore[misc]
+                done += _patiently(
+                    lambda k=key, p=places: dead_letters.decide_held(  # type: ignore[misc]
+                        connection, k, p, drop=drop, **told
+                    )
+                )
                 progress.reach(done)
             for partition, ids in _pieces(connection, schema, wanted, dead, piece):
                 key = ProcessorKey(schema, wanted.processor_id or "", partition)
@@ -220,7 +224,7 @@ def _pieces(
     """Give out what is left of the numbers by partition, in the order in which they died, and none that is new."""
     for first in range(0, len(dead), piece):
         some = replace(wanted, ids=dead[first : first + piece])
-        found = letters.list_dead(connection, schema, some, limit=piece)
+        found = dead_letters.list_dead(connection, schema, some, limit=piece)
         ordered = sorted(found, key=lambda each: each.partition)
         for partition, each in groupby(ordered, lambda one: one.partition):
             yield partition, [one.id for one in each]
@@ -238,24 +242,24 @@ def _patiently(act: Callable[[], int]) -> int:
                 raise
 
 
-def _dead_record(letter: DeadLetter, *, payload: bool) -> Record:
+def _dead_record(dead_letter: DeadLetter, *, payload: bool) -> Record:
     record: Record = {
-        "id": letter.id,
-        "processorId": letter.processor_id,
-        "partition": letter.partition,
-        "key": letter.key,
-        "messageId": letter.message_id,
-        "messageType": letter.message_type,
-        "pair": str(letter.pair),
-        "attempts": letter.attempts,
-        "errorClass": letter.error_class,
-        "error": letter.error,
-        "shortError": _short(letter.error),
-        "blocks": letter.blocks,
-        "behind": letter.behind,
-        "diedAt": letter.died_at,
+        "id": dead_letter.id,
+        "processorId": dead_letter.processor_id,
+        "partition": dead_letter.partition,
+        "key": dead_letter.key,
+        "messageId": dead_letter.message_id,
+        "messageType": dead_letter.message_type,
+        "pair": str(dead_letter.pair),
+        "attempts": dead_letter.attempts,
+        "errorClass": dead_letter.error_class,
+        "error": dead_letter.error,
+        "shortError": _short(dead_letter.error),
+        "blocks": dead_letter.blocks,
+        "behind": dead_letter.behind,
+        "diedAt": dead_letter.died_at,
     }
-    return record | {"data": letter.data} if payload else record
+    return record | {"data": dead_letter.data} if payload else record
 
 
 def _held_record(held: HeldView) -> Record:
@@ -268,7 +272,7 @@ def _held_record(held: HeldView) -> Record:
         "pair": str(held.pair),
         "state": "Stopped" if held.next_attempt_at is None else "Failing" if held.attempts else "Waiting",
         "attempts": held.attempts,
-        "deaths": held.deaths,
+        "deaths": held.crash_count,
         "errorClass": held.error_class,
         "error": held.error,
         "shortError": None if held.error is None else _short(held.error),

@@ -1,4 +1,4 @@
-"""What waits for a processor, whatever its mode: shared by `status` and `lag`."""
+"""What waits for a processor, in every mode: shared by `status` and `lag`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_cli.console import Record
-    from outbox_cli.place import Subject
+    from outbox_cli.context import Subject
     from outbox_cli.sources import Sources
     from outbox_core.report import Lag
     from outbox_worker.postgres.overview import ProcessorView
@@ -46,7 +46,7 @@ class LagReader:
         return {"queue": self._queues[view.processor_id], "unfinished": found.model_dump(by_alias=True)}
 
     def with_consumers(self, view: ProcessorView) -> ProcessorView:
-        """In mode Competing nobody holds a lease: whoever lives is at work."""
+        """In mode Competing no process holds a lease: every live consumer works."""
         if view.processor_id not in self._queues:
             return view
         return competing.with_consumers(self._connection, self._subject.schema, view)

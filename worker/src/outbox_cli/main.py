@@ -1,9 +1,9 @@
 """`outbox`: reads the command line, runs one command, and turns how it ends into an exit status.
 
-    outbox status|lag|stall|conflicts|acts             look at a database (status also at a cluster)
+    outbox status|lag|stall|conflicts|audit            look at a database (status also at a cluster)
     outbox rewind|skip-to|claim                        recorded acts
     outbox accept|pause|resume                         by the resource, in a cluster
-    outbox migrate|adopt|confirm-identity|repair       prepare a database, mend one that was restored
+    outbox migrate|adopt|confirm-identity|repair       prepare a database, repair one that was restored
     outbox prune                                       delete what every processor has examined
     outbox run -f processor.yaml                       run a processor here, without Kubernetes
 
@@ -71,7 +71,7 @@ def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): not worth a word, and nothing more can be written.
+        # The reader of our output went away (`| head`): not worth a message, and nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
 

@@ -10,11 +10,11 @@ from outbox_cli.command import against_source, whoami
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError
 from outbox_core.span import format_age
-from outbox_worker.postgres import apart, checkpoints, pruning
+from outbox_worker.postgres import checkpoints, pruning, remote_target
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.mappings import list_mappings
-from outbox_worker.postgres.overview import record_act
+from outbox_worker.postgres.overview import record_audit_entry
 from outbox_worker.postgres.table import OutboxTable
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Job:
         self._remote = remote
         self._source = _find_source(connection, context)
         self.table = OutboxTable.of(self._source)
-        self._identities = {apart.identify(connection, self._source).identity} if remote else set()
+        self._identities = {remote_target.identify(connection, self._source).identity} if remote else set()
         self._schemas = pruning.list_schemas(connection)
         if context.options.older_than is not None and self.table.columns.scheduled is None:
             raise RefusedError(
@@ -96,7 +96,7 @@ class _Job:
         return "" if older is None else f" and is older than {format_age(older.total_seconds())}"
 
     def find_readers(self) -> list[Reader]:
-        """Return whoever reads the table, each with a checkpoint that can be believed.
+        """Return the processors that read the table, each with a checkpoint that can be believed.
 
         Raises:
             RefusedError: one has no checkpoint yet, or what it has examined is in question.
@@ -120,7 +120,7 @@ class _Job:
         for reader in kept:
             if not reader.elsewhere:
                 self._check(self._connection, reader)
-        _check_divided(kept)
+        _check_partitioning(kept)
         if not kept:
             raise RefusedError(
                 f"no processor has a checkpoint on {self.table.schema}.{self.table.name}: nothing says what was handled"
@@ -140,8 +140,8 @@ class _Job:
             raise RefusedError(f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question")
         key = ProcessorKey(reader.schema, view.processor_id, view.partition)
         try:
-            checkpoints.load_unedited(connection, key)
-        except checkpoints.EditedError as err:
+            checkpoints.load_untampered(connection, key)
+        except checkpoints.TamperedError as err:
             raise RefusedError(
                 f"the checkpoint of {reader.name} was edited by hand and says nothing of what was handled: start the "
                 "processor, and decide the conflict that it reports"
@@ -191,7 +191,7 @@ class _Job:
         schema = self._context.subject.schema
         schema = schema if schema in self._schemas else self._schemas[0]
         try:
-            record_act(
+            record_audit_entry(
                 self._connection, schema, act="Prune", processor_id=None, reason=what, decided_by=whoami()
             )  # fmt: skip
         except OutboxError:
@@ -225,16 +225,16 @@ def _find_source(connection: psycopg.Connection[Any], context: Context) -> Sourc
     return max(found, key=lambda source: source.table is not None and source.table.columns.scheduled is not None)
 
 
-def _check_divided(readers: Sequence[Reader]) -> None:
-    """Refuse a divided processor of which a partition is missing."""
+def _check_partitioning(readers: Sequence[Reader]) -> None:
+    """Refuse a partitioned processor of which a partition is missing."""
     there: dict[tuple[str, str], set[int]] = {}
     for reader in readers:
         there.setdefault((reader.schema, reader.view.processor_id), set()).add(reader.view.partition)
     for reader in readers:
-        division = reader.view.division
-        if division is None:
+        partitioning = reader.view.partitioning
+        if partitioning is None:
             continue
-        missing = set(range(division.count)) - there[reader.schema, reader.view.processor_id]
+        missing = set(range(partitioning.count)) - there[reader.schema, reader.view.processor_id]
         if missing:
             raise RefusedError(
                 f"{reader.view.processor_id} has no checkpoint of partition {min(missing)} yet, so every message may "

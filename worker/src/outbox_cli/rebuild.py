@@ -13,9 +13,9 @@ from outbox_cli.console import Column
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
 from outbox_cli.sources import Sources
-from outbox_core.standing import decide_way
+from outbox_core.coverage import decide_catch_up
 from outbox_worker.change import part_reader
-from outbox_worker.postgres import stop_line
+from outbox_worker.postgres import rebalance
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.partitions import load_checkpoints
@@ -60,14 +60,14 @@ def _behind(sources: Sources, connection: psycopg.Connection[Any], schema: str, 
     reading, key = sources.find(row.processor_id), ProcessorKey(schema, row.processor_id)
     if reading is None:
         return None
-    division = stop_line.fetch(connection, key)
+    partitioning = rebalance.fetch(connection, key)
     theirs = [each.pair for each in load_checkpoints(connection, ProcessorKey(schema, row.of)).values()]
     total = 0
     for partition, stored in load_checkpoints(connection, key).items():
         reader = MessageReader(sources.source)
-        if division is not None:
-            reader = part_reader(sources.source, replace(division, line=None), partition)
-        for after, up_to in decide_way(stored.pair, theirs).ranges:
+        if partitioning is not None:
+            reader = part_reader(sources.source, replace(partitioning, barrier=None), partition)
+        for after, up_to in decide_catch_up(stored.pair, theirs).ranges:
             found = count_between(reading, reader, after, up_to, cap=_CAP - total)
             total += found.total
             if found.at_least:

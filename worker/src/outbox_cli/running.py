@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from outbox_cli.context import has_environment, secret_directory
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
-from outbox_cli.moving import LOCAL
-from outbox_cli.place import has_environment, secret_directory
+from outbox_cli.reposition import LOCAL
 from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox_cli.cluster import Cluster
 
 SELECTOR: Final = "app.kubernetes.io/component=operator"
-"""Label that the chart gives the operator's Deployment, whatever the release is called."""
+"""Label that the chart gives the operator's Deployment, under every release name."""
 _WATCHED: Final = "OUTBOX_WATCH_NAMESPACES"
 _RELEASE: Final = "app.kubernetes.io/instance"
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from outbox_cli.context import connect_source, names_source, target_directory
 from outbox_cli.errors import RefusedError
-from outbox_cli.place import connect_source, names_source, target_directory
 from outbox_worker.change import part_reader
-from outbox_worker.postgres import apart
+from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.mappings import list_mappings
 from outbox_worker.postgres.messages import MessageReader
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 class Sources:
     """Finds the connection to each processor's messages; opens the source's database at most once."""
 
-    def __init__(self, home: psycopg.Connection[Any], context: Context) -> None:
+    def __init__(self, target: psycopg.Connection[Any], context: Context) -> None:
         """Keep the connection to the checkpoints."""
-        self._home = home
+        self._target = target
         self._context = context
         self._closing = ExitStack()
-        self._reading: psycopg.Connection[Any] | None = None
+        self._source_connection: psycopg.Connection[Any] | None = None
         self._mappings: Mapping[str, Source] | None = None
 
     @property
@@ -51,7 +51,7 @@ class Sources:
         if getattr(self._context.options, "file", None):
             return self.source
         if self._mappings is None:
-            self._mappings = list_mappings(self._home, self._context.subject.schema)
+            self._mappings = list_mappings(self._target, self._context.subject.schema)
         return self._mappings.get(processor_id, self.source)
 
     def __enter__(self) -> Self:
@@ -71,9 +71,9 @@ class Sources:
             RefusedError: the source that was named is not the processor's.
 
         """
-        written = apart.fetch_source(self._home, ProcessorKey(self._context.subject.schema, processor_id))
+        written = remote_target.fetch_source(self._target, ProcessorKey(self._context.subject.schema, processor_id))
         if written is None:
-            return self._home
+            return self._target
         if not self._is_named:
             return None
         connection, identity = self._open(self.source_of(processor_id))
@@ -96,9 +96,9 @@ class Sources:
             )
         return found
 
-    def is_apart(self, processor_id: str) -> bool:
+    def has_remote_target(self, processor_id: str) -> bool:
         """Say whether the processor's messages are in another database than its checkpoint."""
-        return self.find(processor_id) is not self._home
+        return self.find(processor_id) is not self._target
 
     @property
     def _is_named(self) -> bool:
@@ -106,14 +106,14 @@ class Sources:
         return target_directory(options) is not None and names_source(options, environment)
 
     def _open(self, source: Source) -> tuple[psycopg.Connection[Any], str]:
-        if self._reading is None:
-            self._reading = connect_source(self._context.options, self._context.environment)
-            self._closing.enter_context(self._reading)
-        return self._reading, apart.identify(self._reading, source).identity
+        if self._source_connection is None:
+            self._source_connection = connect_source(self._context.options, self._context.environment)
+            self._closing.enter_context(self._source_connection)
+        return self._source_connection, remote_target.identify(self._source_connection, source).identity
 
     def reader(self, view: ProcessorView) -> MessageReader:
         """Return the reader of the partition's own messages, divided as the database says."""
         source = self.source_of(view.processor_id)
-        if view.division is None:
+        if view.partitioning is None:
             return MessageReader(source)
-        return part_reader(source, replace(view.division, line=None), view.partition)
+        return part_reader(source, replace(view.partitioning, barrier=None), view.partition)

@@ -98,5 +98,5 @@ class StoreAnswer(IntEnum):
 
     @property
     def needs_person(self) -> bool:
-        """Told to the live owner, these mean that somebody who never owned the row changed it."""
+        """Told to the live owner, these mean that a program or a person without the lease changed the row."""
         return self in (StoreAnswer.AHEAD, StoreAnswer.OLDER)

@@ -1,4 +1,4 @@
-"""PURE: what becomes of whoever asked for the claim, in every mode."""
+"""PURE: the next step after the claim was asked for, in every mode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from outbox_core.report import Reason, WorkerState
 from outbox_core.state import ProcessorState, Step
 
 if TYPE_CHECKING:
-    from outbox_core import happening as h
+    from outbox_core import outcomes
     from outbox_core.competing import ConsumerState
 
 AnyState = TypeVar("AnyState", "ProcessorState", "ConsumerState")
 
 
 def decide_after_claim(
-    state: AnyState, without: AnyState, answer: h.ClaimAnswered, now: float, chance: float
+    state: AnyState, without: AnyState, answer: outcomes.ClaimAnswered, now: float, chance: float
 ) -> AnyState:
     """Go on, or ask again later with what is only true for who has the claim forgotten (`without`)."""
     if answer.granted:

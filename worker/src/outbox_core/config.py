@@ -88,7 +88,7 @@ class ProcessorConfig(SpecModel):
         return self.generation if self.text_id is None else self.text_id
 
     @property
-    def is_apart(self) -> bool:
+    def has_remote_target(self) -> bool:
         """Effects and checkpoint are in another database than the messages."""
         return self.target is not None and self.target.database is not None
 

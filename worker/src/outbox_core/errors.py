@@ -37,7 +37,7 @@ class OutboxError(Exception):
             reason: the condition's word.
             detail: what a developer wants: a traceback.
             classes: names by which `delivery.retry` may know it, the most telling first.
-            retry_after: seconds that whoever failed asks us to wait.
+            retry_after: seconds that the target asks us to wait.
 
         """
         super().__init__(message)
@@ -60,11 +60,14 @@ class TransientError(OutboxError):
 
 
 class PermanentError(OutboxError):
-    """Will not go away without somebody changing something."""
+    """Will not go away until a user changes something."""
 
 
 class ConfigurationError(PermanentError):
-    """What the user asked for cannot work as it is; checked again at intervals, because the mend may be elsewhere."""
+    """What the user asked for cannot work as it is.
+
+    Checked again at intervals, because what has to change may be elsewhere.
+    """
 
     reason = Reason.INVALID_CONFIGURATION
 

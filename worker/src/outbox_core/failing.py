@@ -1,7 +1,8 @@
 """PURE: what becomes of the one message that failed alone.
 
-Where a failing message blocks its partition it is tried again where it is, and nothing is written. Otherwise it is *set
-aside*: the checkpoint passes it in the same transaction that holds it, and it is tried again from there. When its
+Where a failing message blocks its partition it is tried again where it is, and nothing is written. Otherwise it is
+*held*:
+the checkpoint passes it in the same transaction that holds it, and it is tried again from there. When its
 attempts ran out, the resource says whether it waits for a person (held, without a next attempt), becomes a dead letter
 or is skipped.
 """
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.spec import Delivery, Retry
 
-SUSPICIOUS_DEATHS: Final = 2
+CRASHES_BEFORE_SEARCH: Final = 2
 """Owners that died at one checkpoint before messages are tried one at a time, each written down before it is."""
-KILLS: Final = 2
+POISON_CRASHES: Final = 2
 """Processes that died of a message, tried alone and written down, before it is given up."""
-HELD_DEATHS: Final = 3
+HELD_CRASHES: Final = 3
 """The same for a held message: the first time others may have been tried with it."""
 _LONGEST_ERROR: Final = 2000
 
@@ -70,8 +71,8 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
-    """Former owners died at this checkpoint: `left` messages from here on are under suspicion.
+class PoisonSearch:
+    """Former owners died at this checkpoint: one of the next `left` messages may be the poison message.
 
     Half of them are tried at once.
     What gets through is trusted, and what another owner dies of is written down: either way a half is left.
@@ -88,7 +89,7 @@ class Suspicion:
 def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict | None:
     """Decide about a message whose attempt number `attempt` (from 1) failed; None: it stops everything (Stop).
 
-    Only for what is set aside: a message that blocks its partition is set aside when its attempts ran out, no earlier.
+    Only for held messages: one that blocks its partition is held when its attempts ran out, no earlier.
     """
     decision = retry.decide_retry(attempt, delivery.retry, chance, error)
     if is_given_up(error) or decision.stop:
@@ -133,7 +134,7 @@ def is_refusal(error: OutboxError, settings: Retry) -> bool:
 
 
 def is_given_up(error: OutboxError) -> bool:
-    """Say whether a message is not to be tried again, whatever attempts are left: it killed too many processes."""
+    """Say whether a message is not to be tried again, although attempts are left: it killed too many processes."""
     return error.reason is Reason.PROCESS_KILLED
 
 

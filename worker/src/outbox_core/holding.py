@@ -10,8 +10,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from outbox_core import failing
-from outbox_core import happening as h
+from outbox_core import failing, outcomes
 from outbox_core.report import Reason, WorkerState
 from outbox_core.state import Policy, ProcessorState, Step
 from outbox_core.turns import Turn, decide_after_turn, decide_turn
@@ -28,8 +27,8 @@ def or_held(state: ProcessorState, now: float) -> ProcessorState:
     return replace(state, step=Step.TAKE_HELD, due=max(now, state.held_due))
 
 
-def with_asides(state: ProcessorState, now: float) -> ProcessorState:
-    """What was set aside with the checkpoint is held from now on."""
+def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
+    """What the checkpoint passed without handling it is held from now on."""
     batch = state.batch
     verdicts = [each.verdict for each in state.failed]
     if state.verdict is not None:
@@ -39,7 +38,7 @@ def with_asides(state: ProcessorState, now: float) -> ProcessorState:
             state = replace(state, blocking=state.blocking or verdict.blocks)
             if verdict.action is failing.Action.HOLD and verdict.wait is not None:
                 state = replace(state, held_due=min(state.held_due, now + verdict.wait))
-    if batch is not None and batch.aside and (batch.delayed_count or state.failed):
+    if batch is not None and batch.excluded and (batch.delayed_count or state.failed):
         # When they are due the database says. What waits behind a failed message of its key blocks that key, too.
         state = replace(state, held_due=now, blocking=state.blocking or bool(state.failed))
     return state
@@ -47,26 +46,30 @@ def with_asides(state: ProcessorState, now: float) -> ProcessorState:
 
 def after_holding(
     state: ProcessorState,
-    happened: h.HeldTaken | h.HeldHandled | h.HeldFailed | h.HeldSorted | h.HeldChanged,
+    outcome: outcomes.HeldTaken
+    | outcomes.HeldHandled
+    | outcomes.HeldFailed
+    | outcomes.HeldSorted
+    | outcomes.HeldChanged,
     now: float,
     policy: Policy,
 ) -> ProcessorState:
     """After a look at what is held, or an attempt at some of it."""
-    match happened:
-        case h.HeldTaken():
-            return _after_take(state, happened, now, policy)
-        case h.HeldHandled():
+    match outcome:
+        case outcomes.HeldTaken():
+            return _after_take(state, outcome, now, policy)
+        case outcomes.HeldHandled():
             return _after_held(_after_turn(state, now), now, policy)
-        case h.HeldFailed():
+        case outcomes.HeldFailed():
             return replace(
                 _after_turn(state, now), step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now
             )  # fmt: skip
-        case h.HeldSorted():
+        case outcomes.HeldSorted():
             return replace(
                 _after_turn(state, now), step=Step.FETCH, due=now, batch=None, held_due=now, failures=0,
-                held_block=smaller_block(happened.next_block, policy),
+                held_block=smaller_block(outcome.next_block, policy),
             )  # fmt: skip
-        case h.HeldChanged():
+        case outcomes.HeldChanged():
             return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
 
 
@@ -74,7 +77,7 @@ def _after_turn(state: ProcessorState, now: float) -> ProcessorState:
     return replace(state, turns=decide_after_turn(state.turns, Turn.AGAIN, now - state.turn_began))
 
 
-def _after_take(state: ProcessorState, taken: h.HeldTaken, now: float, policy: Policy) -> ProcessorState:
+def _after_take(state: ProcessorState, taken: outcomes.HeldTaken, now: float, policy: Policy) -> ProcessorState:
     if taken.batch is not None:
         held, block = taken.batch.held, state.held_block
         some = block is not None and len(held) > block and state.held_limit is None

@@ -31,10 +31,10 @@ class Search:
         count: messages in the batch.
         block: most messages that are tried at once.
         at: so many are behind: they were handled, or failed alone.
-        suspect: among the messages from `at` to before this one is one that fails; None: not known of any.
+        failing_before: among the messages from `at` to before this one is one that fails; None: not known of any.
         failed_block: how large the part was in which that was found.
         row: so many parts of the full size got through since.
-        last: the one that fails is probably the last before `suspect`.
+        last: the one that fails is probably the last before `failing_before`.
         trusted: what the handler had begun has told which one it was, so far.
 
     """
@@ -42,7 +42,7 @@ class Search:
     count: int
     block: int
     at: int = 0
-    suspect: int | None = None
+    failing_before: int | None = None
     failed_block: int = 0
     row: int = 0
     last: bool = False
@@ -56,7 +56,7 @@ class Search:
     @property
     def next_block(self) -> int:
         """Most messages to try at once in the next batch, or in the rest of this one."""
-        return self.block if self.suspect is None else max(1, (self.suspect - self.at) // 2)
+        return self.block if self.failing_before is None else max(1, (self.failing_before - self.at) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,21 @@ def search_failed(count: int) -> Search:
 
 def decide_size(search: Search) -> int:
     """Say how many messages, from `at` on, are tried next: at least one."""
-    if search.suspect is None:
+    if search.failing_before is None:
         return min(search.block, search.count - search.at)
-    suspects = search.suspect - search.at
-    return max(1, suspects - 1 if search.last else suspects // 2)
+    candidates = search.failing_before - search.at
+    return max(1, candidates - 1 if search.last else candidates // 2)
 
 
 def decide_after_part(search: Search, size: int) -> Search:
     """So many messages were handled."""
     at = search.at + size
-    if search.suspect is None:
+    if search.failing_before is None:
         row = search.row + (size == search.block)
         return replace(search, at=at, row=row % _ENOUGH, block=search.block * 2 if row == _ENOUGH else search.block)
-    if at < search.suspect:
+    if at < search.failing_before:
         return replace(search, at=at)  # what fails is in the rest
-    return replace(search, at=at, suspect=None, last=False, trusted=search.trusted and not search.last)
+    return replace(search, at=at, failing_before=None, last=False, trusted=search.trusted and not search.last)
 
 
 def decide_after_refusal(search: Search, size: int, begun: int | None = None) -> Search:
@@ -112,13 +112,13 @@ def decide_after_refusal(search: Search, size: int, begun: int | None = None) ->
         begun: how many of them the handler had begun, if that is known.
 
     """
-    failed_block = size if search.suspect is None else search.failed_block
+    failed_block = size if search.failing_before is None else search.failed_block
     if size == 1:
         block = max(1, failed_block // _LESS)
-        return replace(search, at=search.at + 1, suspect=None, block=block, failed_block=0, row=0, last=False)
+        return replace(search, at=search.at + 1, failing_before=None, block=block, failed_block=0, row=0, last=False)
     trusted = search.trusted and not search.last
     last = trusted and begun is not None
-    suspects = begun if last and begun else size
+    candidates = begun if last and begun else size
     return replace(
-        search, suspect=search.at + suspects, failed_block=failed_block, last=last, trusted=trusted
+        search, failing_before=search.at + candidates, failed_block=failed_block, last=last, trusted=trusted
     )  # fmt: skip

@@ -44,13 +44,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A message that was set aside, tried again now: its failed attempts, and the processes that died of it."""
+    """A held message, tried again now: its failed attempts, and the processes that died of it."""
 
     checkpoint: Checkpoint
     key: str
     message_id: str
     attempts: int = 0
-    deaths: int = 0
+    crash_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Batch:
         messages: those that the processor's filters let through; may be empty though rows were examined.
         examined_count: rows looked at.
         full: more rows are probably waiting, so read again without waiting.
-        matched_count: rows that the filters let through; more than `messages` has where only the bound was asked for.
-        partition: which one it is of; 0 where the processor is not divided.
+        matched_count: rows that the filters let through; more than `messages` has where only the extent was asked for.
+        partition: which one it is of; 0 where the processor is not partitioned.
         delayed_count: of the matched ones, those with a time before which they are not to be handled, past or not.
-        aside: those in the range that are not to be handled now; not among `messages`, not in `matched_count`.
+        excluded: those in the range that are not to be handled now; not among `messages`, not in `matched_count`.
         waits_for: mode Ordered: what comes next is delayed, and all waits for it.
         held: these very messages are tried again, none of a range.
         only: a small part of another batch: its messages, which are found faster one by one than as a range.
@@ -91,7 +91,7 @@ class Batch:
     matched_count: int = 0
     partition: int = 0
     delayed_count: int = 0
-    aside: tuple[Checkpoint, ...] = ()
+    excluded: tuple[Checkpoint, ...] = ()
     waits_for: Delayed | None = None
     held: tuple[Held, ...] = ()
     only: tuple[Checkpoint, ...] = ()

@@ -63,7 +63,7 @@ def sort_tried(keys: Sequence[str], tried: int, refused: Collection[int], *, blo
 
 
 def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, without: Collection[int] = ()) -> Batch:
-    """Return the messages of a batch from number `begin` to before `end`, those `without` aside.
+    """Return the messages of a batch from number `begin` to before `end`, without those in `without`.
 
     Args:
         batch: of a range of the outbox; or held messages.
@@ -90,7 +90,7 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     skipped = (places[number].checkpoint for number in range(begin, end) if number in without)
     return replace(
         batch, after=after, examined=examined, messages=messages, matched_count=len(numbers),
-        aside=(*_between(batch, places, begin, end), *skipped), full=batch.full or end < len(places),
+        excluded=(*_between(batch, places, begin, end), *skipped), full=batch.full or end < len(places),
         only=only, places=(),
     )  # fmt: skip
 
@@ -111,11 +111,11 @@ def _reach(batch: Batch, places: Sequence[Place], end: int) -> Checkpoint:
 
 
 def _between(batch: Batch, places: Sequence[Place], begin: int, end: int) -> tuple[Checkpoint, ...]:
-    """Return what was set aside already and lies between messages; behind the last one, too."""
+    """Return what was excluded already and lies between messages; behind the last one, too."""
     first = _order(batch, places[begin - 1].checkpoint) if begin else None
     last = _order(batch, places[end - 1].checkpoint) if end < len(places) else None
     return tuple(
-        each for each in batch.aside
+        each for each in batch.excluded
         if (first is None or _order(batch, each) > first) and (last is None or _order(batch, each) <= last)
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ def slots_of(partition: int, count: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class PartitionOwners:
     """What one process sees of the division of a processor.
 
     Attributes:
@@ -62,19 +62,22 @@ class Division:
     owners: Mapping[int, UUID]
 
 
-def decide_wanted(division: Division, me: UUID) -> frozenset[int]:
+def decide_assigned(partitions: PartitionOwners, me: UUID) -> frozenset[int]:
     """Decide which partitions this process shall own.
 
-    Everybody gets an equal share, the oldest members one more where it does not divide. Who has too many gives back
-    the highest numbers; what nobody owns goes to those who have too few, the oldest first. Nothing else moves. A
+    Each member gets an equal share, the oldest ones one more where it does not divide. A member with too many gives
+    back
+    the highest numbers; partitions without an owner go to members with too few, the oldest first. Nothing else moves. A
     process that is not (yet) a member keeps what it has and takes nothing.
     """
-    held = {member: sorted(p for p, owner in division.owners.items() if owner == member) for member in division.members}
+    held = {
+        member: sorted(p for p, owner in partitions.owners.items() if owner == member) for member in partitions.members
+    }
     if me not in held:
-        return frozenset(p for p, owner in division.owners.items() if owner == me)
-    share, more = divmod(division.count, len(division.members))
-    free = [p for p in range(division.count) if p not in division.owners]
-    for rank, member in enumerate(division.members):
+        return frozenset(p for p, owner in partitions.owners.items() if owner == me)
+    share, more = divmod(partitions.count, len(partitions.members))
+    free = [p for p in range(partitions.count) if p not in partitions.owners]
+    for rank, member in enumerate(partitions.members):
         quota = share + (1 if rank < more else 0)
         lacking = max(0, quota - len(held[member]))
         given, free = free[:lacking], free[lacking:]

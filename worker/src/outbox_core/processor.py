@@ -1,12 +1,12 @@
-"""PURE: the life of a processor as a state machine. Given the state, what happened and the time: the next step.
+"""PURE: the life of a processor as a state machine. Given the state, the outcome and the time: the next step.
 
 The loop that carries steps out is `outbox_worker.loop`; it decides nothing. A normal life is
 
     PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> ACQUIRE -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
 
-PREPARE is also the way back after every fault of the database: it reconnects, and whatever was in hand (a refusal to
+PREPARE is also the way back after every fault of the database: it reconnects, and what was in hand (a refusal to
 record, a commit of unknown outcome, a batch delivered but not stored) is taken up again before anything else, in that
-order, by `_resume`. What happens is one of the small classes of `outbox_core.happening`.
+order, by `_resume`. An outcome is one of the small classes of `outbox_core.outcomes`.
 
 Times are seconds of a monotonic clock. Who owns the processor is never judged by them, only by the database.
 """
@@ -17,12 +17,11 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, assert_never
 
-from outbox_core import failing, retry, stopping
-from outbox_core import happening as h
+from outbox_core import failing, outcomes, retry, stopping
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.claiming import decide_after_claim
 from outbox_core.errors import HandlerError, MessagesFailedError
-from outbox_core.holding import after_held_failure, after_holding, or_held, smaller_block, with_asides
+from outbox_core.holding import after_held_failure, after_holding, or_held, smaller_block, with_newly_held
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
 from outbox_core.state import Policy, ProcessorState, Step
@@ -43,75 +42,81 @@ REFUSED_WAIT: Final = 0.5
 
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 """Faults that no message causes: looking for one would only repeat them."""
-_WRITING_DOWN: Final = frozenset({Step.SET_ASIDE, Step.FAIL_HELD, Step.CONFIRM})
+_WRITING_DOWN: Final = frozenset({Step.HOLD_BATCH, Step.FAIL_HELD, Step.CONFIRM})
 """What fails here is not the handling."""
 DELAYED_LOOK: Final = 5.0
-"""Longest wait of mode Ordered at a delayed message before it looks again: somebody may have changed the row."""
+"""Longest wait of mode Ordered at a delayed message before it looks again: a user may have changed the row."""
 
 
-def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each happening; mypy checks that none is missing
-    state: ProcessorState, happened: h.Happening, now: float, policy: Policy, chance: float
+def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
+    state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     """Decide the next step.
 
     Args:
         state: the state in which the step was done.
-        happened: what came of it.
+        outcome: what came of it.
         now: the monotonic time.
         policy: the resource's words.
         chance: a random number, 0 to 1, for jitter.
 
     """
-    match happened:
-        case h.Prepared():
-            return _resume(_since_crash(state) if happened.crashed else state, now)
-        case h.ClaimAnswered():
-            return decide_after_claim(state, _without_lease(state), happened, now, chance)
-        case h.Reviewed():
-            return _after_review(state, happened, now)
-        case h.TargetReady():
+    match outcome:
+        case outcomes.Prepared():
+            return _resume(_since_crash(state) if outcome.crashed else state, now)
+        case outcomes.ClaimAnswered():
+            return decide_after_claim(state, _without_lease(state), outcome, now, chance)
+        case outcomes.Reviewed():
+            return _after_review(state, outcome, now)
+        case outcomes.TargetReady():
             return replace(state, step=Step.ACQUIRE, due=now)
-        case h.LeaseAnswered():
-            return _after_acquire(state, happened, now, policy)
-        case h.Loaded():
-            return _after_load(state, happened, now, policy)
-        case h.Fetched():
-            return _after_fetch(state, happened, now, policy)
-        case h.Delivered():
+        case outcomes.LeaseAnswered():
+            return _after_acquire(state, outcome, now, policy)
+        case outcomes.Loaded():
+            return _after_load(state, outcome, now, policy)
+        case outcomes.Fetched():
+            return _after_fetch(state, outcome, now, policy)
+        case outcomes.Delivered():
             return replace(state, step=Step.STORE, due=now, delivered=True)
-        case h.Stored():
-            return _after_store(state, happened.pair, now, policy)
-        case h.Isolated():
-            return _after_isolation(state, happened, now, policy)
-        case h.Refused():
-            return _after_refusal(state, happened, now)
-        case h.Unsure():
-            return _after_lost_transaction(state, happened, now)
-        case h.NotStored():
+        case outcomes.Stored():
+            return _after_store(state, outcome.pair, now, policy)
+        case outcomes.Isolated():
+            return _after_isolation(state, outcome, now, policy)
+        case outcomes.Rejected():
+            return _after_refusal(state, outcome, now)
+        case outcomes.CommitUnknown():
+            return _after_lost_transaction(state, outcome, now)
+        case outcomes.NotCommitted():
             wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
             step = Step.STORE if state.delivered else Step.FETCH
             cursor = state.cursor if state.delivered else state.stored
             return replace(state, step=step, due=now + wait, doubt=None, verdict=None, cursor=cursor)
-        case h.Recorded():
-            return _after_record(state, happened, now)
-        case h.HeldTaken() | h.HeldHandled() | h.HeldFailed() | h.HeldSorted() | h.HeldChanged():
-            return after_holding(state, happened, now, policy)
-        case h.Throttled():
-            return _throttled(state, happened, now)
-        case h.Decision():
-            return stopping.decide_after_look(state, happened, now)
-        case h.Failed():
-            return _after_failure(state, happened, now, policy, chance)
-        case h.OwnershipLost():
-            return _after_loss(state, happened, now)
-        case h.TargetChanged():
+        case outcomes.Recorded():
+            return _after_record(state, outcome, now)
+        case (
+            outcomes.HeldTaken()
+            | outcomes.HeldHandled()
+            | outcomes.HeldFailed()
+            | outcomes.HeldSorted()
+            | outcomes.HeldChanged()
+        ):
+            return after_holding(state, outcome, now, policy)
+        case outcomes.Throttled():
+            return _throttled(state, outcome, now)
+        case outcomes.Decision():
+            return stopping.decide_after_look(state, outcome, now)
+        case outcomes.Failed():
+            return _after_failure(state, outcome, now, policy, chance)
+        case outcomes.OwnershipLost():
+            return _after_loss(state, outcome, now)
+        case outcomes.HandlerChanged():
             return _after_mending(state, now)
-        case h.Wanted() | h.Unwanted() | h.Released():
-            return _after_sharing(state, happened, now)
-        case h.StopRequested():
+        case outcomes.Assigned() | outcomes.Revoked() | outcomes.Released():
+            return _after_sharing(state, outcome, now)
+        case outcomes.StopRequested():
             return _after_stop(state, now)
         case _:
-            assert_never(happened)
+            assert_never(outcome)
 
 
 def _since_crash(state: ProcessorState) -> ProcessorState:
@@ -147,21 +152,35 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
 
 
 def _without_lease(state: ProcessorState) -> ProcessorState:
-    """Forget whatever is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
+    """Forget what is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
     return replace(
-        state, lease=None, stored=None, cursor=None, batch=None, delivered=False, doubt=None, refusal=None,
-        unstored_rows=0, idle=0, limit=None, suspect=None, verdict=None, suspicion=None, blocking=False, held_due=inf,
+        state,
+        lease=None,
+        stored=None,
+        cursor=None,
+        batch=None,
+        delivered=False,
+        doubt=None,
+        refusal=None,
+        unstored_rows=0,
+        idle=0,
+        limit=None,
+        search_end=None,
+        verdict=None,
+        poison_search=None,
+        blocking=False,
+        held_due=inf,
         held_limit=None,
-    )  # fmt: skip
+    )
 
 
-def _after_review(state: ProcessorState, review: h.Reviewed, now: float) -> ProcessorState:
+def _after_review(state: ProcessorState, review: outcomes.Reviewed, now: float) -> ProcessorState:
     if review.open is None:
         return replace(state, step=Step.CHECK_TARGET, due=now)
     return _blocked(state, review.open, now, review.note)
 
 
-def _blocked(state: ProcessorState, conflict: h.OpenConflict, now: float, note: str = "") -> ProcessorState:
+def _blocked(state: ProcessorState, conflict: outcomes.OpenConflict, now: float, note: str = "") -> ProcessorState:
     ahead = conflict.code == StoreAnswer.AHEAD
     word = "ahead of" if ahead else "older than"
     stored = str(conflict.stored) if conflict.stored else "no checkpoint"
@@ -171,18 +190,22 @@ def _blocked(state: ProcessorState, conflict: h.OpenConflict, now: float, note: 
         else "rewind"
     )
     message = (
-        f"conflict {conflict.id}: somebody who is not the owner changed the checkpoint; stored is {stored}, {word} the "
+        f"conflict {conflict.id}: a program or person without the lease changed the checkpoint; stored is {stored}, "
+        f"{word} the "
         f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
         f'"{conflict.id}=<transaction_id>:<position>" (cursor Snapshot: 0:<first position to handle again>)'
     )
     return replace(
-        _without_lease(state), step=Step.REVIEW, due=now + BLOCKED_POLL, state=WorkerState.BLOCKED,
+        _without_lease(state),
+        step=Step.REVIEW,
+        due=now + BLOCKED_POLL,
+        state=WorkerState.BLOCKED,
         reason=Reason.CHECKPOINT_AHEAD if ahead else Reason.CHECKPOINT_OLDER,
         message=f"{message}; {note}" if note else message,
-    )  # fmt: skip
+    )
 
 
-def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
+def _after_acquire(state: ProcessorState, answer: outcomes.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
     if answer.lease is not None:
         return replace(_without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
     holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
@@ -193,29 +216,31 @@ def _after_acquire(state: ProcessorState, answer: h.LeaseAnswered, now: float, p
     )  # fmt: skip
 
 
-def _after_load(state: ProcessorState, loaded: h.Loaded, now: float, policy: Policy) -> ProcessorState:
+def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, policy: Policy) -> ProcessorState:
     review = loaded.review
-    suspects = review.suspects or (policy.delivery.batch_limit if review.deaths >= failing.SUSPICIOUS_DEATHS else 0)
-    if review.kills and not suspects:
-        suspects = 1
+    in_flight = review.in_flight or (
+        policy.delivery.batch_limit if review.crash_count >= failing.CRASHES_BEFORE_SEARCH else 0
+    )
+    if review.poison_crashes and not in_flight:
+        in_flight = 1
     state = replace(
         state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now,
         unstored_rows=0, forgiven=False, blocking=review.blocking, held_due=now if review.any_held else inf,
-        suspicion=failing.Suspicion(suspects) if policy.bisects and suspects else None,
+        poison_search=failing.PoisonSearch(in_flight) if policy.bisects and in_flight else None,
     )  # fmt: skip
     if state.exhausted:
         return stopping.resume(state, now)
     return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
-def _after_fetch(state: ProcessorState, fetched: h.Fetched, now: float, policy: Policy) -> ProcessorState:
+def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
     batch = fetched.batch
     if batch.matched:
         some = _may_isolate(state, policy) and state.block is not None and batch.matched_count > state.block
         step = Step.ISOLATE if some else Step.HANDLE
         return replace(state, step=step, due=now, batch=batch, idle=0, failed=(), turn_began=now)
-    if batch.aside:
-        return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, idle=0, failed=(), turn_began=now)
+    if batch.excluded:
+        return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, idle=0, failed=(), turn_began=now)
     if batch.waits_for is not None and batch.examined == batch.after:
         return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
@@ -251,13 +276,13 @@ def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorSt
 def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
     full = state.batch is None or state.batch.full
     if state.doubt is not None:
-        # What was set aside in it may be forgotten by now: look what is held before the next message.
+        # What was held with it may be forgotten by now: look what is held before the next message.
         state = replace(state, blocking=True, held_due=now)
     if state.batch is not None:
         state = replace(state, turns=decide_after_turn(state.turns, Turn.FRESH, now - state.turn_began))
     if state.step is Step.HANDLE and state.block is not None:
         state = replace(state, block=smaller_block(state.block * 2, policy))
-    state = with_asides(_narrowed(_trusted(state), pair), now)
+    state = with_newly_held(_narrowed(_trusted(state), pair), now)
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
@@ -267,7 +292,7 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
     return or_held(state, now)
 
 
-def _after_isolation(state: ProcessorState, found: h.Isolated, now: float, policy: Policy) -> ProcessorState:
+def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float, policy: Policy) -> ProcessorState:
     """What failed is held, or will be with the checkpoint."""
     state = replace(
         state, batch=found.batch, failed=found.failed, block=smaller_block(found.next_block, policy)
@@ -280,27 +305,27 @@ def _after_isolation(state: ProcessorState, found: h.Isolated, now: float, polic
 def _may_isolate(state: ProcessorState, policy: Policy) -> bool:
     """Say whether the messages that fail may be found in one step: not where they block all, or processes died."""
     passes = policy.delivery.blocking is not Blocks.PARTITION
-    return policy.isolates and passes and state.suspicion is None and state.limit is None
+    return policy.isolates and passes and state.poison_search is None and state.limit is None
 
 
 def _trusted(state: ProcessorState) -> ProcessorState:
-    """Messages under suspicion were handled, or are out of the way."""
-    if state.suspicion is None or state.batch is None:
+    """Messages that may be the poison message were handled, or are excluded."""
+    if state.poison_search is None or state.batch is None:
         return state
-    left = state.suspicion.left - state.batch.matched_count - len(state.batch.aside)
-    return replace(state, suspicion=failing.Suspicion(left) if left > 0 else None)
+    left = state.poison_search.left - state.batch.matched_count - len(state.batch.excluded)
+    return replace(state, poison_search=failing.PoisonSearch(left) if left > 0 else None)
 
 
 def _narrowed(state: ProcessorState, examined: Checkpoint) -> ProcessorState:
     """Go on looking for the message that fails: what was good is behind us, so it is in the other half."""
-    if state.suspect is None or state.limit is None:
+    if state.search_end is None or state.limit is None:
         return state
-    if examined >= state.suspect:
-        return replace(state, limit=None, suspect=None)
+    if examined >= state.search_end:
+        return replace(state, limit=None, search_end=None)
     return replace(state, limit=max(1, state.limit // 2))
 
 
-def _after_lost_transaction(state: ProcessorState, doubt: h.Unsure, now: float) -> ProcessorState:
+def _after_lost_transaction(state: ProcessorState, doubt: outcomes.CommitUnknown, now: float) -> ProcessorState:
     """Reconnect at once and ask the contract; the wait comes before the batch is tried again."""
     return replace(
         state, step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
@@ -308,7 +333,7 @@ def _after_lost_transaction(state: ProcessorState, doubt: h.Unsure, now: float) 
     )  # fmt: skip
 
 
-def _after_refusal(state: ProcessorState, refused: h.Refused, now: float) -> ProcessorState:
+def _after_refusal(state: ProcessorState, refused: outcomes.Rejected, now: float) -> ProcessorState:
     if refused.answer is StoreAnswer.IGNORED:
         # The batch was handled before: skip to the stored pair.
         return replace(
@@ -324,10 +349,10 @@ def _after_refusal(state: ProcessorState, refused: h.Refused, now: float) -> Pro
     return replace(state, step=Step.RECORD, due=now, refusal=refused, doubt=None)
 
 
-def _after_record(state: ProcessorState, recorded: h.Recorded, now: float) -> ProcessorState:
+def _after_record(state: ProcessorState, recorded: outcomes.Recorded, now: float) -> ProcessorState:
     refusal = state.refusal
     if refusal is not None and refusal.answer.needs_person:
-        conflict = h.OpenConflict(recorded.conflict_id, int(refusal.answer), refusal.expected, refusal.stored)
+        conflict = outcomes.OpenConflict(recorded.conflict_id, int(refusal.answer), refusal.expected, refusal.stored)
         return _blocked(state, conflict, now)
     pair = f"batch up to {refusal.new} " if refusal else "batch "
     return replace(
@@ -339,12 +364,12 @@ def _after_record(state: ProcessorState, recorded: h.Recorded, now: float) -> Pr
 
 
 def _after_failure(
-    state: ProcessorState, failed: h.Failed, now: float, policy: Policy, chance: float
+    state: ProcessorState, failed: outcomes.Failed, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     error = failed.error
     kind = retry.classify_error(error, policy.delivery.retry)
     batch = state.batch
-    # Where the target names what failed, all else goes on, whatever kind of failure it is.
+    # Where the target names what failed, all else goes on, with every kind of failure.
     apart = kind is not retry.ErrorKind.OUTSIDE or isinstance(error, MessagesFailedError)
     if apart and state.lease is not None and state.step not in _WRITING_DOWN:
         if batch is not None and batch.held:
@@ -373,9 +398,9 @@ def _after_failure(
 
 
 def _after_attempt(
-    state: ProcessorState, batch: Batch | None, failed: h.Failed, now: float, policy: Policy, chance: float
+    state: ProcessorState, batch: Batch | None, failed: outcomes.Failed, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
-    """One message failed alone (or, where nothing is halved, a batch): again here, aside, or no more."""
+    """One message failed alone (or, where nothing is halved, a batch): again here, held, or no more."""
     delivery, error = policy.delivery, failed.error
     attempt = state.attempt + 1
     state = replace(state, attempt=attempt, failures=0, reason=error.reason, message=str(error))
@@ -393,10 +418,10 @@ def _after_attempt(
         verdict = failing.decide_verdict(error, attempt, delivery, chance)
     if verdict is None:
         return stopping.stop(state, failed, batch, now)
-    return replace(state, step=Step.SET_ASIDE, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
+    return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
 
 
-def _throttled(state: ProcessorState, throttled: h.Throttled, now: float) -> ProcessorState:
+def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
     state = replace(state, due=now + throttled.seconds)
     if throttled.reason is Reason.CIRCUIT_OPEN:
         return replace(
@@ -410,31 +435,33 @@ def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: floa
 
     Where the target names the messages that failed, all before the first of them instead.
     """
-    half = (batch.matched_count + len(batch.aside)) // 2
+    half = (batch.matched_count + len(batch.excluded)) // 2
     if isinstance(error, MessagesFailedError):
         half = max(1, [message.checkpoint in error.failed for message in batch].index(True))
     return replace(
         state, step=Step.FETCH, due=now, batch=None, failures=0, limit=half,
-        suspect=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
+        search_end=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
         message=f"{error}; looking for the message among {batch.matched_count}",
     )  # fmt: skip
 
 
-def _after_loss(state: ProcessorState, lost: h.OwnershipLost, now: float) -> ProcessorState:
+def _after_loss(state: ProcessorState, lost: outcomes.OwnershipLost, now: float) -> ProcessorState:
     return replace(
         _without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
         message=f"{lost.message}; asking for ownership again",
     )  # fmt: skip
 
 
-def _after_sharing(state: ProcessorState, happened: h.Wanted | h.Unwanted | h.Released, now: float) -> ProcessorState:
+def _after_sharing(
+    state: ProcessorState, outcome: outcomes.Assigned | outcomes.Revoked | outcomes.Released, now: float
+) -> ProcessorState:
     """The replicas share the partitions: this one becomes ours, or another's."""
-    match happened:
-        case h.Wanted():
+    match outcome:
+        case outcomes.Assigned():
             return replace(state, step=Step.REVIEW, due=now)
-        case h.Unwanted() if state.lease is not None:
+        case outcomes.Revoked() if state.lease is not None:
             return replace(state, step=Step.RELEASE, due=now)
-        case h.Unwanted() | h.Released():
+        case outcomes.Revoked() | outcomes.Released():
             return _parked(state)
 
 

@@ -166,11 +166,11 @@ class LeaseView(WireModel):
     expires_at: datetime | None = None
 
 
-class DivisionView(WireModel):
-    """Into how many partitions the processor is divided, and what that changes to."""
+class PartitioningView(WireModel):
+    """How many partitions the processor has, and what that changes to."""
 
     count: int = Field(description="Partitions there are; spec.delivery.partitions.count says how many there shall be.")
-    next_count: int | None = Field(None, description="What the number changes to, once all are at the stop line.")
+    next_count: int | None = Field(None, description="What the number changes to, once all are at the barrier.")
     at_line: int = Field(0, description="Partitions that have stopped there.")
     message: Message = Field("", description="How far the change is, and what it waits for.")
 
@@ -202,12 +202,12 @@ class Lag(WireModel):
 
 
 STALLED_AFTER: Final = 4.0
-"""Seconds that the reading bound may stand still, with something waiting behind it, before it is worth a word. Workers
+"""Seconds that the high-water mark may stand still, with something waiting behind it, before it is reported. Workers
 look every 2 s and the operator asks them every 2 s: so a stall is a condition within 10 s of its begin."""
 
 
-class BoundHolder(WireModel):
-    """Who holds the bound back, in parts: labels of a metric."""
+class HighWaterMarkHolder(WireModel):
+    """Who holds the high-water mark back, in parts: labels of a metric."""
 
     kind: str
     """`session`, `prepared`, or `worker`: a session of a processor's worker of ours."""
@@ -224,17 +224,17 @@ class BoundHolder(WireModel):
 
 
 class BoundStatus(WireModel):
-    """The reading bound (`pg_snapshot_xmin`) while it stands still: else it says nothing of this processor."""
+    """The high-water mark (`pg_snapshot_xmin`) while it stands still: else it says nothing of this processor."""
 
     transaction_id: Short = Field(description="Nothing at or above it can be read yet.")
     age_seconds: float = Field(0, description="How long it has stood still although something waits behind it.")
     holder: Long | None = Field(None, description="Who holds it back.")
 
 
-class Bound(BoundStatus):
-    """The reading bound as a worker reports it, whether it stands still or not."""
+class HighWaterMark(BoundStatus):
+    """The high-water mark as a worker reports it, whether it stands still or not."""
 
-    held_by: BoundHolder | None = None
+    held_by: HighWaterMarkHolder | None = None
     others: int = 0
     """Further open transactions that have written: each holds it in its turn."""
     remedy: str | None = None
@@ -252,7 +252,7 @@ class Unfinished(WireModel):
     messages: int = 0
     batches: int = 0
     free: int = 0
-    """Batches that nobody has: handed back, or lapsed."""
+    """Batches without a consumer: handed back, or lapsed."""
     retries: int = 0
     """Over the outbox: messages that wait for another attempt, are delayed, or were redriven and not taken yet."""
     consumers: int = 0
@@ -375,12 +375,12 @@ class Report(WireModel):
     claim_holder: ResourceRef | None = None
     lease: LeaseView | None = None
     leases: list[LeaseView] = []
-    """Of a divided processor: every live lease, whoever holds it."""
-    division: DivisionView | None = None
-    """Of a divided processor: the number of its partitions, and a change of it."""
+    """Of a partitioned processor: every live lease, of all processes."""
+    division: PartitioningView | None = None
+    """Of a partitioned processor: the number of its partitions, and a change of it."""
     checkpoints: list[CheckpointView] = []
     lag: Lag | None = None
-    bound: Bound | None = None
+    bound: HighWaterMark | None = None
     handled: int = 0
     """Messages handled by this process."""
     batches: int = 0

@@ -37,8 +37,8 @@ class ErrorKind(Enum):
     """What a failure means for the attempts of a message."""
 
     ATTEMPT = "counts as an attempt"
-    HOPELESS = "no other attempt mends it"
-    OUTSIDE = "no message's fault: tried again for ever"
+    HOPELESS = "no other attempt can succeed"
+    OUTSIDE = "no message's fault: tried again without end"
 
 
 def classify_error(error: OutboxError, retry: Retry) -> ErrorKind:
@@ -107,7 +107,7 @@ def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError |
 
 
 def infrastructure_backoff(failures: int, retry: Retry, chance: float) -> float:
-    """Seconds to wait for something outside that is down or not set up yet; tried again for ever."""
+    """Seconds to wait for something outside that is down or not set up yet; tried again without end."""
     return backoff(
         failures,
         initial=min(retry.initial_backoff.total_seconds(), INFRASTRUCTURE_CEILING),

@@ -1,7 +1,7 @@
 """PURE: a PostgreSQL snapshot as text (`xmin:xmax:id,…`): which transactions were over when it was taken.
 
 What one snapshot sees and an earlier one does not is a *window*. Nothing that commits later can get into one: it is the
-same for every reader and after every restart, and whatever it does not hold is in a later one. The cursor Snapshot
+same for every reader and after every restart, and what it does not hold is in a later one. The cursor Snapshot
 reads windows in the order of positions (`outbox_core.window`), consumers are handed pieces of them in the order of
 pairs (`outbox_core.competing`).
 """
@@ -27,13 +27,13 @@ class Snapshot:
         return transaction_id < self.xmax and transaction_id not in self.in_progress
 
     def covers(self, other: Snapshot) -> bool:
-        """Say whether this sees whatever the other sees: of one server, that it was taken no earlier."""
+        """Say whether this sees everything that the other sees: of one server, that it was taken no earlier."""
         if any(other.sees(each) for each in self.in_progress):
             return False
         hidden = sum(each >= self.xmax for each in other.in_progress)
         return other.xmax <= self.xmax or hidden == other.xmax - self.xmax
 
-    def stragglers(self, upper: Snapshot) -> list[int]:
+    def ended_since(self, upper: Snapshot) -> list[int]:
         """Return the transactions that were in progress for this one and are over for a later one, in order."""
         return sorted(each for each in self.in_progress if upper.sees(each))
 

@@ -11,9 +11,9 @@ from outbox_core.report import Reason, WorkerState
 from outbox_core.turns import Turns
 
 if TYPE_CHECKING:
-    from outbox_core import happening as h
+    from outbox_core import outcomes
     from outbox_core.checkpoint import Checkpoint
-    from outbox_core.failing import Failure, Suspicion, Verdict
+    from outbox_core.failing import Failure, PoisonSearch, Verdict
     from outbox_core.message import Batch
     from outbox_core.spec import Delivery, Guarantee
 
@@ -39,7 +39,7 @@ class Step(StrEnum):
     """Handle a batch in parts: what fails is found and held, the rest gets through."""
     STORE = "store"
     """Store a checkpoint alone, in its own transaction."""
-    SET_ASIDE = "set aside"
+    HOLD_BATCH = "hold batch"
     """Pass the batch without handling any of it: all that is in it is held, dead or skipped."""
     TAKE_HELD = "take held"
     """See which held messages are to be tried now."""
@@ -73,9 +73,9 @@ class Step(StrEnum):
 
     @property
     def needs_lease(self) -> bool:
-        """Not worth starting without the lease. Whatever was started already is left to the contract to refuse."""
+        """Not worth starting without the lease. What was started already is refused by the contract."""
         return self in (
-            Step.LOAD, Step.FETCH, Step.HANDLE, Step.ISOLATE, Step.HOLD, Step.SET_ASIDE, Step.TAKE_HELD,
+            Step.LOAD, Step.FETCH, Step.HANDLE, Step.ISOLATE, Step.HOLD, Step.HOLD_BATCH, Step.TAKE_HELD,
             Step.HANDLE_HELD, Step.FAIL_HELD,
         )  # fmt: skip
 
@@ -158,13 +158,13 @@ class ProcessorState:
         stopped: where, and what is told about it.
         given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
         limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
-        suspect: the end of the batch that failed; it is looked for up to here.
+        search_end: the end of the batch that failed; it is looked for up to here.
         verdict: what becomes of the message that failed alone; being written down.
         failed: of the batch in hand, messages that failed alone and are to be held with its checkpoint.
         block: how many messages of a batch are tried at once, because some failed lately; None: all.
         held_block: the same for held messages.
         turns: how fresh and held messages share the time; `turn_began`: when the one in hand was taken.
-        suspicion: former owners died here: ever fewer messages at a time.
+        poison_search: former owners died here: ever fewer messages at a time.
         blocking: later messages of some key must wait: each batch is looked through for them.
         held_due: when held messages are to be looked at; inf: none is held that is due by itself.
         held_limit: most held messages in the next batch of them; None: as many as in any other.
@@ -178,13 +178,13 @@ class ProcessorState:
     state: WorkerState = WorkerState.STARTING
     reason: Reason = Reason.STARTING
     message: str = ""
-    lease: h.HeldLease | None = None
+    lease: outcomes.HeldLease | None = None
     stored: Checkpoint | None = None
     cursor: Checkpoint | None = None
     batch: Batch | None = None
     delivered: bool = False
-    doubt: h.Unsure | None = None
-    refusal: h.Refused | None = None
+    doubt: outcomes.CommitUnknown | None = None
+    refusal: outcomes.Rejected | None = None
     attempt: int = 0
     failures: int = 0
     idle: int = 0
@@ -192,14 +192,14 @@ class ProcessorState:
     stopped: Stopped | None = None
     given_up: str | None = None
     limit: int | None = None
-    suspect: Checkpoint | None = None
+    search_end: Checkpoint | None = None
     verdict: Verdict | None = None
     failed: tuple[Failure, ...] = ()
     block: int | None = None
     held_block: int | None = None
     turns: Turns = field(default_factory=Turns)
     turn_began: float = 0.0
-    suspicion: Suspicion | None = None
+    poison_search: PoisonSearch | None = None
     blocking: bool = False
     held_due: float = inf
     held_limit: int | None = None

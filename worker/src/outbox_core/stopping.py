@@ -4,7 +4,7 @@ A consumer in mode Competing says the same, and asks for the same decision (`out
 
 It keeps its lease and looks whether the person recorded that it goes on without the message (`outbox dead-letters
 add`). Then the message is tried once more, alone, and if it fails it becomes a dead letter. The person names the
-message by its place, so nothing else is passed, whatever the cursor.
+message by its place, so nothing else is passed, with either cursor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outbox_core.report import Reason, WorkerState
 from outbox_core.state import Step, Stopped
 
 if TYPE_CHECKING:
-    from outbox_core import happening as h
+    from outbox_core import outcomes
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.state import ProcessorState
@@ -39,7 +39,7 @@ class Named:
     remedy: str
 
 
-def stop(state: ProcessorState, failed: h.Failed, batch: Batch | None, now: float) -> ProcessorState:
+def stop(state: ProcessorState, failed: outcomes.Failed, batch: Batch | None, now: float) -> ProcessorState:
     """Attempts ran out: handle nothing more."""
     stopped = build_stopped(state.attempt, failed.error, failed.message, _place(batch))
     unnamed = batch if failed.message is None and batch is not None and batch.matched_count == 1 else None
@@ -89,7 +89,7 @@ def _held(state: ProcessorState, now: float) -> ProcessorState:
     )  # fmt: skip
 
 
-def decide_after_look(state: ProcessorState, decision: h.Decision, now: float) -> ProcessorState:
+def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: float) -> ProcessorState:
     """A person decided, or has not yet; or only now is it known which message it is."""
     if decision.named is not None and state.stopped is not None:
         known = replace(state.stopped, message=f"{state.stopped.message}; it is {decision.named.text}")
@@ -100,12 +100,12 @@ def decide_after_look(state: ProcessorState, decision: h.Decision, now: float) -
         state, step=Step.FETCH, due=now, attempt=0, exhausted=False, stopped=None,
         given_up=state.stopped.place, limit=1,
         # Anything behind the checkpoint: the limit is for one batch.
-        suspect=state.stored, cursor=state.stored, state=WorkerState.RETRYING,
+        search_end=state.stored, cursor=state.stored, state=WorkerState.RETRYING,
         message=GIVEN_UP,
     )  # fmt: skip
 
 
-def decide_given_up(state: ProcessorState, failed: h.Failed) -> Verdict | None:
+def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict | None:
     """Say what becomes of a message that fails after a person gave it up; None: it is another message."""
     if failed.message is None or state.given_up != failed.message.place:
         return None

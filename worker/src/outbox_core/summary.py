@@ -24,7 +24,7 @@ TELLING: Final = (
     WorkerState.STARTING,
     WorkerState.STANDBY,
 )
-"""The state that most needs somebody comes first."""
+"""The state that most needs attention comes first."""
 
 _READY: Final = frozenset({WorkerState.ACTIVE, WorkerState.STANDBY, WorkerState.RETRYING})
 
@@ -51,7 +51,7 @@ def summarize(states: Mapping[int, ProcessorState]) -> ProcessorState:
 def is_ready(states: Mapping[int, ProcessorState]) -> bool:
     """Say whether the process does what it should: owner or standby.
 
-    Waiting for a person or a mend is not ready, unless another partition of this process goes on meanwhile.
+    Waiting for a person or a change is not ready, unless another partition of this process goes on meanwhile.
     """
     working = [state for state in states.values() if state.step is not Step.PARK] or list(states.values())
     return any(state.state in _READY for state in working)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.claimed_batch import Chunk
 from outbox_core.errors import MessagesFailedError
-from outbox_core.work import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,9 +34,9 @@ class TakenMessages:
         """Return the messages of a batch that the broker has not taken yet.
 
         Another epoch of a partition begins with nothing: a person may have asked for its messages again (a rewind). In
-        mode Competing nobody can, and a batch that was handed back and taken again is the same batch.
+        mode Competing that cannot be asked, and a batch that was handed back and taken again is the same batch.
         """
-        if isinstance(batch, Piece):
+        if isinstance(batch, Chunk):
             epoch = 0
         if self._epochs.get(batch.partition) != epoch:
             self._epochs[batch.partition] = epoch

@@ -38,7 +38,7 @@ def decide_turn(turns: Turns) -> Turn:
 
 
 def decide_after_turn(turns: Turns, turn: Turn, seconds: float) -> Turns:
-    """Something was found, and it took so many seconds to handle it, whatever came of it."""
+    """Something was found, and it took so many seconds to handle it, with or without success."""
     if turn is Turn.FRESH:
         return Turns(max(0.0, turns.owed - seconds))
     return Turns(min(LONGEST_OWED, turns.owed + FRESH_SHARE * seconds))

@@ -96,13 +96,13 @@ def find_transactions(lower: str | None, upper: str | None) -> tuple[list[int], 
     """Return the transaction ids that a window can hold: those that were in progress, and a range (from, to before).
 
     Of the range the upper snapshot does not see what is in its own list. Without an upper snapshot there is no end, and
-    whatever was in progress counts.
+    everything that was in progress counts.
     """
     above = None if upper is None else parse_snapshot(upper)
     if lower is None:
         return [], (0, None if above is None else above.xmax)
     below = parse_snapshot(lower)
-    late = sorted(below.in_progress) if above is None else below.stragglers(above)
+    late = sorted(below.in_progress) if above is None else below.ended_since(above)
     if above is not None and above.xmax <= below.xmax:
         return late, None
     return late, (below.xmax, None if above is None else above.xmax)

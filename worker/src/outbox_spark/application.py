@@ -35,7 +35,7 @@ class UserApplication:
 
 
 def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplication:
-    """Import the user's module, afresh each time, so that a mended one is seen.
+    """Import the user's module, afresh each time, so that a corrected one is seen.
 
     Code from the ConfigMap travels to the executors inside the tasks; code in the image is imported there.
 
@@ -111,7 +111,7 @@ def _check(found: UserApplication, name: str, *, has_target: bool) -> None:
         )
     if found.transform is not None and not has_target:
         raise ConfigurationError(
-            f"module {name!r} has transform, and nobody takes its result: give spec.target, or define handle",
+            f"module {name!r} has transform, but no target takes its result: give spec.target, or define handle",
             reason=Reason.HANDLER_INVALID,
         )
     if found.handle is not None and has_target:

@@ -54,7 +54,7 @@ def write_classes(file: Path) -> None:
     """Run the small query in a JVM of its own, which writes the file as it ends.
 
     Raises:
-        RuntimeError: the JVM did not; nobody would notice but by slow starts.
+        RuntimeError: the JVM did not; otherwise only slow starts would show it.
 
     """
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def write_classes(file: Path) -> None:
     file.unlink(missing_ok=True)
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Where an image is built nobody knows the machine's name.
+    # Where an image is built the machine's name cannot be resolved.
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
     session = (
         SparkSession.builder.master("local[2]")
@@ -102,7 +102,7 @@ def _run_query(session: SparkSession, folder: Path) -> None:
 
 
 def _load_kubernetes(jvm: Any) -> None:
-    """Load what asks Kubernetes for executors: Spark's classes by name, its client's by a request to nobody."""
+    """Load what asks Kubernetes for executors: Spark's classes by name, its client's by a request to a closed port."""
     for name in _ON_KUBERNETES:
         jvm.java.lang.Class.forName(f"org.apache.spark.{name}")
     nobody = jvm.io.fabric8.kubernetes.client.ConfigBuilder().withMasterUrl("https://127.0.0.1:1")
@@ -112,7 +112,7 @@ def _load_kubernetes(jvm: Any) -> None:
     jvm.io.fabric8.kubernetes.client.utils.Serialization.unmarshal(
         jvm.io.fabric8.kubernetes.client.utils.Serialization.asYaml(pod), pod.getClass()
     )
-    with suppress(Exception):  # nobody answers
+    with suppress(Exception):  # no server answers
         client.pods().inNamespace("none").resource(pod).create()
     client.close()
 

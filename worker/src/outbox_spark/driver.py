@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.checkpoint import StoreAnswer
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from outbox_core.state import ProcessorState
     from outbox_spark.handover import PreparedBatch
     from outbox_worker.settings import Settings
-    from outbox_worker.steps import Parts
+    from outbox_worker.steps import StepContext
 
 _LOOK_SECONDS: Final = 0.2
 """How often a wait for Spark looks whether it is still wanted."""
@@ -55,29 +55,29 @@ _SESSION_SECONDS: Final = 120.0
 class SparkSteps(Steps):
     """The worker's steps, with Spark's batches."""
 
-    def __init__(self, parts: Parts, *, take_over: bool) -> None:
+    def __init__(self, context: StepContext, *, take_over: bool) -> None:
         """Keep the parts; the target is a pipeline.
 
         Raises:
             ConfigurationError: it is another target.
 
         """
-        super().__init__(parts, take_over=take_over)
-        if not isinstance(parts.target, SparkPipeline):
+        super().__init__(context, take_over=take_over)
+        if not isinstance(context.target, SparkPipeline):
             raise ConfigurationError("engine Spark needs the Spark pipeline as target")
-        self._pipeline = parts.target
+        self._pipeline = context.target
         self._counted = 0.0
 
     @override
-    def _prepare(self, state: ProcessorState) -> h.Happening:
+    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Stop the query where the server has crashed; FETCH opens it again, or finds that Spark is ahead."""
         prepared = super()._prepare(state)
-        if isinstance(prepared, h.Prepared) and prepared.crashed:
+        if isinstance(prepared, outcomes.Prepared) and prepared.crashed:
             self._pipeline.stop()
         return prepared
 
     @override
-    def _fetch(self, state: ProcessorState) -> h.Happening:
+    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Wait for a batch of Spark's; begin the query if this lease has none."""
         if state.lease is None or state.stored is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
@@ -85,15 +85,17 @@ class SparkSteps(Steps):
             try:
                 self._pipeline.open(self._connection(), state.lease.epoch, state.stored)
             except AheadError as error:
-                return h.Refused(StoreAnswer.OLDER, error.committed, max(error.planned, error.committed), state.stored)
+                return outcomes.Rejected(
+                    StoreAnswer.OLDER, error.committed, max(error.planned, error.committed), state.stored
+                )
         self._count_executors()
         prepared = self._wait_for_batch(state)
         if prepared is None and self._pipeline.is_behind_plan(state.stored):
             # Neither idle nor well: how often it failed counts on until it is stored.
-            return h.Throttled(0.0, Reason.RUNNING, "")
+            return outcomes.Throttled(0.0, Reason.RUNNING, "")
         if prepared is None:
             self._look_at_run()
-            return h.Fetched(Batch(state.stored, state.stored, (), 0, full=True, matched_count=0))
+            return outcomes.Fetched(Batch(state.stored, state.stored, (), 0, full=True, matched_count=0))
         if prepared.effects is None:
             return self._answer_replay(state.lease, prepared)
         if prepared.whole.start != state.stored:
@@ -106,43 +108,46 @@ class SparkSteps(Steps):
         batch = Batch(
             state.stored, prepared.whole.end, (), prepared.count, full=True, matched_count=max(prepared.count, 1)
         )
-        if not self._parts.shutdown.requested:
-            return h.Fetched(batch)
+        if not self._context.shutdown.requested:
+            return outcomes.Fetched(batch)
         return self._finish_before_stop(state, batch)
 
     @override
-    def _check_target(self, state: ProcessorState) -> h.Happening:
+    def _check_target(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Wait for Spark too: how long a session takes to start is no matter of delivery.timeout."""
-        happened = super()._check_target(state)
+        outcome = super()._check_target(state)
         until = time.monotonic() + _SESSION_SECONDS
         while not self._pipeline.is_started(_LOOK_SECONDS):
-            if self._parts.shutdown.requested:
+            if self._context.shutdown.requested:
                 raise TransientError("asked to stop while Spark was starting", reason=Reason.DRAINING)
             if time.monotonic() > until:
                 raise TransientError(
                     "the Spark session is still starting: look at the driver's log and at the executors' pods",
                     reason=Reason.TARGET_UNAVAILABLE,
                 )
-        return happened
+        return outcome
 
     @override
-    def _handle(self, state: ProcessorState) -> h.Happening:
+    def _handle(self, state: ProcessorState) -> outcomes.StepOutcome:
         return self._let_spark_go_on(super()._handle(state))
 
     @override
-    def _confirm(self, state: ProcessorState) -> h.Happening:
+    def _confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
         return self._let_spark_go_on(super()._confirm(state))
 
-    def _let_spark_go_on(self, happened: h.Happening) -> h.Happening:
-        """Tell Spark of what is committed: else it would run the batch again, and be told 0 for nobody's fault."""
-        if isinstance(happened, h.Stored):
-            self._pipeline.accept(happened.pair)
-        return happened
+    def _let_spark_go_on(self, outcome: outcomes.StepOutcome) -> outcomes.StepOutcome:
+        """Tell Spark of what is committed.
+
+        Else it would run the batch again, and be told 0 although nothing is wrong.
+        """
+        if isinstance(outcome, outcomes.Stored):
+            self._pipeline.accept(outcome.pair)
+        return outcome
 
     def _wait_for_batch(self, state: ProcessorState) -> PreparedBatch | None:
         """Wait a while; once asked to stop, for the batch in hand as long as the grace period lasts."""
         try:
-            return self._parts.shutdown.limited(2 * self._timeout, self._look_for_batch)
+            return self._context.shutdown.limited(2 * self._timeout, self._look_for_batch)
         except Interrupted as error:
             self._pipeline.stop()
             raise error.as_error(f"the batch after {state.stored}") from error
@@ -151,20 +156,20 @@ class SparkSteps(Steps):
         until = time.monotonic() + _FETCH_SECONDS
         while True:
             prepared = self._pipeline.next_batch(wait=_LOOK_SECONDS, timeout=self._timeout)
-            stopping = self._parts.shutdown.requested
+            stopping = self._context.shutdown.requested
             if prepared is not None or (stopping and not self._pipeline.stop_admitting()):
                 return prepared
-            if not stopping and (time.monotonic() > until or self._parts.ownership.lease_lost):
+            if not stopping and (time.monotonic() > until or self._context.ownership.lease_lost):
                 return None
 
-    def _finish_before_stop(self, state: ProcessorState, batch: Batch) -> h.Happening:
+    def _finish_before_stop(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         """Commit the batch in hand although the worker is to stop: after FETCH the loop would end."""
-        happened = self._handle(replace(state, batch=batch))
-        if isinstance(happened, h.Stored):
-            self._parts.board.add_batch(happened.count)
-        return happened
+        outcome = self._handle(replace(state, batch=batch))
+        if isinstance(outcome, outcomes.Stored):
+            self._context.status.add_batch(outcome.count)
+        return outcome
 
-    def _answer_replay(self, lease: h.HeldLease, prepared: PreparedBatch) -> h.Happening:
+    def _answer_replay(self, lease: outcomes.HeldLease, prepared: PreparedBatch) -> outcomes.StepOutcome:
         """Ask the contract about a range that Spark runs again although it is stored; its 0 is put on record."""
         stored = self._stored()
         connection = self._connection()
@@ -178,16 +183,16 @@ class SparkSteps(Steps):
                 stored=stored,
                 new=prepared.whole.end,
                 epoch=lease.epoch,
-                pod=self._parts.pod,
-                claim_uid=self._parts.config.resource.uid,
+                pod=self._context.pod,
+                claim_uid=self._context.config.resource.uid,
                 needs_person=False,
             )
-            conflicts.record_refusal(connection, self._parts.key, refusal)
+            conflicts.record_refusal(connection, self._context.key, refusal)
             self._pipeline.accept(prepared.whole.end)
-        return h.Refused(answer, prepared.whole.start, stored, stored)
+        return outcomes.Rejected(answer, prepared.whole.start, stored, stored)
 
     def _stored(self) -> Checkpoint:
-        stored = self._parts.board.state.stored
+        stored = self._context.status.state.stored
         if stored is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
         return stored
@@ -196,7 +201,7 @@ class SparkSteps(Steps):
         now = time.monotonic()
         if now - self._counted > _EXECUTORS_SECONDS:
             self._counted = now
-            self._parts.board.set_executors(self._pipeline.executors())
+            self._context.status.set_executors(self._pipeline.executors())
 
 
 def build_pipeline(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:

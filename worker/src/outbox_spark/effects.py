@@ -1,6 +1,6 @@
 """What one batch writes: collected while the user's code runs, committed with the checkpoint in one transaction.
 
-Nothing is visible to anybody before that: rows wait in a staging table, files under a hidden name (staging.py,
+Nothing is visible to readers before that: rows wait in a staging table, files under a hidden name (staging.py,
 files.py).
 """
 
@@ -44,7 +44,7 @@ class Effects:
     def range(self) -> OffsetRange:
         """What `messages` lie in, after its start, up to and including its end: what a batch is known by.
 
-        A batch that failed is run again over the same range, so whatever the function does outside of the transaction
+        A batch that failed is run again over the same range, so what the function does outside of the transaction
         can be done once for each.
         """
         return self._whole

@@ -1,7 +1,7 @@
 """Parquet files that appear with their checkpoint: hidden while written, listed in its transaction, renamed after it.
 
 `<path>/_outbox/<processor>/<epoch>-<attempt>/part-….parquet` is what Spark writes for one effect of one batch;
-directories whose name begins with `_` are passed over by whoever reads `<path>`. The files that Spark's own commit
+directories whose name begins with `_` are passed over by readers of `<path>`. The files that Spark's own commit
 protocol leaves there are those of the tasks it counts as done. Each is listed in `spark_files` in the transaction
 that stores the checkpoint, and moved into `<path>` after it, under a name that no other file ever had: nothing is
 overwritten, and a reader meets each row at most once. After a crash the list says what is still to be moved; it is

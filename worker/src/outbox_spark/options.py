@@ -76,7 +76,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
 
     """
     given = {key.lower(): value for key, value in options.items()}
-    _refuse_strangers(given)
+    _refuse_unknown(given)
     if not given.get("connection"):
         raise ConfigurationError(
             "option connection is missing: name a directory with the file `uri`, or host, port, database, user, "
@@ -96,13 +96,13 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def _refuse_strangers(given: Mapping[str, str]) -> None:
+def _refuse_unknown(given: Mapping[str, str]) -> None:
     if secrets := sorted(_SECRET & given.keys()):
         raise ConfigurationError(
             f"option {secrets[0]} is not taken: Spark shows options in plans and logs. Put it into a file of the "
             "directory that option connection names"
         )
-    # Spark adds a path when load() gets one; it would be read by nobody.
+    # Spark adds a path when load() gets one; it would not be read.
     if unknown := sorted(given.keys() - _KNOWN):
         raise ConfigurationError(f"option {unknown[0]} is unknown; known are {', '.join(sorted(_KNOWN))}")
 

@@ -166,7 +166,7 @@ class SparkPipeline:
         moved, dropped = files.roll_forward(), staging.sweep()
         builder = StreamBuilder(session, self._config, self._source, self._application)
         try:
-            # Messages alone have no state: a plan that nobody wrote needs no look, which costs seconds.
+            # Messages alone have no state: a plan that was not written needs no look, which costs seconds.
             plain = self._application.transform is None
             stateful = frozenset[str]() if plain else find_stateful(builder.build(stored, stored))
             self._refuse_unshared_state(stateful)
@@ -269,7 +269,7 @@ class SparkPipeline:
             raise
 
     def _check_alive(self) -> None:
-        """End the process when its JVM is gone: it cannot get another, whoever restarts it can."""
+        """End the process when its JVM is gone: it cannot get another; a restarted process can."""
         session = self._sessions.session
         if session is not None and not is_alive(session):
             raise SystemExit("the driver's JVM is gone")

@@ -158,7 +158,7 @@ class QueryRun:
             self._run_batch(rows, batch_id)
         except ClosedError:
             failure = None
-        except BaseException as error:  # noqa: BLE001 - whatever it is must reach the loop
+        except BaseException as error:  # noqa: BLE001 - every error must reach the loop
             failure = explain_failure(error, self._parts.code)
         else:
             self._last_batch = batch_id

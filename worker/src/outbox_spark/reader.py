@@ -90,12 +90,12 @@ class RangeReader:
         """
         with self._connect() as connection:
             reader = MessageReader(self._options.source)
-            reach = reader.bound_of(connection, after, limit)
+            reach = reader.fetch_extent(connection, after, limit)
             if reach.delayed_count:
                 # In order, so all waits for a message whose time has not come.
                 rows = reader.keyed_relation(after, reach.examined, None)
                 reach = holding.cut_at_delayed(
-                    connection, reach, rows, lambda most: reader.bound_of(connection, after, most)
+                    connection, reach, rows, lambda most: reader.fetch_extent(connection, after, most)
                 )
             return self._within_bytes(connection, OffsetRange(after, reach.examined), full=reach.full)
 

@@ -71,7 +71,7 @@ class Resume(StrEnum):
     CONTINUE = "Continue"
     """Start the query on this directory."""
     BEGIN = "Begin"
-    """Begin a new directory from the stored pair; one that is there is set aside."""
+    """Begin a new directory from the stored pair; one that is there is not used any more."""
     REFUSE_AHEAD = "RefuseAhead"
     """Answer 3: the stored pair is older than what the directory has seen committed. A person decides."""
     REFUSE_STATE = "RefuseState"
@@ -115,7 +115,7 @@ def decide_resume(
         return ResumeDecision(
             Resume.REFUSE_AHEAD,
             f"the query checkpoint directory has seen {directory.committed} committed, the stored checkpoint is "
-            f"{stored}: the database is older than it was (restored, or somebody moved the checkpoint back)",
+            f"{stored}: the database is older than it was (restored, or the checkpoint was moved back)",
         )
     if (stateful or directory.has_state) and stored not in (directory.committed, directory.planned):
         return ResumeDecision(

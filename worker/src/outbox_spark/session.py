@@ -84,7 +84,7 @@ _REQUIRED: Final = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # A query that is to end is waited for: what still ran of it would empty the staging table of the next one.
     "spark.sql.streaming.stopTimeout": "0",
-    # What is staged is compared by nobody's local time.
+    # What is staged is not compared by a local time zone.
     "spark.sql.session.timeZone": "UTC",
 }
 
@@ -117,7 +117,7 @@ def start_session(configuration: Mapping[str, str]) -> SparkSession:
     Executors use the Python that `PYSPARK_PYTHON` names; without it this one, which is right for threads.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # What it says is said again by whoever called; a JVM that went away makes it say nothing else.
+    # The caller reports what it says; a JVM that went away makes it say nothing else.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     builder = SparkSession.builder
     for key, value in configuration.items():
@@ -132,7 +132,7 @@ def is_alive(session: SparkSession) -> bool:
     """Is the driver's JVM still there? Without it a process cannot get another one."""
     try:
         return not session.sparkContext._jsc.sc().isStopped()  # noqa: SLF001
-    except Exception:  # noqa: BLE001 - whatever it says, it does not answer
+    except Exception:  # noqa: BLE001 - every error means that it does not answer
         return False
 
 
@@ -162,7 +162,7 @@ class SessionStarter:
         return self._session
 
     def begin(self) -> None:
-        """Start it, if nobody did yet."""
+        """Start it, unless it is started already."""
         if self._thread is None:
             self._done.clear()
             self._error = None

@@ -5,7 +5,7 @@ Register it with `spark.dataSource.register(OutboxDataSource)`; it needs nothing
 
 Spark makes these objects several times over, in planning processes and in every task, so they hold no connection.
 `commit` is left alone: Spark calls it one batch late, and for the last batch of an idle or bounded query never.
-Whoever wants effects and checkpoint in one transaction runs the query by the driver (`python -m outbox_spark`).
+For effects and checkpoint in one transaction run the query by the driver (`python -m outbox_spark`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class OutboxDataSource(DataSource):
 
 
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches below the reading bound, and reads their pieces."""
+    """Plans micro-batches below the high-water mark, and reads their pieces."""
 
     def __init__(self, options: ReadOptions) -> None:
         """Remember the options; connect to nothing."""

@@ -1,7 +1,7 @@
 """Staging: rows on their way into a SQL target, loaded by executors, merged by the driver's one transaction.
 
 An executor task copies its rows into an unlogged table under a name of its own, its *attempt*, in transactions as
-short as a chunk: an open transaction with an id would hold back the reading bound of every processor. A task that
+short as a chunk: an open transaction with an id would hold back the high-water mark of every processor. A task that
 Spark runs again gets another attempt. Spark hands the driver the results of the attempts that it counts as done,
 and of no other, so the driver merges exactly the attempts it was handed; rows of killed, repeated or speculative
 attempts stay behind and are cleared.
@@ -128,13 +128,13 @@ class StagingArea:
         for table in self._ready.values():
             try:
                 self._execute(sql.SQL("SET LOCAL lock_timeout = '2s'"), sql.SQL("TRUNCATE {}").format(table.identifier))
-            except TransientError as error:  # somebody reads it: after the next batch, then
+            except TransientError as error:  # a session reads it: try after the next batch
                 _log.warning("a staging table is not emptied", extra={"table": table.name, "error": str(error)})
 
     def sweep(self) -> int:
         """Drop the tables of earlier owners, and of an earlier query of this one; return how many went.
 
-        One that somebody reads, pg_dump for example, is left for the next time: nothing of it is ever merged.
+        One that another session reads, pg_dump for example, is left for the next time: nothing of it is ever merged.
         """
         registry = sql.Identifier(self._schema, "spark_staging")
         find = sql.SQL("SELECT table_name FROM {} WHERE processor_id = %s AND epoch <= %s ORDER BY 1").format(registry)
@@ -193,7 +193,7 @@ class StagingArea:
 
 
 def staging_name(processor_id: str, epoch: int, columns: tuple[tuple[str, str], ...]) -> str:
-    """Name a table after its owner's epoch and its columns, within 63 bytes whatever the processor's id."""
+    """Name a table after its owner's epoch and its columns, within 63 bytes for every processor's id."""
     owner = hashlib.sha256(processor_id.encode()).hexdigest()[:12]
     shape = hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:12]
     return f"spark_staging_{owner}_{epoch}_{shape}"

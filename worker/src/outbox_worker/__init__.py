@@ -1,4 +1,4 @@
-"""The worker: one process that owns a processor, or stands by to.
+"""The worker: one process that owns a processor, or is its standby.
 
 Start reading at `outbox_core.processor` (what is decided) and `loop.py` (how it is carried out). `main.py` puts the
 parts together; `steps.py` does one step; `transaction.py` is the promise that effects and checkpoint commit together;

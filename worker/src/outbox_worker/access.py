@@ -1,6 +1,7 @@
 """Who may ask a worker: the operator by signed questions, Prometheus by a token. Probes are the kubelet's, and open.
 
-A worker in a pod without a key was made by an operator that knows none, and answers everybody as it did then. Outside a
+A worker in a pod without a key was made by an operator that knows none, and answers every client as it did then.
+Outside a
 pod and without a key, only this machine may ask.
 """
 
@@ -22,7 +23,7 @@ GUARDED: Final = frozenset({"/status", "/intent", "/metrics"})
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What somebody asks, and what they show for it; `token` is a bearer's, `client` the address it comes from."""
+    """A request and its credentials; `token` is a bearer's, `client` the address it comes from."""
 
     method: str
     path: str
@@ -77,7 +78,7 @@ def read_access(settings: Settings) -> Access:
     """Read the key where the operator mounts it.
 
     Raises:
-        ConfigurationError: it is there and cannot be read, or is empty: without it everybody could ask.
+        ConfigurationError: it is there and cannot be read, or is empty: without it every client could ask.
 
     """
     try:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_worker.competing import build_relation
+from outbox_worker.partition_reader import reader_of
 from outbox_worker.postgres import holding
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.reading import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ def build_batch_relation(
         if batch.only:
             return _numbered(reader.picked_relation(*holding.literals(batch.only)), batch)
         rows = reader.batch_relation(batch.after, batch.examined)
-        return _numbered(holding.without_aside(rows, batch.aside) if batch.aside else rows, batch)
+        return _numbered(holding.without_excluded(rows, batch.excluded) if batch.excluded else rows, batch)
 
     return relation
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.report import DivisionView
+from outbox_core.barrier import Obstacle, describe_change, find_waiting, key_of, parse_key
+from outbox_core.report import PartitioningView
 from outbox_core.spec import Partitions
-from outbox_core.stop_line import Obstacle, describe_change, find_waiting, key_of, parse_key
-from outbox_worker.postgres import stop_line
+from outbox_worker.postgres import rebalance
 from outbox_worker.postgres.messages import MessageReader, Slice
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_core.barrier import Partitioning
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.spec import Source
-    from outbox_core.stop_line import Partitioning
     from outbox_worker.postgres.key import ProcessorKey
 
 _NAMED: Final = 3
@@ -30,22 +30,22 @@ def look_at_change(
     source: Source,
     now: Partitioning,
     stored: Mapping[int, Checkpoint],
-) -> DivisionView:
+) -> PartitioningView:
     """Say how far the change is. A fixed number of statements, each of which reads a few rows."""
     if now.next_count is None:
-        return DivisionView(count=now.count)
+        return PartitioningView(count=now.count)
     waiting = find_waiting(now, stored)
-    obstacles = stop_line.fetch_obstacles(connection, key)
+    obstacles = rebalance.fetch_obstacles(connection, key)
     told = {obstacle.partition for obstacle in obstacles}
     for number in [number for number in waiting if number not in told and number in stored][:_NAMED]:
-        if now.line is None:
+        if now.barrier is None:
             break
         batch = part_reader(source, now, number).fetch(connection, stored[number], 1)
         first = next(iter(batch), None)
         if first is not None:
             obstacles.append(Obstacle(number, first.message_id, key_of(first, parse_key(now.by))))
-    settled = now.line is None or stop_line.is_settled(connection, now.line)
-    return DivisionView(
+    settled = now.barrier is None or rebalance.is_settled(connection, now.barrier)
+    return PartitioningView(
         count=now.count,
         next_count=now.next_count,
         at_line=now.count - len(waiting),
@@ -54,5 +54,5 @@ def look_at_change(
 
 
 def part_reader(source: Source, now: Partitioning, partition: int) -> MessageReader:
-    """Return the reader of one partition as the database has the processor divided, up to the line if there is one."""
-    return MessageReader(source, Slice(partition, Partitions(count=now.count, key=parse_key(now.by)), now.line))
+    """Return the reader of one partition as the database has the processor divided, up to the barrier, if any."""
+    return MessageReader(source, Slice(partition, Partitions(count=now.count, key=parse_key(now.by)), now.barrier))

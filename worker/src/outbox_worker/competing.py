@@ -1,4 +1,4 @@
-"""A consumer in mode Competing: its parts put together, its lane for the loop, its heartbeat and its observer."""
+"""A consumer in mode Competing: its context, its runner for the loop, its heartbeat and its observer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import psycopg
 from psycopg import sql
 from typing_extensions import override
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.competing import Completed, ConsumerState, Lost, Sifted, decide_consumer
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import CheckpointView, Reason, WorkerState
 from outbox_core.state import Policy, ProcessorState, Step
-from outbox_worker.attempt import attempt
-from outbox_worker.company import Company
 from outbox_worker.competing_steps import CompetingSteps
+from outbox_worker.consumer_count import ConsumerCount
 from outbox_worker.logs import get_logger
 from outbox_worker.observer import Observer
 from outbox_worker.ownership import Heartbeat
 from outbox_worker.postgres import checkpoints, conflicts, holding, partitions
 from outbox_worker.postgres import competing as calls
 from outbox_worker.postgres.window import Stretch, WindowReader
+from outbox_worker.run_step import run_step
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from random import Random
     from uuid import UUID
 
-    from outbox_core.competing import CompetingHappening
+    from outbox_core.competing import ConsumerOutcome
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.spec import Competing
     from outbox_worker.postgres.key import ProcessorKey
-    from outbox_worker.status import StatusBoard
-    from outbox_worker.steps import Parts
+    from outbox_worker.status import ProcessStatus
+    from outbox_worker.steps import StepContext
     from outbox_worker.telemetry import Telemetry
 
 _log = get_logger("outbox.worker")
@@ -58,7 +58,7 @@ def settings_of(config: ProcessorConfig) -> Competing:
 
 
 def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
-    """Let whatever is leased in this mode be leased for `competing.leaseDuration`; other modes stay as they are."""
+    """Let batches in this mode be leased for `competing.leaseDuration`; other modes stay as they are."""
     if config.delivery.competing is None:
         return config
     leased = {"lease_duration": config.delivery.competing.lease_duration}
@@ -68,16 +68,16 @@ def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
 def build_relation(
     config: ProcessorConfig,
 ) -> Callable[[Batch, bool | None], sql.Composed | None]:
-    """Give the SELECT of a piece's messages for the target sql; or of those that $1 and $2 name, near or not."""
+    """Give the SELECT of a chunk's messages for the target sql; or of those that $1 and $2 name, near or not."""
     reader = WindowReader(config.source, settings_of(config), config.processor_id)
 
     def relation(batch: Batch, near: bool | None) -> sql.Composed | None:
-        work = getattr(batch, "work", None)
-        if work is None:
-            raise OutboxError("a batch that nobody took", reason=Reason.INTERNAL_ERROR)
+        claimed = getattr(batch, "claimed", None)
+        if claimed is None:
+            raise OutboxError("a batch that no consumer claimed", reason=Reason.INTERNAL_ERROR)
         if near is not None:
-            return reader.picked_relation(work, sql.SQL("$1"), sql.SQL("$2"), near=near)
-        return reader.relation(Stretch.of(work, upto=batch.examined))
+            return reader.picked_relation(claimed, sql.SQL("$1"), sql.SQL("$2"), near=near)
+        return reader.relation(Stretch.of(claimed, upto=batch.examined))
 
     return relation
 
@@ -90,53 +90,57 @@ class BuiltConsumer:
     taker: calls.BatchTaker
 
 
-def build_consumer(parts: Parts, pod_uid: str) -> BuiltConsumer:
+def build_consumer(context: StepContext, pod_uid: str) -> BuiltConsumer:
     """Name this process: a pod's uid alone would not tell two processes of one container apart."""
-    config = parts.config
+    config = context.config
     settings = settings_of(config)
-    consumer = calls.Consumer(f"{pod_uid}/{parts.token}", parts.pod, config.resource.uid, settings.lease_duration)
-    taker = calls.BatchTaker(parts.key, consumer, config.source, settings, config.delivery.batch_limit)
+    consumer = calls.Consumer(f"{pod_uid}/{context.token}", context.pod, config.resource.uid, settings.lease_duration)
+    taker = calls.BatchTaker(context.key, consumer, config.source, settings, config.delivery.batch_limit)
     return BuiltConsumer(consumer, taker)
 
 
-def build_lane(
-    parts: Parts, built: BuiltConsumer, *, take_over: bool, telemetry: Telemetry, chance: Random
-) -> ConsumerLane:
-    """Build the one lane of the loop."""
-    company = parts.observer.company if isinstance(parts.observer, CompetingObserver) else Company()
-    steps = CompetingSteps(parts, take_over=take_over, taker=built.taker, consumer=built.consumer, company=company)
-    return ConsumerLane(parts, steps, telemetry=telemetry, chance=chance)
+def build_runner(
+    context: StepContext, built: BuiltConsumer, *, take_over: bool, telemetry: Telemetry, chance: Random
+) -> ConsumerRunner:
+    """Build the one runner of the loop."""
+    consumer_count = (
+        context.observer.consumer_count if isinstance(context.observer, CompetingObserver) else ConsumerCount()
+    )
+    steps = CompetingSteps(
+        context, take_over=take_over, taker=built.taker, consumer=built.consumer, consumer_count=consumer_count
+    )
+    return ConsumerRunner(context, steps, telemetry=telemetry, chance=chance)
 
 
-def hand_back(parts: Parts, built: BuiltConsumer) -> None:
+def hand_back(context: StepContext, built: BuiltConsumer) -> None:
     """Give back what is unfinished, so that others go on with it at once; what cannot be lapses by itself."""
     try:
-        parts.shutdown.last(lambda: _hand_back(parts, built.taker))
+        context.shutdown.last(lambda: _hand_back(context, built.taker))
     except (OutboxError, psycopg.Error, Interrupted) as err:
         _log.warning("could not hand batches back; they lapse by themselves", extra={"error": str(err)})
 
 
-def _hand_back(parts: Parts, taker: calls.BatchTaker) -> None:
-    if not parts.ownership.claimed:
+def _hand_back(context: StepContext, taker: calls.BatchTaker) -> None:
+    if not context.ownership.claimed:
         return
-    connection = parts.databases.home.connection()
+    connection = context.databases.target.connection()
     returned = taker.hand_back(connection)
-    partitions.end_membership(connection, parts.key, parts.token)
+    partitions.end_membership(connection, context.key, context.token)
     _log.info("handed back", extra={"batches": returned})
 
 
-class ConsumerLane:
-    """The one lane of a consumer's loop."""
+class ConsumerRunner:
+    """The one runner of a consumer's loop."""
 
-    def __init__(self, parts: Parts, steps: CompetingSteps, *, telemetry: Telemetry, chance: Random) -> None:
+    def __init__(self, context: StepContext, steps: CompetingSteps, *, telemetry: Telemetry, chance: Random) -> None:
         """Begin."""
-        self.parts = parts
+        self.context = context
         self.state = ConsumerState(Step.PREPARE, time.monotonic())
         self._steps = steps
         self._telemetry = telemetry
         self._random = chance
-        self._policy = Policy(parts.config.delivery, parts.config.guarantee, isolates=parts.transactional_target)
-        self._piece_began = 0.0
+        self._policy = Policy(context.config.delivery, context.config.guarantee, isolates=context.transactional_target)
+        self._chunk_began = 0.0
         self._shown = self._show(self.state)
 
     @property
@@ -151,92 +155,92 @@ class ConsumerLane:
 
     @property
     def is_obsolete(self) -> bool:
-        """Never: what consumers share is not divided."""
+        """Never: what consumers share is not partitioned."""
         return False
 
-    def find_interruption(self) -> h.StopRequested | h.OwnershipLost | None:
+    def find_interruption(self) -> outcomes.StopRequested | outcomes.OwnershipLost | None:
         """Say what makes waiting, or the step, pointless."""
-        if self.parts.shutdown.requested and not self.state.is_last_work:
-            return h.StopRequested()
-        if self.state.step not in _BEFORE_BATCHES and (why := self.parts.ownership.claim_lost):
-            return h.OwnershipLost(why)
+        if self.context.shutdown.requested and not self.state.is_last_work:
+            return outcomes.StopRequested()
+        if self.state.step not in _BEFORE_BATCHES and (why := self.context.ownership.claim_lost):
+            return outcomes.OwnershipLost(why)
         return None
 
-    def advance(self, happened: Any = None) -> None:
-        """Do the step, unless something `happened` already, and decide what comes next."""
+    def advance(self, outcome: Any = None) -> None:
+        """Do the step, unless there is an `outcome` already, and decide what comes next."""
         before = self.state
-        found: CompetingHappening | None = happened
+        found: ConsumerOutcome | None = outcome
         if found is None and before.step.uses_target:
-            found = self.parts.gate.find_obstacle(time.monotonic())
+            found = self.context.throttle.find_obstacle(time.monotonic())
         if found is None:
             found = self._perform(before)
         self._count(before, found)
         self.state = decide_consumer(before, found, time.monotonic(), self._policy, self._random.random())
-        self._steps.tell_in_hand(self.state.work)
-        before_shown, self._shown = self._shown, self.parts.gate.shown(self._show(self.state))
+        self._steps.tell_in_hand(self.state.claimed)
+        before_shown, self._shown = self._shown, self.context.throttle.shown(self._show(self.state))
         self._tell(before, found, before_shown)
-        self.parts.board.set_state(self._shown)
+        self.context.status.set_state(self._shown)
 
-    def _perform(self, state: ConsumerState) -> CompetingHappening:
-        if state.step is Step.HANDLE and state.piece is not None:
-            self._piece_began = time.monotonic()
+    def _perform(self, state: ConsumerState) -> ConsumerOutcome:
+        if state.step is Step.HANDLE and state.chunk is not None:
+            self._chunk_began = time.monotonic()
             if not self._steps.sifts(state):
-                self.parts.gate.begin(state.piece.matched_count)
-        return attempt(self.parts, lambda: self._steps.carry_out(state), {"step": state.step.value})
+                self.context.throttle.begin(state.chunk.matched_count)
+        return run_step(self.context, lambda: self._steps.carry_out(state), {"step": state.step.value})
 
-    def _count(self, state: ConsumerState, happened: CompetingHappening) -> None:
-        board = self.parts.board
-        match happened:
+    def _count(self, state: ConsumerState, outcome: ConsumerOutcome) -> None:
+        status = self.context.status
+        match outcome:
             case Completed():
-                board.add_batch(happened.count)
-                self.parts.gate.succeed()
-                self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=True)
-            case Sifted() if happened.settled:
-                self._count_sifted(state, happened)
+                status.add_batch(outcome.count)
+                self.context.throttle.succeed()
+                self._telemetry.observe_batch(time.monotonic() - self._chunk_began, stored=True)
+            case Sifted() if outcome.settled:
+                self._count_sifted(state, outcome)
             case Lost():
-                board.add_refusal(4)
-            case h.Failed():
-                board.set_error(happened.error.detail or str(happened.error))
-                if state.piece is not None:
-                    self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=False)
+                status.add_refusal(4)
+            case outcomes.Failed():
+                status.set_error(outcome.error.detail or str(outcome.error))
+                if state.chunk is not None:
+                    self._telemetry.observe_batch(time.monotonic() - self._chunk_began, stored=False)
                     if state.step is Step.HANDLE:
-                        self.parts.gate.fail(happened.error, state.piece, time.monotonic())
+                        self.context.throttle.fail(outcome.error, state.chunk, time.monotonic())
             case _:
                 pass
 
     def _count_sifted(self, state: ConsumerState, sifted: Sifted) -> None:
-        board, gate, piece = self.parts.board, self.parts.gate, state.piece
+        status, throttle, chunk = self.context.status, self.context.throttle, state.chunk
         if self._steps.sifts(state):
-            gate.begin(sifted.behind)
+            throttle.begin(sifted.behind)
         if sifted.handled:
-            board.add_batch(sifted.handled)
-            gate.succeed(sifted.handled)
-        elif piece is not None and sifted.refusals:
+            status.add_batch(sifted.handled)
+            throttle.succeed(sifted.handled)
+        elif chunk is not None and sifted.refusals:
             keys = [each.message.partition_key or each.message.message_id for each in sifted.refusals]
-            gate.fail_messages(keys, time.monotonic(), more=piece.full, retried=piece.is_retried)
+            throttle.fail_messages(keys, time.monotonic(), more=chunk.full, retried=chunk.is_retried)
         if sifted.refusals:
             error = sifted.refusals[-1].error
-            board.set_error(error.detail or str(error))
-        self._telemetry.observe_batch(time.monotonic() - self._piece_began, stored=True)
+            status.set_error(error.detail or str(error))
+        self._telemetry.observe_batch(time.monotonic() - self._chunk_began, stored=True)
 
     def _show(self, state: ConsumerState) -> ProcessorState:
         """What status and metrics read of any worker; to them every consumer at work is an owner."""
         at_work = state.state in _AT_WORK
         return ProcessorState(
             step=state.step, due=state.due, state=state.state, reason=state.reason, message=state.message,
-            lease=h.HeldLease(0, 0, self.parts.token) if at_work else None, attempt=state.attempt,
+            lease=outcomes.HeldLease(0, 0, self.context.token) if at_work else None, attempt=state.attempt,
             failures=state.failures, start_from_used=state.start_from_used,
         )  # fmt: skip
 
-    def _tell(self, before: ConsumerState, happened: CompetingHappening, shown: ProcessorState) -> None:
+    def _tell(self, before: ConsumerState, outcome: ConsumerOutcome, shown: ProcessorState) -> None:
         after = self.state
-        if isinstance(happened, Lost):
-            _log.warning("batch lost", extra={"batch": before.work.id if before.work else None})
-        elif isinstance(happened, h.Failed):
+        if isinstance(outcome, Lost):
+            _log.warning("batch lost", extra={"batch": before.claimed.id if before.claimed else None})
+        elif isinstance(outcome, outcomes.Failed):
             _log.warning(
                 "failed",
-                extra={"step": before.step.value, "reason": happened.error.reason.value, "error": str(happened.error),
-                       "detail": happened.error.detail, "piece": before.piece.matched_count if before.piece else None,
+                extra={"step": before.step.value, "reason": outcome.error.reason.value, "error": str(outcome.error),
+                       "detail": outcome.error.detail, "chunk": before.chunk.matched_count if before.chunk else None,
                        "retryInSeconds": round(max(0.0, after.due - time.monotonic()), 3)},
             )  # fmt: skip
         told = self._shown
@@ -252,9 +256,9 @@ class CompetingHeartbeat(Heartbeat):
     One in its name that it does not know, because the answer to its taking was lost, runs out and is another's.
     """
 
-    def __init__(self, *, built: BuiltConsumer, token: UUID, **parts: Any) -> None:
+    def __init__(self, *, built: BuiltConsumer, token: UUID, **context: Any) -> None:
         """Keep what is needed beyond a heartbeat's parts."""
-        super().__init__(**parts)
+        super().__init__(**context)
         self._taker = built.taker
         self._consumer = built.consumer
         self._token = token
@@ -263,8 +267,8 @@ class CompetingHeartbeat(Heartbeat):
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         if not self._claimed:
             return
-        if (work := self._taker.in_hand) is not None:
-            self._taker.renew(connection, work)
+        if (claimed := self._taker.in_hand) is not None:
+            self._taker.renew(connection, claimed)
         partitions.renew_membership(
             connection, self._key, claim_uid=self._consumer.claim_uid, pod=self._consumer.pod, token=self._token,
             lease=self._lease,
@@ -274,10 +278,10 @@ class CompetingHeartbeat(Heartbeat):
 class CompetingObserver(Observer):
     """Sees how far everything is done, what waits, and keeps the tables small."""
 
-    def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float, config: ProcessorConfig) -> None:
+    def __init__(self, key: ProcessorKey, status: ProcessStatus, *, lease: float, config: ProcessorConfig) -> None:
         """Prepare a reader of its own."""
-        super().__init__(key, board, lease=lease)
-        self.company = Company()
+        super().__init__(key, status, lease=lease)
+        self.consumer_count = ConsumerCount()
         self._competing = settings_of(config)
         self._window_reader = WindowReader(config.source, self._competing, key.processor_id)
 
@@ -292,13 +296,13 @@ class CompetingObserver(Observer):
             stored = checkpoints.load(connection, self._key)
             if stored is not None:
                 view = CheckpointView(partition=0, pair=str(stored.pair), stored_at=stored.stored_at)
-                self._board.set_observed(checkpoints=[view])
+                self._status.set_observed(checkpoints=[view])
             unfinished = calls.count_unfinished(connection, self._key)
             failures, _ = holding.observe(connection, self._key)
-            self._board.set_observed(
+            self._status.set_observed(
                 conflicts=conflicts.summary(connection, self._key), unfinished=unfinished, failures=failures
             )
-        self.company.note(unfinished.consumers)
+        self.consumer_count.note(unfinished.consumers)
         if stored is None:
             return
         try:
@@ -308,4 +312,4 @@ class CompetingObserver(Observer):
             if err.reason is not Reason.STATEMENT_FAILED:
                 raise
             lag = None
-        self._board.set_observed(lag=lag)
+        self._status.set_observed(lag=lag)

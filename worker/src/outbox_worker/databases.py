@@ -1,6 +1,6 @@
 """Which database holds what: messages in the source's, effects and checkpoint there too or in the target's.
 
-`home` is where claim, lease, checkpoint, conflicts and effects are, `reading` where the messages are. Mostly they are
+`target` is where claim, lease, checkpoint, conflicts and effects are, `source` where the messages are. Mostly they are
 one session. Where they are two, the source is only read: our schema is brought up in the target's database, and the
 checkpoint remembers which source its pairs are of.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outbox_worker.postgres import apart, checkpoints, identity, schema
+from outbox_worker.postgres import checkpoints, identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.session import Session
 
@@ -29,23 +29,23 @@ class Databases:
     """The sessions of one thread, and what must be so in both databases before anything is done."""
 
     config: ProcessorConfig
-    home: Session
-    reading: Session
+    target: Session
+    source: Session
 
     @property
-    def apart(self) -> bool:
+    def has_remote_target(self) -> bool:
         """They are two."""
-        return self.home is not self.reading
+        return self.target is not self.source
 
     @property
     def opened(self) -> tuple[int, int]:
         """Tell these connections from those that were open before."""
-        return self.home.opened, self.reading.opened
+        return self.target.opened, self.source.opened
 
     def discard(self) -> None:
         """Close both."""
-        self.home.discard()
-        self.reading.discard()
+        self.target.discard()
+        self.source.discard()
 
     def prepare(self) -> identity.Identity:
         """Check, or bring up, schema and table; and whether the rows were written in this database. Return home's.
@@ -54,19 +54,19 @@ class Databases:
             OutboxError: something is missing, or a database cannot be reached.
 
         """
-        home, source = self.home.connection(), self.config.source
-        identity.refuse_standby(home)
+        target, source = self.target.connection(), self.config.source
+        identity.refuse_standby(target)
         owner = identity.Owner(self.config.processor_id, self.config.resource)
-        if not self.apart:
-            schema.ensure_schema(home, source)
-            return identity.check_identity(home, source, owner=owner)
-        schema.bring_up(home, source)
+        if not self.has_remote_target:
+            schema.ensure_schema(target, source)
+            return identity.check_identity(target, source, owner=owner)
+        schema.bring_up(target, source)
         # Claims and checkpoints of a copied target are as wrong as those of a copied source.
-        found = identity.check_identity(home, source.model_copy(update={"table": None}), owner=owner)
-        reading = self.reading.connection()
+        found = identity.check_identity(target, source.model_copy(update={"table": None}), owner=owner)
+        reading = self.source.connection()
         identity.refuse_standby(reading)
         schema.check_table(reading, source)
-        apart.identify(reading, source)
+        remote_target.identify(reading, source)
         return found
 
     def check_source(self, key: ProcessorKey) -> None:
@@ -76,21 +76,21 @@ class Databases:
             ConfigurationError: `SourceDiffers`, `DatabaseCopied`, `DatabaseBehind`.
 
         """
-        home, uid = self.home.connection(), self.config.resource.uid
-        if not self.apart:
-            identity.check_identity(home, self.config.source, key)
-            apart.bind(home, key, uid, None)
+        target, uid = self.target.connection(), self.config.resource.uid
+        if not self.has_remote_target:
+            identity.check_identity(target, self.config.source, key)
+            remote_target.bind(target, key, uid, None)
             return
-        source = apart.identify(self.reading.connection(), self.config.source)
-        apart.bind(home, key, uid, source)
-        stored = checkpoints.load(home, key)
-        apart.check_reach(source, stored.pair if stored is not None else None)
+        source = remote_target.identify(self.source.connection(), self.config.source)
+        remote_target.bind(target, key, uid, source)
+        stored = checkpoints.load(target, key)
+        remote_target.check_reach(source, stored.pair if stored is not None else None)
 
 
 def open_databases(config: ProcessorConfig, connections: Path, application_name: str) -> Databases:
     """Make the sessions of one thread; nothing is connected yet."""
     source = ConnectionFiles(connections / SOURCE)
-    if not config.is_apart:
+    if not config.has_remote_target:
         session = Session(source, application_name)
         return Databases(config, session, session)
     return Databases(

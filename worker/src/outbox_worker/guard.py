@@ -1,7 +1,7 @@
 """The connection that a user's handler gets: the batch's own transaction, which only the worker may end.
 
 It is a real `psycopg.Connection` over the same session, with row factory and adapters of its own. What would end the
-transaction is refused before it is sent, as far as it can be seen; whatever gets past that (a procedure of tricks) is
+transaction is refused before it is sent, as far as it can be seen; what gets past that (inside a procedure) is
 noticed afterwards, because a setting that lives as long as the transaction is gone. Either way the handler is named.
 """
 

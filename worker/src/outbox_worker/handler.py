@@ -200,5 +200,5 @@ def _user_frames(
     inside = [index for index, each in enumerate(theirs) if each.filename.startswith(str(directory))]
     if inside:
         return theirs[inside[0] :]
-    # A handler of the image: whatever is not the worker's, the interpreter's start or the import machinery's.
+    # A handler of the image: what is not the worker's, the interpreter's start or the import machinery's.
     return [each for each in theirs if "/importlib/" not in each.filename and "runpy" not in each.filename]

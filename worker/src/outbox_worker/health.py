@@ -81,7 +81,7 @@ class HealthServer:
         self._thread.join(timeout=2.0)
 
     def answer(self, question: Question) -> tuple[HTTPStatus, str, bytes]:
-        """Answer whoever may ask."""
+        """Answer clients that may ask."""
         if not self._access.admits(question):
             text = b"only the operator may ask here; /metrics takes a bearer token too (worker/README.md)\n"
             return HTTPStatus.UNAUTHORIZED, "text/plain", text

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox_core.spec import PartitionKey, Source
     from outbox_worker.observer import Observer
     from outbox_worker.session import Session
-    from outbox_worker.status import StatusBoard
+    from outbox_worker.status import ProcessStatus
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks while the index is missing: another replica may be building it, or a person follow the advice."""
@@ -29,15 +29,15 @@ _log = get_logger("outbox.index")
 
 
 class IndexBuilder(threading.Thread):
-    """Looks for the index until it is there, builds it where that is ours to do, and sets the board's advice."""
+    """Looks for the index until it is there, builds it where that is ours to do, and sets the advice in the status."""
 
     def __init__(
-        self, observer: Observer, board: StatusBoard, session: Session, source: Source, key: PartitionKey
+        self, observer: Observer, status: ProcessStatus, session: Session, source: Source, key: PartitionKey
     ) -> None:
         """Keep what is needed; `session` leads to the messages and is used by this thread only."""
         super().__init__(name="index builder", daemon=True)
         self._observer = observer
-        self._board = board
+        self._status = status
         self._session = session
         self._source = source
         self._key = key
@@ -73,5 +73,5 @@ class IndexBuilder(threading.Thread):
             self._session.discard()
             _log.exception("building the index by slots failed unexpectedly")
             return False
-        self._board.set_advice(advice)
+        self._status.set_advice(advice)
         return advice is None

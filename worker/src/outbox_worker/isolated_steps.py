@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from typing_extensions import override
 
-from outbox_core import failing
-from outbox_core import happening as h
+from outbox_core import failing, outcomes
 from outbox_core.errors import TransientError
 from outbox_core.failing import Failure
 from outbox_core.isolation import Search, search_failed
@@ -96,7 +95,7 @@ class _Parts:
         return _failures([(messages[number], error) for number, error in sorted(self.refused.items())], delivery)
 
     def done(self) -> Batch:
-        """Return the part of the batch that was tried; who waits behind what failed is aside."""
+        """Return the part of the batch that was tried; what waits behind a message that failed is excluded."""
         return take_part(self.batch, self.places, 0, self.tried, {*self.sorted.waiting})
 
 
@@ -105,7 +104,7 @@ class IsolatedSteps(HeldSteps):
 
     _timeout: float
 
-    def _isolate(self, state: ProcessorState) -> h.Happening:
+    def _isolate(self, state: ProcessorState) -> outcomes.StepOutcome:
         batch = state.batch
         if batch is None:
             raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
@@ -113,14 +112,14 @@ class IsolatedSteps(HeldSteps):
             return self._answered(state, lambda: self._isolate_held(state, batch))
         return self._isolate_fresh(state, batch)
 
-    def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> h.Happening:
+    def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, connection = lease_of(state), self._connection()
-        delivery = self._parts.config.delivery
+        delivery = self._context.config.delivery
         parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is Blocks.KEY)
         # Here, not in the transaction, which would be idle while another database is read.
-        everything = (*batch.aside, *(place.checkpoint for place in parts.places))
-        carried = self._picked(batch, everything) if self._parts.databases.apart else None
-        one = self._parts.config.guarantee is Guarantee.TRANSACTIONAL
+        everything = (*batch.excluded, *(place.checkpoint for place in parts.places))
+        carried = self._picked(batch, everything) if self._context.databases.has_remote_target else None
+        one = self._context.config.guarantee is Guarantee.TRANSACTIONAL
         request = replace(self._request(state, batch), first=False) if one else None
         failed: tuple[Failure, ...] = ()
 
@@ -130,26 +129,26 @@ class IsolatedSteps(HeldSteps):
             failed = parts.failures(delivery)
             return Reached(parts.done().examined, len(parts.sorted.handled))
 
-        def keep(connection: psycopg.Connection[Any]) -> h.Happening | None:
-            aside = parts.done().aside
-            if not (aside or failed):
+        def keep(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+            excluded = parts.done().excluded
+            if not (excluded or failed):
                 return None
-            rows = carried or self._picked(batch, (*aside, *(each.checkpoint for each in failed)))
-            why = holding.hold(connection, self._parts.key, lease, rows, aside=aside, failed=failed)
-            return None if why is None else h.OwnershipLost(why)
+            rows = carried or self._picked(batch, (*excluded, *(each.checkpoint for each in failed)))
+            why = holding.hold(connection, self._context.key, lease, rows, excluded=excluded, failed=failed)
+            return None if why is None else outcomes.OwnershipLost(why)
 
         if not one and (told := self._find_loss(state, batch)) is not None:
             return told
-        happened = self._runner.run(connection, lease, request, effects, keep if one else None)
-        if not isinstance(happened, h.Stored):
-            return happened
+        outcome = self._runner.run(connection, lease, request, effects, keep if one else None)
+        if not isinstance(outcome, outcomes.Stored):
+            return outcome
         done = parts.done()
         done = replace(done, matched_count=len(parts.sorted.handled))
-        return h.Isolated(done, failed, len(parts.sorted.handled), parts.next_block, stored=one)
+        return outcomes.Isolated(done, failed, len(parts.sorted.handled), parts.next_block, stored=one)
 
-    def _isolate_held(self, state: ProcessorState, batch: Batch) -> h.Happening:
+    def _isolate_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, connection = lease_of(state), self._connection()
-        delivery = self._parts.config.delivery
+        delivery = self._context.config.delivery
         parts = _Parts(batch, self._places(batch), blocks=delivery.blocking is not Blocks.NOTHING)
         failed: tuple[Failure, ...] = ()
 
@@ -159,23 +158,25 @@ class IsolatedSteps(HeldSteps):
             failed = parts.failures(delivery)
             return len(parts.sorted.handled)
 
-        def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
+        def settle(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
             handled = [batch.held[number] for number in parts.sorted.handled]
             return self._settle_sorted(connection, lease, handled, failed)
 
-        if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
-            happened = self._runner.run(connection, lease, None, effects, settle)
+        if self._context.config.guarantee is Guarantee.TRANSACTIONAL:
+            outcome = self._runner.run(connection, lease, None, effects, settle)
         elif self._find_loss(state, batch) is not None:
-            return h.OwnershipLost("the lease went before held messages were handed over")
+            return outcomes.OwnershipLost("the lease went before held messages were handed over")
         else:
-            happened = self._runner.run(connection, lease, None, effects)
-            if isinstance(happened, h.Stored):
-                happened = self._runner.run(connection, lease, None, None, settle)
-        if not isinstance(happened, h.Stored):
-            return happened
-        return h.HeldSorted(len(parts.sorted.handled), failed, parts.next_block, more=parts.tried < len(parts.places))
+            outcome = self._runner.run(connection, lease, None, effects)
+            if isinstance(outcome, outcomes.Stored):
+                outcome = self._runner.run(connection, lease, None, None, settle)
+        if not isinstance(outcome, outcomes.Stored):
+            return outcome
+        return outcomes.HeldSorted(
+            len(parts.sorted.handled), failed, parts.next_block, more=parts.tried < len(parts.places)
+        )
 
-    def _sort_named(self, state: ProcessorState, batch: Batch, error: MessagesFailedError) -> h.Happening:
+    def _sort_named(self, state: ProcessorState, batch: Batch, error: MessagesFailedError) -> outcomes.StepOutcome:
         """The target took all of a fresh batch but what it names: that is held with the checkpoint, which passes all.
 
         Also what it took behind a message of the same key that failed: nothing takes that back.
@@ -184,8 +185,8 @@ class IsolatedSteps(HeldSteps):
             MessagesFailedError: where what fails is not to be passed.
 
         """
-        delivery = self._parts.config.delivery
-        if delivery.blocking is Blocks.PARTITION or state.suspicion is not None or not self._are_refusals(error):
+        delivery = self._context.config.delivery
+        if delivery.blocking is Blocks.PARTITION or state.poison_search is not None or not self._are_refusals(error):
             raise error
         places = [place for place in self._places(batch) if place.checkpoint in error.failed]
         named = _blamed(places, delivery.blocking)
@@ -193,49 +194,51 @@ class IsolatedSteps(HeldSteps):
         behind = tuple(place.checkpoint for place in places if place not in alone)
         failed = _failures([(place, error.failed[place.checkpoint]) for place in named], delivery)
         count = batch.matched_count - len(places)
-        done = replace(batch, matched_count=count, aside=(*batch.aside, *behind))
-        return h.Isolated(done, failed, count, delivery.batch_limit, stored=False)
+        done = replace(batch, matched_count=count, excluded=(*batch.excluded, *behind))
+        return outcomes.Isolated(done, failed, count, delivery.batch_limit, stored=False)
 
     @override
-    def _sort_named_held(self, batch: Batch, lease: h.HeldLease, error: MessagesFailedError) -> h.Happening:
+    def _sort_named_held(
+        self, batch: Batch, lease: outcomes.HeldLease, error: MessagesFailedError
+    ) -> outcomes.StepOutcome:
         """The same for held messages: those taken are settled, and those named wait again, in one transaction."""
         if not self._are_refusals(error):
             raise error
-        delivery = self._parts.config.delivery
+        delivery = self._context.config.delivery
         handled = [each for each in batch.held if each.checkpoint not in error.failed]
         named = _blamed([each for each in batch.held if each.checkpoint in error.failed], delivery.blocking)
         failed = _failures([(each, error.failed[each.checkpoint]) for each in named], delivery)
 
-        def settle(connection: psycopg.Connection[Any]) -> h.Happening | None:
+        def settle(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
             return self._settle_sorted(connection, lease, handled, failed)
 
-        happened = self._runner.run(self._connection(), lease, None, None, settle)
-        if not isinstance(happened, h.Stored):
-            return happened
-        return h.HeldSorted(len(handled), failed, delivery.batch_limit, more=False)
+        outcome = self._runner.run(self._connection(), lease, None, None, settle)
+        if not isinstance(outcome, outcomes.Stored):
+            return outcome
+        return outcomes.HeldSorted(len(handled), failed, delivery.batch_limit, more=False)
 
     def _are_refusals(self, error: MessagesFailedError) -> bool:
-        settings = self._parts.config.delivery.retry
+        settings = self._context.config.delivery.retry
         return all(failing.is_refusal(each, settings) for each in error.failed.values())
 
     def _settle_sorted(
         self,
         connection: psycopg.Connection[Any],
-        lease: h.HeldLease,
+        lease: outcomes.HeldLease,
         handled: Sequence[Held],
         failed: tuple[Failure, ...],
-    ) -> h.Happening | None:
-        settled = holding.settle(connection, self._parts.key, lease, handled)
-        left = holding.fail(connection, self._parts.key, lease, failed)
+    ) -> outcomes.StepOutcome | None:
+        settled = holding.settle(connection, self._context.key, lease, handled)
+        left = holding.fail(connection, self._context.key, lease, failed)
         if settled < 0 or left < 0:
-            return h.OwnershipLost(holding.NOT_OURS)
-        return None if (settled, left) == (len(handled), len(failed)) else h.HeldChanged()
+            return outcomes.OwnershipLost(holding.NOT_OURS)
+        return None if (settled, left) == (len(handled), len(failed)) else outcomes.HeldChanged()
 
     def _try_parts(self, transaction: Transaction, parts: _Parts, search: Search, seconds: float) -> None:
         """Handle the batch in parts; what no message is to blame for is raised."""
-        target = cast("TransactionTarget", self._parts.target)
+        target = cast("TransactionTarget", self._context.target)
         unmarked = replace(transaction, mark=None)
-        connection, settings = transaction.connection, self._parts.config.delivery.retry
+        connection, settings = transaction.connection, self._context.config.delivery.retry
         until = time.monotonic() + min(seconds, self._timeout / _SHARE)
         find_all, count = None, len(parts.places)
         if isinstance(target, SearchTarget):
@@ -258,15 +261,15 @@ class IsolatedSteps(HeldSteps):
                 None if find_all is None else lambda search, most: find_all(search, parts.waiting(0, count), most),
             )  # fmt: skip
 
-        self._parts.ownership.enter(connection)
+        self._context.ownership.enter(connection)
         try:
-            parts.end(self._parts.shutdown.limited(self._timeout, run))
+            parts.end(self._context.shutdown.limited(self._timeout, run))
         except Interrupted as err:
             raise err.as_error("the batch") from err
         finally:
-            self._parts.ownership.leave()
+            self._context.ownership.leave()
 
-    def _find_loss(self, state: ProcessorState, batch: Batch) -> h.Refused | None:
+    def _find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
         raise NotImplementedError
 
 

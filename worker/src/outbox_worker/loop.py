@@ -1,6 +1,7 @@
-"""The loop: whichever lane is due does its step; nothing due, wait. It decides nothing.
+"""The loop: the partition runner that is due does its step; nothing due, wait. It decides nothing.
 
-One thread does all steps, so a user's handler is never called twice at the same time in one process. The lane that has
+One thread does all steps, so a user's handler is never called twice at the same time in one process. The runner that
+has
 been due longest goes first: a busy partition cannot starve the others.
 """
 
@@ -10,16 +11,16 @@ import time
 from math import isinf
 from typing import TYPE_CHECKING, Final
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.state import Step
 from outbox_worker.status import Activity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox_worker.competing import ConsumerLane
-    from outbox_worker.lane import Lane
-    from outbox_worker.shutdown import Wakeup
+    from outbox_worker.competing import ConsumerRunner
+    from outbox_worker.partition_runner import PartitionRunner
+    from outbox_worker.shutdown import Waker
     from outbox_worker.status import Progress
 
 TICK: Final = 1.0
@@ -32,50 +33,52 @@ _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 
 
 class Loop:
-    """Runs the lanes of one processor until each has come to its END."""
+    """Runs the partition runners of one processor until each has come to its END."""
 
-    def __init__(self, lanes: Sequence[Lane | ConsumerLane], *, wakeup: Wakeup, progress: Progress) -> None:
-        """Keep the lanes, at least one; they share target and delivery."""
-        self._lanes = lanes
-        self._target = lanes[0].parts.target
-        self._gate = lanes[0].parts.gate
-        self._wakeup = wakeup
+    def __init__(
+        self, runners: Sequence[PartitionRunner | ConsumerRunner], *, waker: Waker, progress: Progress
+    ) -> None:
+        """Keep the runners, at least one; they share target and delivery."""
+        self._runners = runners
+        self._target = runners[0].context.target
+        self._throttle = runners[0].context.throttle
+        self._waker = waker
         self._progress = progress
-        self._longest = lanes[0].parts.config.delivery.timeout.total_seconds() + _SLACK
+        self._longest = runners[0].context.config.delivery.timeout.total_seconds() + _SLACK
         self._next_tick = 0.0
-        self._activity = Activity(lanes[0].parts.board)
+        self._activity = Activity(runners[0].context.status)
 
     def run(self) -> None:
-        """Run to the end; or until all lanes are obsolete, because the number of partitions changed."""
-        while live := [lane for lane in self._lanes if not lane.state.step.is_terminal]:
-            if all(lane.is_obsolete for lane in live):
+        """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
+        while live := [runner for runner in self._runners if not runner.state.step.is_terminal]:
+            if all(runner.is_obsolete for runner in live):
                 return
             self._activity.look()
             if self._interrupt(live):
                 continue
             self._share(live)
-            lane = min(live, key=lambda each: each.state.due)
-            self._progress.expect("loop", within=_LONG if lane.state.step in _LONG_STEPS else self._longest)
-            left = lane.state.due - time.monotonic()
+            runner = min(live, key=lambda each: each.state.due)
+            self._progress.expect("loop", within=_LONG if runner.state.step in _LONG_STEPS else self._longest)
+            left = runner.state.due - time.monotonic()
             if left <= 0:
-                lane.advance()
+                runner.advance()
                 continue
-            self._wakeup.wait(TICK if isinf(left) else min(left, TICK))
+            self._waker.wait(TICK if isinf(left) else min(left, TICK))
             if self._tick():
                 for each in live:
-                    each.advance(h.TargetChanged())
+                    each.advance(outcomes.HandlerChanged())
         self._activity.tell()
 
-    def _share(self, live: Sequence[Lane | ConsumerLane]) -> None:
+    def _share(self, live: Sequence[PartitionRunner | ConsumerRunner]) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
-        self._gate.share = sum(lane.share for lane in live) / len(self._lanes)
+        self._throttle.share = sum(runner.share for runner in live) / len(self._runners)
 
     @staticmethod
-    def _interrupt(live: Sequence[Lane | ConsumerLane]) -> bool:
-        """Tell each lane what makes its waiting pointless; say whether there was anything."""
-        found = [(lane, happened) for lane in live if (happened := lane.find_interruption()) is not None]
-        for lane, happened in found:
-            lane.advance(happened)
+    def _interrupt(live: Sequence[PartitionRunner | ConsumerRunner]) -> bool:
+        """Tell each runner what makes its waiting pointless; say whether there was anything."""
+        found = [(runner, outcome) for runner in live if (outcome := runner.find_interruption()) is not None]
+        for runner, outcome in found:
+            runner.advance(outcome)
         return bool(found)
 
     def _tick(self) -> bool:

@@ -18,34 +18,34 @@ from outbox_worker.competing import (
     CompetingHeartbeat,
     CompetingObserver,
     build_consumer,
-    build_lane,
+    build_runner,
     hand_back,
     lease_as_asked,
 )
 from outbox_worker.databases import open_databases
-from outbox_worker.gate import Gate, HeldWatch
 from outbox_worker.health import HealthServer
 from outbox_worker.index_builder import IndexBuilder
-from outbox_worker.lane import Lane
 from outbox_worker.logs import get_logger, set_up_logging
 from outbox_worker.loop import Loop
 from outbox_worker.membership import Membership
 from outbox_worker.observer import Observer, PartitionedObserver
 from outbox_worker.one_shot import run_once
 from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
-from outbox_worker.parting import give_back
+from outbox_worker.partition_reader import partitioned_into
+from outbox_worker.partition_runner import PartitionRunner
 from outbox_worker.partition_steps import PartitionSteps, Shared
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.reading import divided_into
 from outbox_worker.rebuilding import PartitionRebuildSteps, RebuildSteps
+from outbox_worker.release import give_back
 from outbox_worker.settings import Act, Settings, read_config, read_settings
-from outbox_worker.shutdown import Shutdown, Wakeup
+from outbox_worker.shutdown import Shutdown, Waker
 from outbox_worker.sinks import build_target
 from outbox_worker.source_watch import SourceWatch
 from outbox_worker.speaker import Speaker
-from outbox_worker.status import Identity, Progress, StatusBoard, write_last_word, write_termination
+from outbox_worker.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
 from outbox_worker.steps import Steps
 from outbox_worker.telemetry import Telemetry
+from outbox_worker.throttle import HeldWatch, Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ _log = get_logger("outbox.worker")
 
 
 @dataclass(slots=True)
-class WorkerParts:
+class WorkerContext:
     """Everything a worker is made of."""
 
     config: ProcessorConfig
@@ -70,11 +70,11 @@ class WorkerParts:
     databases: Databases
     ownership: Ownership
     observer: Observer
-    board: StatusBoard
+    status: ProcessStatus
     shutdown: Shutdown
     target: Target
     transactional_target: bool
-    gate: Gate
+    throttle: Throttle
     watch: HeldWatch
 
 
@@ -88,17 +88,17 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What lasts as long as the process, whatever the number of partitions."""
+    """What lasts as long as the process, while the number of partitions may change."""
 
     settings: Settings
     config: ProcessorConfig
     name: str
     engine: Engine
     token: UUID
-    wakeup: Wakeup
+    waker: Waker
     progress: Progress
     shutdown: Shutdown
-    board: StatusBoard
+    status: ProcessStatus
     telemetry: Telemetry
 
 
@@ -122,22 +122,22 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
 
 def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine) -> int:
     config = lease_as_asked(config)
-    wakeup, progress = Wakeup(), Progress()
+    waker, progress = Waker(), Progress()
     identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
-    board = StatusBoard(config, identity, initial_state(time.monotonic()))
-    telemetry = Telemetry(board)
+    status = ProcessStatus(config, identity, initial_state(time.monotonic()))
+    telemetry = Telemetry(status)
     process = Process(
-        settings, config, name, engine, uuid.UUID(identity.instance), wakeup, progress,
-        Shutdown(wakeup, settings.grace_seconds), board, telemetry,
+        settings, config, name, engine, uuid.UUID(identity.instance), waker, progress,
+        Shutdown(waker, settings.grace_seconds), status, telemetry,
     )  # fmt: skip
     health = HealthServer(
         (settings.host, settings.port),
         access=read_access(settings),
         overdue=progress.overdue,
-        is_ready=lambda: board.is_ready,
-        report=board.report,
+        is_ready=lambda: status.is_ready,
+        report=status.report,
         metrics=telemetry.render,
-        set_intent=board.set_intent,
+        set_intent=status.set_intent,
     )
     health.start()
     _log.info(
@@ -150,9 +150,9 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
             _compete(process, take_over=take_over)
             return ExitCode.DONE
         while (found := _work(process, count, take_over=take_over)) is not None:
-            _log.info("the processor is divided otherwise", extra={"partitions": found, "before": count})
+            _log.info("the number of partitions changed", extra={"partitions": found, "before": count})
             count, take_over = found, False
-            board.redivide(count, initial_state(time.monotonic()))
+            status.rebalance(count, initial_state(time.monotonic()))
     finally:
         health.close()
     _log.info("ended")
@@ -164,17 +164,19 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     config, membership = process.config, None
     if config.delivery.partitions is not None and count is not None:
         membership = Membership(count, process.token, asked=config.delivery.partitions.count)
-        config = divided_into(config, count)
-    crew, target = _build_crew(process, config, membership)
+        config = partitioned_into(config, count)
+    partitions, target = _build_partitions(process, config, membership)
     watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
-    heartbeat = _build_heartbeat(crew, process, watching.home, membership)
+    heartbeat = _build_heartbeat(partitions, process, watching.target, membership)
     beside: list[SourceWatch | IndexBuilder] = []
-    if watching.apart:
-        beside.append(SourceWatch(crew[0].observer, watching.reading))
+    if watching.has_remote_target:
+        beside.append(SourceWatch(partitions[0].observer, watching.source))
     if config.delivery.partitions is not None:
-        building = open_databases(config, process.settings.connections, f"{process.name} index").reading
+        building = open_databases(config, process.settings.connections, f"{process.name} index").source
         beside.append(
-            IndexBuilder(crew[0].observer, process.board, building, config.source, config.delivery.partitions.key)
+            IndexBuilder(
+                partitions[0].observer, process.status, building, config.source, config.delivery.partitions.key
+            )
         )
     heartbeat.start()
     for thread in beside:
@@ -182,25 +184,25 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     chance = random.SystemRandom()
     outdated = False
     try:
-        all_steps = _make_steps(crew, process, membership, take_over=take_over)
-        lanes = [
-            Lane(
+        all_steps = _make_steps(partitions, process, membership, take_over=take_over)
+        runners = [
+            PartitionRunner(
                 each, steps, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
                 membership=membership,
             )
-            for each, steps in zip(crew, all_steps, strict=True)
+            for each, steps in zip(partitions, all_steps, strict=True)
         ]  # fmt: skip
-        Loop(lanes, wakeup=process.wakeup, progress=process.progress).run()
-        outdated = any(lane.is_obsolete for lane in lanes) and not process.shutdown.requested
+        Loop(runners, waker=process.waker, progress=process.progress).run()
+        outdated = any(runner.is_obsolete for runner in runners) and not process.shutdown.requested
     finally:
         heartbeat.stop()
         for thread in beside:
             thread.stop()
         if not outdated:
-            give_back(crew)
-            write_termination(process.board.report(), process.settings.termination_log)
+            give_back(partitions)
+            write_termination(process.status.report(), process.settings.termination_log)
         target.close()
-        crew[0].databases.discard()
+        partitions[0].databases.discard()
     return membership.found if membership is not None and outdated else None
 
 
@@ -210,99 +212,113 @@ def _compete(process: Process, *, take_over: bool) -> None:
         raise ConfigurationError(
             "rebuildOf needs delivery.mode Ordered or Partitioned: batches have no place to compare"
         )
-    (parts,), target = _build_crew(process, process.config, None)
-    consumer = build_consumer(parts, process.settings.pod_uid)
+    (context,), target = _build_partitions(process, process.config, None)
+    consumer = build_consumer(context, process.settings.pod_uid)
     watching = open_databases(process.config, process.settings.connections, f"{process.name} heartbeat")
-    wiring = _heartbeat_wiring([parts], process, watching.home)
-    heartbeat = CompetingHeartbeat(built=consumer, token=parts.token, **wiring)
+    wiring = _heartbeat_wiring([context], process, watching.target)
+    heartbeat = CompetingHeartbeat(built=consumer, token=context.token, **wiring)
     heartbeat.start()
     try:
-        lane = build_lane(
-            parts, consumer, take_over=take_over, telemetry=process.telemetry, chance=random.SystemRandom()
+        runner = build_runner(
+            context, consumer, take_over=take_over, telemetry=process.telemetry, chance=random.SystemRandom()
         )
-        Loop([lane], wakeup=process.wakeup, progress=process.progress).run()
+        Loop([runner], waker=process.waker, progress=process.progress).run()
     finally:
         heartbeat.stop()
-        hand_back(parts, consumer)
-        give_back([parts])
-        write_termination(process.board.report(), process.settings.termination_log)
+        hand_back(context, consumer)
+        give_back([context])
+        write_termination(process.status.report(), process.settings.termination_log)
         target.close()
-        parts.databases.discard()
+        context.databases.discard()
 
 
-def _build_crew(
+def _build_partitions(
     process: Process, config: ProcessorConfig, membership: Membership | None
-) -> tuple[list[WorkerParts], Target]:
+) -> tuple[list[WorkerContext], Target]:
     key = ProcessorKey(config.source.schema_name, config.processor_id)
     seconds = config.delivery.lease_duration.total_seconds()
-    observer = _build_observer(key, process.board, config, membership)
+    observer = _build_observer(key, process.status, config, membership)
     target, transactional = process.engine.build_target(config, process.settings)
-    parts = WorkerParts(
-        config, key, process.settings.pod, process.token,
-        open_databases(config, process.settings.connections, process.name), Ownership(seconds), observer, process.board,
-        process.shutdown, target, transactional, Gate(config.delivery), observer.watch,
-    )  # fmt: skip
-    process.board.set_circuit(lambda: parts.gate.phase.value)
+    context = WorkerContext(
+        config,
+        key,
+        process.settings.pod,
+        process.token,
+        open_databases(config, process.settings.connections, process.name),
+        Ownership(seconds),
+        observer,
+        process.status,
+        process.shutdown,
+        target,
+        transactional,
+        Throttle(config.delivery),
+        observer.watch,
+    )
+    process.status.set_circuit(lambda: context.throttle.phase.value)
     if membership is None:
-        return [parts], target
+        return [context], target
     return [
-        replace(parts, key=replace(key, partition=partition), ownership=Ownership(seconds))
+        replace(context, key=replace(key, partition=partition), ownership=Ownership(seconds))
         for partition in range(membership.count)
     ], target
 
 
 def _build_observer(
-    key: ProcessorKey, board: StatusBoard, config: ProcessorConfig, membership: Membership | None
+    key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, membership: Membership | None
 ) -> Observer:
     seconds = config.delivery.lease_duration.total_seconds()
     if config.delivery.competing is not None:
-        return CompetingObserver(key, board, lease=seconds, config=config)
+        return CompetingObserver(key, status, lease=seconds, config=config)
     if membership is None:
-        return Observer(key, board, lease=seconds, apart=config.is_apart)
-    return PartitionedObserver(key, board, lease=seconds, membership=membership, config=config)
+        return Observer(key, status, lease=seconds, remote_target=config.has_remote_target)
+    return PartitionedObserver(key, status, lease=seconds, membership=membership, config=config)
 
 
-def _heartbeat_wiring(crew: Sequence[WorkerParts], process: Process, session: Session) -> dict[str, Any]:
-    parts = crew[0]
+def _heartbeat_wiring(partitions: Sequence[WorkerContext], process: Process, session: Session) -> dict[str, Any]:
+    context = partitions[0]
     return {
         "session": session,
-        "key": parts.key,
-        "resource": parts.config.resource,
-        "lease": parts.config.delivery.lease_duration,
-        "ownerships": [each.ownership for each in crew],
-        "observer": parts.observer,
+        "key": context.key,
+        "resource": context.config.resource,
+        "lease": context.config.delivery.lease_duration,
+        "ownerships": [each.ownership for each in partitions],
+        "observer": context.observer,
         "progress": process.progress,
-        "speaker": Speaker(parts.board, claim_uid=parts.config.resource.uid, pod=parts.pod, token=parts.token),
-        "on_loss": process.wakeup.wake,
+        "speaker": Speaker(context.status, claim_uid=context.config.resource.uid, pod=context.pod, token=context.token),
+        "on_loss": process.waker.wake,
     }
 
 
 def _build_heartbeat(
-    crew: Sequence[WorkerParts], process: Process, session: Session, membership: Membership | None
+    partitions: Sequence[WorkerContext], process: Process, session: Session, membership: Membership | None
 ) -> Heartbeat:
-    wiring = _heartbeat_wiring(crew, process, session)
+    wiring = _heartbeat_wiring(partitions, process, session)
     if membership is None:
         return Heartbeat(**wiring)
-    return PartitionedHeartbeat(membership=membership, pod=crew[0].pod, **wiring)
+    return PartitionedHeartbeat(membership=membership, pod=partitions[0].pod, **wiring)
 
 
 def _make_steps(
-    crew: Sequence[WorkerParts], process: Process, membership: Membership | None, *, take_over: bool
+    partitions: Sequence[WorkerContext], process: Process, membership: Membership | None, *, take_over: bool
 ) -> list[Steps]:
     """Make the steps of each partition; the first of them takes the claim over, if that is asked."""
     if membership is None:
-        return [process.engine.make_steps(crew[0], take_over=take_over)]
-    shared, rest = Shared(), crew
+        return [process.engine.make_steps(partitions[0], take_over=take_over)]
+    shared, rest = Shared(), partitions
     first: list[Steps] = []
-    if crew[0].config.rebuild_of is not None:
-        first = [PartitionRebuildSteps(crew[0], take_over=take_over, shared=shared, membership=membership, crew=crew)]
-        rest = crew[1:]
+    if partitions[0].config.rebuild_of is not None:
+        first = [
+            PartitionRebuildSteps(
+                partitions[0], take_over=take_over, shared=shared, membership=membership, partitions=partitions
+            )
+        ]
+        rest = partitions[1:]
     return first + [
-        PartitionSteps(parts, take_over=take_over and parts is crew[0], shared=shared, membership=membership)
-        for parts in rest
+        PartitionSteps(context, take_over=take_over and context is partitions[0], shared=shared, membership=membership)
+        for context in rest
     ]
 
 
 def choose_steps(config: ProcessorConfig) -> Callable[..., Steps]:
-    """Choose how the steps of a processor that is not divided are done."""
+    """Choose how the steps of a processor that is not partitioned are done."""
     return Steps if config.rebuild_of is None else RebuildSteps

@@ -1,15 +1,15 @@
-"""Which partitions this process shall own: worked out by the heartbeat, read by the lanes."""
+"""Which partitions this process shall own: worked out by the heartbeat, read by the runners."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox_core.partition import decide_wanted
+from outbox_core.partition import decide_assigned
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from outbox_worker.postgres.partitions import SeenDivision, SeenLease
+    from outbox_worker.postgres.partitions import SeenLease, SeenOwners
 
 
 class Membership:
@@ -30,7 +30,7 @@ class Membership:
         self._found = count
         self._seen: tuple[frozenset[int], tuple[SeenLease, ...]] = (frozenset(), ())
 
-    def wants(self, partition: int) -> bool:
+    def is_assigned(self, partition: int) -> bool:
         """Say whether this process shall own the partition; none of those that are no more."""
         return partition in self._seen[0] and not self.outdated
 
@@ -54,9 +54,9 @@ class Membership:
         """Live leases of the whole processor."""
         return self._seen[1]
 
-    def note(self, seen: SeenDivision) -> bool:
+    def note(self, seen: SeenOwners) -> bool:
         """Take what the database has; say whether this process shall own other partitions than before."""
-        wanted = decide_wanted(seen, self.token)
-        changed = wanted != self._seen[0]
-        self._seen = (wanted, seen.leases)
+        assigned = decide_assigned(seen, self.token)
+        changed = assigned != self._seen[0]
+        self._seen = (assigned, seen.leases)
         return changed

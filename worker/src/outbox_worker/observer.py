@@ -10,13 +10,13 @@ from typing_extensions import override
 from outbox_core.errors import TransientError
 from outbox_core.report import CheckpointView, Lag, LeaseView, Reason
 from outbox_worker.change import look_at_change
-from outbox_worker.gate import HeldWatch
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, conflicts, holding, partitions, stop_line
+from outbox_worker.partition_reader import reader_of
+from outbox_worker.postgres import checkpoints, conflicts, holding, partitions, rebalance
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.messages import LAG_CAP
-from outbox_worker.postgres.stall import BoundObserver
-from outbox_worker.reading import reader_of
+from outbox_worker.postgres.stall import HighWaterMarkObserver
+from outbox_worker.throttle import HeldWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,32 +30,33 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.checkpoints import StoredCheckpoint
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.messages import MessageReader
-    from outbox_worker.status import StatusBoard
+    from outbox_worker.status import ProcessStatus
 
 _LIMIT_SHARE: Final = 0.15
 """Of the lease: a statement that takes longer is cut, so that the heartbeat is in time."""
 _BUDGET_SHARE: Final = 0.3
-"""Of the lease: after that nothing more is looked at this time, whatever each statement took."""
+"""Of the lease: after that nothing more is looked at this time."""
 _log = get_logger("outbox.observer")
 
 
 class Observer:
-    """Fills the board with checkpoint, conflicts, lag and bound."""
+    """Fills the process status with checkpoint, conflicts, lag and high-water mark."""
 
-    def __init__(self, key: ProcessorKey, board: StatusBoard, *, lease: float, apart: bool = False) -> None:
+    def __init__(self, key: ProcessorKey, status: ProcessStatus, *, lease: float, remote_target: bool = False) -> None:
         """Observe nothing until the main loop found the schema to be there.
 
-        `apart`: the messages are in another database, which is observed on a connection, and in a thread, of its own.
+        `remote_target`: the messages are in another database, which is observed on a connection, and in a thread, of
+        its own.
         """
-        self._apart = apart
+        self._apart = remote_target
         self._stored: Mapping[int, StoredCheckpoint] = {}
         self._key = key
-        self._board = board
+        self._status = status
         self._limit = max(0.1, lease * _LIMIT_SHARE)
         self._budget = lease * _BUDGET_SHARE
         self.watch = HeldWatch()
         self._reader: MessageReader | None = None
-        self._bound: BoundObserver | None = None
+        self._high_water_mark: HighWaterMarkObserver | None = None
 
     @property
     def ready(self) -> bool:
@@ -65,7 +66,7 @@ class Observer:
     def start(self, reader: MessageReader) -> None:
         """The schema is there: from now on look."""
         if self._reader is None:
-            self._bound = BoundObserver(reader)
+            self._high_water_mark = HighWaterMarkObserver(reader)
             self._reader = reader
 
     def observe(self, connection: psycopg.Connection[Any]) -> None:
@@ -80,28 +81,29 @@ class Observer:
                     CheckpointView(partition=partition, pair=str(each.pair), stored_at=each.stored_at)
                     for partition, each in stored.items()
                 ]
-                self._board.set_observed(checkpoints=views)
-            self._board.set_observed(conflicts=conflicts.summary(connection, self._key))
+                self._status.set_observed(checkpoints=views)
+            self._status.set_observed(conflicts=conflicts.summary(connection, self._key))
             failures, seen = holding.observe(connection, self._key)
-            self._board.set_observed(failures=failures)
+            self._status.set_observed(failures=failures)
             self.watch.note(seen)
         self._stored = stored
         if not self._apart:
             self.observe_source(connection, enough)
 
     def observe_source(self, connection: psycopg.Connection[Any], enough: float | None = None) -> None:
-        """Look at what waits in the source's database behind the checkpoints last seen, and at its reading bound."""
-        reader, bound = self._reader, self._bound
+        """Look at what waits in the source's database behind the checkpoints last seen, and at its high-water mark."""
+        reader, bound = self._reader, self._high_water_mark
         if reader is None or bound is None:
             return
         enough = time.monotonic() + self._budget if enough is None else enough
         if time.monotonic() < enough:
-            # Who holds the bound is promised within seconds; counting may take all the time there is, every time.
+            # Who holds the high-water mark is promised within seconds; counting may take all the time there is, every
+            # time.
             with self._limited(connection):
-                self._board.set_observed(bound=bound.observe(connection))
+                self._status.set_observed(bound=bound.observe(connection))
         stored = self._stored
         if stored and time.monotonic() < enough:
-            self._board.set_observed(lag=self._measure(connection, reader, stored, enough))
+            self._status.set_observed(lag=self._measure(connection, reader, stored, enough))
 
     def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
         stored = checkpoints.load(connection, self._key)
@@ -133,13 +135,13 @@ class Observer:
 
 
 class PartitionedObserver(Observer):
-    """The same for a divided processor, over all its partitions: any process can speak for the whole."""
+    """The same for a partitioned processor, over all its partitions: any process can speak for the whole."""
 
     def __init__(
-        self, key: ProcessorKey, board: StatusBoard, *, lease: float, membership: Membership, config: ProcessorConfig
+        self, key: ProcessorKey, status: ProcessStatus, *, lease: float, membership: Membership, config: ProcessorConfig
     ) -> None:
         """Prepare a reader for each partition."""
-        super().__init__(key, board, lease=lease, apart=config.is_apart)
+        super().__init__(key, status, lease=lease, remote_target=config.has_remote_target)
         self._membership = membership
         self._source = config.source
         self._readers = [reader_of(config, partition) for partition in range(membership.count)]
@@ -148,7 +150,7 @@ class PartitionedObserver(Observer):
 
     @override
     def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
-        self._board.set_observed(
+        self._status.set_observed(
             leases=[
                 LeaseView(partition=lease.partition, epoch=lease.epoch, pod=lease.pod,
                           held=lease.token == self._membership.token)
@@ -165,12 +167,12 @@ class PartitionedObserver(Observer):
             return
         try:
             with self._limited(connection):
-                now = stop_line.fetch(connection, self._key)
+                now = rebalance.fetch(connection, self._key)
                 if now is not None:
                     stored = partitions.load_checkpoints(connection, self._key)
                     pairs = {number: each.pair for number, each in stored.items()}
                     division = look_at_change(connection, self._key, self._source, now, pairs)
-                    self._board.set_observed(division=division)
+                    self._status.set_observed(division=division)
         except TransientError as err:
             if err.reason is not Reason.STATEMENT_FAILED:
                 raise

@@ -18,7 +18,7 @@ from outbox_worker.postgres import conflicts, identity, ownership
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.settings import Act, Settings
-from outbox_worker.status import Identity, StatusBoard, write_termination
+from outbox_worker.status import Identity, ProcessStatus, write_termination
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
@@ -33,14 +33,14 @@ _log = get_logger("outbox.worker")
 def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) -> int:
     """Do what `settings.act` says, print the report, leave it as termination message; return the exit code."""
     state = initial_state(time.monotonic())
-    board = StatusBoard(config, Identity(settings.pod, settings.pod_uid, str(uuid.uuid4())), state)
+    status = ProcessStatus(config, Identity(settings.pod, settings.pod_uid, str(uuid.uuid4())), state)
     key = ProcessorKey(config.source.schema_name, config.processor_id)
-    session = databases.home
+    session = databases.target
     try:
         if settings.act is Act.TRY_CLAIM:
-            state, code = _try_claim(databases, key, board, state)
+            state, code = _try_claim(databases, key, status, state)
         elif settings.hand_over is not None:
-            state, code = _hand_over(config, key, session, board, state, settings.hand_over)
+            state, code = _hand_over(config, key, session, status, state, settings.hand_over)
         else:
             state, code = _release(config, key, session, state)
     except (OutboxError, psycopg.Error) as err:
@@ -49,24 +49,24 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
         code = FAILED
     finally:
         databases.discard()
-    board.set_state(state)
-    report = board.report()
+    status.set_state(state)
+    report = status.report()
     sys.stdout.write(report.model_dump_json(by_alias=True) + "\n")
     write_termination(report, settings.termination_log)
     return code
 
 
 def _try_claim(
-    databases: Databases, key: ProcessorKey, board: StatusBoard, state: ProcessorState
+    databases: Databases, key: ProcessorKey, status: ProcessStatus, state: ProcessorState
 ) -> tuple[ProcessorState, int]:
-    config, connection = databases.config, databases.home.connection()
+    config, connection = databases.config, databases.target.connection()
     databases.prepare()
-    if not databases.apart:
+    if not databases.has_remote_target:
         owner = identity.Owner(config.processor_id, config.resource)
         identity.check_identity(connection, config.source, key, owner)
     answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)
-    board.set_claim_holder(answer.holder)
-    board.set_observed(conflicts=conflicts.summary(connection, key))
+    status.set_claim_holder(answer.holder)
+    status.set_observed(conflicts=conflicts.summary(connection, key))
     if answer.granted:
         return replace(state, message="the claim is this resource's"), ExitCode.DONE
     holder = answer.holder or "another resource"
@@ -79,7 +79,7 @@ def _hand_over(
     config: ProcessorConfig,
     key: ProcessorKey,
     session: Session,
-    board: StatusBoard,
+    status: ProcessStatus,
     state: ProcessorState,
     place: tuple[str, str, str],
 ) -> tuple[ProcessorState, int]:
@@ -89,7 +89,7 @@ def _hand_over(
     successor = ResourceRef(cluster=cluster, namespace=namespace, name=name, uid="")
     given = ownership.hand_over_claim(connection, key, config.resource.uid, successor)
     holder = ownership.fetch_claim(connection, key).holder
-    board.set_claim_holder(holder)
+    status.set_claim_holder(holder)
     if given or (holder is not None and str(holder) == str(successor)):
         return replace(state, message=f"the claim is {successor}'s"), ExitCode.DONE
     message = f"{holder} holds the claim" if holder is not None else "this resource never claimed the processorId"

@@ -1,6 +1,7 @@
 """Claim, lease, and the heartbeat that keeps both while the main thread is busy with a handler.
 
-The heartbeat has a connection of its own and also looks around for status (lag, bound, conflicts), so that a status or
+The heartbeat has a connection of its own and also looks around for status (lag, high-water mark, conflicts), so that a
+status or
 metrics request never touches the database. What it is told it writes into `Ownership`; the main loop reads it.
 """
 
@@ -16,7 +17,7 @@ from psycopg import pq
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
-from outbox_core.happening import HeldLease
+from outbox_core.outcomes import HeldLease
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import ownership as calls
 from outbox_worker.postgres import partitions
@@ -128,7 +129,10 @@ class Ownership:
             return self._lease_lost
 
     def begin_step(self) -> bool:
-        """Let nobody give the lease back while a step is done under it; False: it was given back already."""
+        """Keep the heartbeat from giving the lease back while a step is done under it; False.
+
+        It was given back already.
+        """
         with self._lock:
             self._resting = False
             return not self._given_back
@@ -174,7 +178,7 @@ class Ownership:
         with self._lock:
             connection = self._busy
             if connection is None or not connection.lock.acquire(blocking=False):
-                return  # nobody is there, or a statement is running: not idle
+                return  # no session, or a statement is running: not idle
             try:
                 if (
                     connection.pgconn.transaction_status == pq.TransactionStatus.INTRANS
@@ -305,7 +309,7 @@ class Heartbeat(threading.Thread):
 
 
 class PartitionedHeartbeat(Heartbeat):
-    """The same for a divided processor: renews membership and all leases at once, and looks who shall own what."""
+    """The same for a partitioned processor: renews membership and all leases at once, and looks who shall own what."""
 
     def __init__(self, *, membership: Membership, pod: str, **parts: Any) -> None:
         """Keep what is needed beyond a heartbeat's parts."""
@@ -315,7 +319,7 @@ class PartitionedHeartbeat(Heartbeat):
         self._since: dict[HeldLease, float] = {}
         self._unwanted: frozenset[HeldLease] = frozenset()
         self._leaving: list[HeldLease] = []
-        self._strays: frozenset[HeldLease] = frozenset()
+        self._orphans: frozenset[HeldLease] = frozenset()
 
     @property
     @override
@@ -330,7 +334,7 @@ class PartitionedHeartbeat(Heartbeat):
             return
         try:
             connection = self._session.connection()
-            seen = partitions.fetch_division(
+            seen = partitions.fetch_owners(
                 connection, self._key, claim_uid=self._resource.uid, count=self._membership.count
             )
             there = partitions.fetch_count(connection, self._key)
@@ -342,25 +346,25 @@ class PartitionedHeartbeat(Heartbeat):
         if self._membership.note(seen) or self._membership.outdated:
             self._on_loss()
 
-    def _find_strays(self, epochs: Mapping[int, int]) -> None:
-        """Let go of what is renewed with this token and no lane knows of: the answer to acquiring it was lost.
+    def _find_orphans(self, epochs: Mapping[int, int]) -> None:
+        """Let go of what is renewed with this token and no runner knows of: the answer to acquiring it was lost.
 
-        Not at first sight: a lane may be hearing of it at this moment.
+        Not at first sight: a runner may be told of it at this moment.
         """
         known = {ownership.lease for ownership in self._ownerships}
         token = self._membership.token
-        strays = frozenset(HeldLease(partition, epoch, token) for partition, epoch in epochs.items()) - known
-        self._leaving += sorted((strays & self._strays) - set(self._leaving), key=lambda lease: lease.partition)
-        self._strays = strays
+        orphans = frozenset(HeldLease(partition, epoch, token) for partition, epoch in epochs.items()) - known
+        self._leaving += sorted((orphans & self._orphans) - set(self._leaving), key=lambda lease: lease.partition)
+        self._orphans = orphans
 
     def _give_back(self, connection: psycopg.Connection[Any]) -> None:
         """Give back what another process shall own, where the main thread is too busy with one partition to do so.
 
         Not at first sight: as a rule the main thread does it at once. What could not be released is tried again; else
-        it would be renewed for ever.
+        it would be renewed without end.
         """
         held = {lease: ownership for ownership in self._ownerships if (lease := ownership.lease) is not None}
-        unwanted = frozenset(lease for lease in held if not self._membership.wants(lease.partition))
+        unwanted = frozenset(lease for lease in held if not self._membership.is_assigned(lease.partition))
         self._leaving += [lease for lease in unwanted & self._unwanted if held[lease].give_back(lease)]
         self._unwanted = unwanted
         while self._leaving:
@@ -384,11 +388,11 @@ class PartitionedHeartbeat(Heartbeat):
             renewed = epochs.get(lease.partition) == lease.epoch
             self._note(ownership, lease, renewed=renewed)
             # Only after a move: then a former owner's process may be stuck. One statement for each partition and beat
-            # for ever would cost as much as handling.
+            # all the time would cost as much as handling.
             since = self._since.setdefault(lease, now)
             if renewed and now - since < 2 * self._lease.total_seconds():
                 key = replace(self._key, partition=lease.partition)
                 self._end_stuck_transactions(connection, key, lease)
-        self._find_strays(epochs)
+        self._find_orphans(epochs)
         current = {lease for _, lease in held}
         self._since = {lease: since for lease, since in self._since.items() if lease in current}

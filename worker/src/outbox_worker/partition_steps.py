@@ -1,4 +1,4 @@
-"""What a partition of a divided processor does otherwise than a whole one."""
+"""The steps of a partition, where they differ from those of mode Ordered."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from outbox_core import happening as h
+from outbox_core import outcomes
+from outbox_core.barrier import describe_barrier, describe_key
 from outbox_core.checkpoint import MAX_POSITION, Checkpoint
+from outbox_core.coverage import as_window, covers
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.message import Batch
 from outbox_core.report import Reason
-from outbox_core.standing import as_window, covers
 from outbox_core.state import Step
-from outbox_core.stop_line import describe_key, describe_line
 from outbox_worker.held_steps import lease_of
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres import checkpoints, ownership, partitions, starts, stop_line
-from outbox_worker.reading import reader_of
+from outbox_worker.partition_reader import reader_of
+from outbox_worker.postgres import checkpoints, ownership, partitions, rebalance, starts
 from outbox_worker.steps import Steps
 
 if TYPE_CHECKING:
     import psycopg
 
+    from outbox_core.barrier import Partitioning
     from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
-    from outbox_core.stop_line import Partitioning
     from outbox_worker.membership import Membership
-    from outbox_worker.steps import Parts
+    from outbox_worker.steps import StepContext
 
 _log = get_logger("outbox.worker")
 _ECHO: Final = 0.5
@@ -55,21 +55,21 @@ class Shared:
 class PartitionSteps(Steps):
     """The steps of one partition."""
 
-    def __init__(self, parts: Parts, *, take_over: bool, shared: Shared, membership: Membership) -> None:
-        """Keep the parts, and what is shared with the process's other partitions."""
-        super().__init__(parts, take_over=take_over)
+    def __init__(self, context: StepContext, *, take_over: bool, shared: Shared, membership: Membership) -> None:
+        """Keep the context, and what is shared with the process's other partitions."""
+        super().__init__(context, take_over=take_over)
         self._shared = shared
         self._membership = membership
-        self._division: Partitioning | None = None
+        self._partitioning: Partitioning | None = None
         self._next_passing = 0.0
         self._actions[Step.RELEASE] = self._release
-        divided = parts.config.delivery.partitions
-        if divided is None:
+        partitions = context.config.delivery.partitions
+        if partitions is None:
             raise ConfigurationError("delivery.mode Partitioned needs delivery.partitions")
-        self._divided: Partitions = divided
+        self._partitions: Partitions = partitions
 
     @override
-    def _prepare(self, state: ProcessorState) -> h.Happening:
+    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
         if self._shared.error is not None and time.monotonic() < self._shared.until:
             raise self._shared.error
         try:
@@ -81,17 +81,17 @@ class PartitionSteps(Steps):
         return prepared
 
     @override
-    def _claim(self, state: ProcessorState) -> h.Happening:
+    def _claim(self, state: ProcessorState) -> outcomes.StepOutcome:
         answered = super()._claim(state)
-        if isinstance(answered, h.ClaimAnswered) and answered.granted:
+        if isinstance(answered, outcomes.ClaimAnswered) and answered.granted:
             self._ask(self._connection())
         return answered
 
     def _ask(self, connection: psycopg.Connection[Any]) -> None:
         """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
-        config, key, membership = self._parts.config, self._parts.key, self._membership
-        if self._parts.databases.apart:
-            # The line is a place of this database: it means nothing to another database's messages.
+        config, key, membership = self._context.config, self._context.key, self._membership
+        if self._context.databases.has_remote_target:
+            # The barrier is a place of this database: it means nothing to another database's messages.
             there = partitions.fetch_count(connection, key)
             if there is not None and there != membership.asked:
                 raise ConfigurationError(
@@ -100,37 +100,37 @@ class PartitionSteps(Steps):
                     f"Ask for {there}, or use another processorId",
                     reason=Reason.PARTITIONS_DIFFER,
                 )
-        there = stop_line.ask(
+        there = rebalance.ask(
             connection, key, config.resource, generation=config.generation, count=membership.asked,
-            by=describe_key(self._divided.key),
+            by=describe_key(self._partitions.key),
         )  # fmt: skip
         membership.note_count(there)
 
     @override
-    def _acquire(self, state: ProcessorState) -> h.Happening:
+    def _acquire(self, state: ProcessorState) -> outcomes.StepOutcome:
         answered = super()._acquire(state)
-        if not isinstance(answered, h.LeaseAnswered) or answered.lease is not None:
+        if not isinstance(answered, outcomes.LeaseAnswered) or answered.lease is not None:
             return answered
-        # Somebody has it, or there is no such partition any more.
-        self._membership.note_count(partitions.fetch_count(self._connection(), self._parts.key))
-        return h.Unwanted() if self._membership.outdated else answered
+        # Another process has it, or there is no such partition any more.
+        self._membership.note_count(partitions.fetch_count(self._connection(), self._context.key))
+        return outcomes.Revoked() if self._membership.outdated else answered
 
     @override
-    def _load(self, state: ProcessorState) -> h.Happening:
+    def _load(self, state: ProcessorState) -> outcomes.StepOutcome:
         loaded = super()._load(state)
-        # Checked under the lease: whoever holds one since then holds it under this number, for a change ends them all.
-        return h.Unwanted() if self._membership.outdated else loaded
+        # Checked under the lease: a lease granted since then holds under this number, for a change ends them all.
+        return outcomes.Revoked() if self._membership.outdated else loaded
 
     @override
-    def _ensure_start(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> checkpoints.Start | None:
+    def _ensure_start(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
-        config, key = self._parts.config, self._parts.key
-        count, by = self._divided.count, describe_key(self._divided.key)
-        # Before it is asked whether somebody edited the checkpoint: from here on the lease is locked against a change
-        # of the number, and the checkpoint of a partition that is no more was deleted by nobody.
+        config, key = self._context.config, self._context.key
+        count, by = self._partitions.count, describe_key(self._partitions.key)
+        # Before the tamper check of the checkpoint: from here on the lease is locked against a change
+        # of the number; the checkpoint of a partition that was removed is not one that was tampered with.
         answer, stored = self._begin(connection, lease, None), None
         if answer.owned and answer.count in (None, count):
-            stored = checkpoints.load_unedited(connection, key)
+            stored = checkpoints.load_untampered(connection, key)
         if answer.owned and answer.count is None and stored is None:
             # Computed once for all partitions: one that is first owned later must not start later.
             answer = self._begin(connection, lease, self._start_pair(connection))
@@ -138,15 +138,15 @@ class PartitionSteps(Steps):
             return None
         if answer.begun and config.start_from.processor_id is not None:
             other = self._find_other(connection, config.start_from.processor_id)
-            if other.divided_like(count, by):
+            if other.partitioned_like(count, by):
                 starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
         if answer.begun:
             self._ask(connection)
         if stored is None:
-            stored = checkpoints.load_unedited(connection, key)
+            stored = checkpoints.load_untampered(connection, key)
         if stored is None:
             raise ConfigurationError(
-                f"partition {key.partition} of processor {key.processor_id!r} has lost its checkpoint row: somebody "
+                f"partition {key.partition} of processor {key.processor_id!r} has lost its checkpoint row: it was "
                 "deleted it. Put it back with `outbox rewind`, or by hand, then the partition goes on",
                 reason=Reason.CHECKPOINT_OLDER,
             )
@@ -154,12 +154,17 @@ class PartitionSteps(Steps):
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
 
     def _begin(
-        self, connection: psycopg.Connection[Any], lease: h.HeldLease, start: Checkpoint | None
+        self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease, start: Checkpoint | None
     ) -> partitions.Begun:
         return partitions.begin(
-            connection, self._parts.key, count=self._divided.count, by=describe_key(self._divided.key), start=start,
-            epoch=lease.epoch, token=lease.token,
-        )  # fmt: skip
+            connection,
+            self._context.key,
+            count=self._partitions.count,
+            by=describe_key(self._partitions.key),
+            start=start,
+            epoch=lease.epoch,
+            token=lease.token,
+        )
 
     def _is_as_asked(self, found: partitions.Begun) -> bool:
         """Say whether the processor is divided as this process believes; it may learn another number.
@@ -168,11 +173,12 @@ class PartitionSteps(Steps):
             ConfigurationError: it is divided by another key, or not at all.
 
         """
-        count, by = self._divided.count, describe_key(self._divided.key)
+        count, by = self._partitions.count, describe_key(self._partitions.key)
         if found.by != by:
             there = f"{found.count} partitions by {found.by}" if found.count else "not divided"
             raise ConfigurationError(
-                f"processor {self._parts.key.processor_id!r} is {there} here, and {count} partitions by {by} are asked "
+                f"processor {self._context.key.processor_id!r} is {there} here, and {count} partitions by {by} are "
+                f"asked "
                 "for: the same keys would go to other checkpoints. Ask for what is there, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
@@ -180,29 +186,29 @@ class PartitionSteps(Steps):
         return found.count == count
 
     @override
-    def _fetch(self, state: ProcessorState) -> h.Happening:
-        """Read, and then look for a stop line: whoever reads before it is asked for cannot have read beyond it."""
-        connection, known = self._connection(), self._division
-        line = None if known is None else known.line
-        # Before reading: from here on nothing more can appear below the line.
-        settled = line is not None and stop_line.is_settled(connection, line)
+    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Read, then look for a barrier: a read before it is asked for cannot have gone beyond it."""
+        connection, known = self._connection(), self._partitioning
+        barrier = None if known is None else known.barrier
+        # Before reading: from here on nothing more can appear below the barrier.
+        settled = barrier is not None and rebalance.is_settled(connection, barrier)
         newest = self._find_newest()
         fetched = super()._fetch(state)
         now = self._look(connection)
-        if not isinstance(fetched, h.Fetched) or now is None:
+        if not isinstance(fetched, outcomes.Fetched) or now is None:
             return fetched
         self._membership.note_count(now.count)
         if self._membership.outdated:
-            return h.Unwanted()
-        beyond = now.is_beyond_line(fetched.batch.examined)
-        if now.has_same_line(known):
+            return outcomes.Revoked()
+        beyond = now.is_beyond_barrier(fetched.batch.examined)
+        if now.has_same_barrier(known):
             if now.next_count is None:
                 return _pass(newest, state, fetched)
             return self._stop_at(now, state, fetched, settled=settled)
-        self._division = now
-        self._reader = reader_of(self._parts.config, self._parts.key.partition, now.line)
+        self._partitioning = now
+        self._reader = reader_of(self._context.config, self._context.key.partition, now.barrier)
         # What was read up to another line, or beyond this one, is dropped: nothing of it was handled.
-        return self._fetch(state) if beyond or line is not None else fetched
+        return self._fetch(state) if beyond or barrier is not None else fetched
 
     def _find_newest(self) -> int | None:
         """Return, now and then, the newest transaction whose messages nothing can join any more; of all partitions.
@@ -210,63 +216,68 @@ class PartitionSteps(Steps):
         Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
         server, whose crash could take the transaction back and not what is stored of it here.
         """
-        if self._parts.databases.apart or time.monotonic() < self._next_passing:
+        if self._context.databases.has_remote_target or time.monotonic() < self._next_passing:
             return None
         self._next_passing = time.monotonic() + PASSING_SECONDS
         return self._reader.find_newest(self._source_connection())
 
     def _look(self, connection: psycopg.Connection[Any]) -> Partitioning | None:
         """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
-        key = self._parts.key
-        now = stop_line.fetch(connection, key)
+        key = self._context.key
+        now = rebalance.fetch(connection, key)
         if now is None or now.is_drawn:
             return now
-        stop_line.draw(connection, key, self._parts.config.resource.uid)
-        return stop_line.fetch(connection, key)
+        rebalance.draw(connection, key, self._context.config.resource.uid)
+        return rebalance.fetch(connection, key)
 
-    def _stop_at(self, now: Partitioning, state: ProcessorState, fetched: h.Fetched, *, settled: bool) -> h.Fetched:
-        """End the last batch before the line at the line; once it is stored, change the number if all are there."""
+    def _stop_at(
+        self, now: Partitioning, state: ProcessorState, fetched: outcomes.Fetched, *, settled: bool
+    ) -> outcomes.Fetched:
+        """End the last batch before the barrier at the barrier.
+
+        Once it is stored, change the number if all are there.
+        """
         batch = fetched.batch
-        if now.is_beyond_line(batch.after) or (now.is_at_line(batch.after) and now.is_at_line(state.stored)):
-            if stop_line.change(self._connection(), self._parts.key, self._parts.config.resource.uid):
-                _log.info("the number of partitions changed", extra={"line": describe_line(now)})
-            return h.Fetched(_nothing(batch))
-        if now.line is None:  # somebody holds the row for longer than we wait
-            return h.Fetched(_nothing(batch)) if now.is_beyond_line(batch.examined) else fetched
-        if now.line.window is not None:
-            return _store_end(batch, fetched) if now.is_at_line(batch.examined) else fetched
+        if now.is_beyond_barrier(batch.after) or (now.is_at_barrier(batch.after) and now.is_at_barrier(state.stored)):
+            if rebalance.change(self._connection(), self._context.key, self._context.config.resource.uid):
+                _log.info("the number of partitions changed", extra={"barrier": describe_barrier(now)})
+            return outcomes.Fetched(_nothing(batch))
+        if now.barrier is None:  # another transaction holds the row for longer than we wait
+            return outcomes.Fetched(_nothing(batch)) if now.is_beyond_barrier(batch.examined) else fetched
+        if now.barrier.window is not None:
+            return _store_end(batch, fetched) if now.is_at_barrier(batch.examined) else fetched
         if not settled or batch.full:
             return fetched
-        return h.Fetched(replace(batch, examined=now.line), at_once=True)
+        return outcomes.Fetched(replace(batch, examined=now.barrier), at_once=True)
 
-    def _release(self, state: ProcessorState) -> h.Happening:
+    def _release(self, state: ProcessorState) -> outcomes.StepOutcome:
         lease = lease_of(state)
-        ownership.release_lease(self._connection(), self._parts.key, epoch=lease.epoch, token=lease.token)
-        self._parts.ownership.drop_lease()
-        return h.Released()
+        ownership.release_lease(self._connection(), self._context.key, epoch=lease.epoch, token=lease.token)
+        self._context.ownership.drop_lease()
+        return outcomes.Released()
 
 
 def _nothing(batch: Batch) -> Batch:
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition)
 
 
-def _pass(newest: int | None, state: ProcessorState, fetched: h.Fetched) -> h.Fetched:
+def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) -> outcomes.Fetched:
     """Let messages of others behind an idle partition's checkpoint count as examined: `outbox prune` waits for it."""
     batch, stored = fetched.batch, state.stored
-    if newest is None or stored is None or batch.matched or batch.aside or batch.full or batch.waits_for is not None:
+    if newest is None or stored is None or batch.matched or batch.excluded or batch.full or batch.waits_for is not None:
         return fetched
     if batch.after.window is None:
         end = Checkpoint(newest, MAX_POSITION)
-        return h.Fetched(replace(batch, examined=end), at_once=True) if end > batch.examined else fetched
+        return outcomes.Fetched(replace(batch, examined=end), at_once=True) if end > batch.examined else fetched
     passed = f"{newest + 1}:{newest + 1}:"
     if covers(as_window(stored).lower, passed) or not covers(as_window(batch.examined).lower, passed):
         return fetched
     return _store_end(batch, fetched)
 
 
-def _store_end(batch: Batch, fetched: h.Fetched) -> h.Fetched:
+def _store_end(batch: Batch, fetched: outcomes.Fetched) -> outcomes.Fetched:
     """Let where it ends be stored: an idle partition has moved its lower snapshot in memory only."""
-    if batch.matched or batch.aside:
+    if batch.matched or batch.excluded:
         return fetched
-    line = replace(batch.examined, position=max(batch.examined.position, batch.after.position + 1))
-    return h.Fetched(replace(batch, examined=line), at_once=True)
+    barrier = replace(batch.examined, position=max(batch.examined.position, batch.after.position + 1))
+    return outcomes.Fetched(replace(batch, examined=barrier), at_once=True)

@@ -7,11 +7,11 @@ of deadlocks:
    on. Ours takes it exclusively: it waits for the batch in hand to be committed, and the next one waits for us before
    it has locked anything. Where this processor is divided, its other partitions are made to stand still likewise.
 2. What the old one has examined and we have not, `maxLag` messages at most, is handled here, for all our partitions,
-   and our checkpoint stored: now the new tables hold whatever the old ones do.
+   and our checkpoint stored: now the new tables hold all that the old ones do.
 3. The user's statement.
 4. Our other partitions' checkpoints are moved, and their leases end, so that their owners read them anew. The old
    processor is superseded: its leases end, its claim becomes ours for good. Should anything have been stored for it, or
-   by another partition of ours, since 1 (by somebody who takes no lock), all is rolled back.
+   by another partition of ours, since 1 (by a program that takes no lock), all is rolled back.
 
 A swap that cannot be made now is rolled back, told, and tried again; this processor goes on meanwhile.
 """
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from typing_extensions import override
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason, RebuildState, RebuildView
-from outbox_worker.catching_up import CatchUp, NotNowError, plan_ways
+from outbox_worker.catch_up import CatchUp, NotNowError, plan_catch_up
 from outbox_worker.guard import GuardedConnection
 from outbox_worker.held_steps import lease_of
 from outbox_worker.logs import get_logger
 from outbox_worker.partition_steps import PartitionSteps
-from outbox_worker.postgres import rebuilds, stop_line
+from outbox_worker.postgres import rebalance, rebuilds
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from outbox_core.state import ProcessorState
     from outbox_worker.membership import Membership
     from outbox_worker.partition_steps import Shared
-    from outbox_worker.postgres.rebuilds import Noted, Standing
-    from outbox_worker.steps import Parts
+    from outbox_worker.postgres.rebuilds import Coverage, Noted
+    from outbox_worker.steps import StepContext
 
 LOOK_SECONDS: Final = 0.5
 LONGEST_WAIT: Final = 30.0
@@ -73,10 +73,10 @@ class SwapRunner(TransactionRunner):
     def swap(
         self,
         connection: psycopg.Connection[Any],
-        lease: h.HeldLease,
+        lease: outcomes.HeldLease,
         catch_up: Callable[[Transaction], tuple[StoreRequest | None, int]],
         finish: Callable[[Transaction], None],
-    ) -> h.Stored | h.Refused | h.Unsure | h.Failed | None:
+    ) -> outcomes.Stored | outcomes.Rejected | outcomes.CommitUnknown | outcomes.Failed | None:
         """Begin, catch up, store, finish, commit. None: committed, without a checkpoint to store."""
         committing, request = False, None
         try:
@@ -95,30 +95,30 @@ class SwapRunner(TransactionRunner):
         except BaseException:
             self._roll_back(connection)
             raise
-        return None if request is None else h.Stored(request.new, count)
+        return None if request is None else outcomes.Stored(request.new, count)
 
 
 class Rebuilder:
     """Looks how far the processor to be replaced is ahead, and swaps where that is near enough."""
 
-    def __init__(self, parts: Parts, *, on_swapped: Callable[[], None] = lambda: None) -> None:
-        """Keep the parts; `on_swapped` is called when partitions of ours that others own were moved.
+    def __init__(self, context: StepContext, *, on_swapped: Callable[[], None] = lambda: None) -> None:
+        """Keep the context; `on_swapped` is called when partitions of ours that others own were moved.
 
         Raises:
             ConfigurationError: the resource has no `rebuildOf`, or a target that cannot be swapped.
 
         """
-        if parts.config.rebuild_of is None or not parts.transactional_target:
+        if context.config.rebuild_of is None or not context.transactional_target:
             raise ConfigurationError("rebuildOf needs target.sql or target.python: a projection in the database")
-        self._parts = parts
+        self._context = context
         self._on_swapped = on_swapped
-        self._rebuild: Rebuild = parts.config.rebuild_of
-        self._old = ProcessorKey(parts.key.schema, self._rebuild.processor_id)
-        delivery = parts.config.delivery
+        self._rebuild: Rebuild = context.config.rebuild_of
+        self._old = ProcessorKey(context.key.schema, self._rebuild.processor_id)
+        delivery = context.config.delivery
         self._timeout = delivery.timeout.total_seconds()
-        self._swapper = SwapRunner(parts.key, lease=delivery.lease_duration.total_seconds(), timeout=self._timeout)
-        self._catching_up = CatchUp(parts)
-        self._divided = delivery.partitions
+        self._swapper = SwapRunner(context.key, lease=delivery.lease_duration.total_seconds(), timeout=self._timeout)
+        self._catching_up = CatchUp(context)
+        self._partitions = delivery.partitions
         self._next_look = 0.0
         self._failures = 0
         self._swapped = False
@@ -136,35 +136,35 @@ class Rebuilder:
             )
 
     def note_run(self, server_run: str | None) -> None:
-        """Keep under which run of the server the lane learned what it knows: a swap under another one is refused."""
+        """Keep under which run of the server the partition was loaded: a swap under another one is refused."""
         self._swapper.server_run = server_run
 
-    def look(self, state: ProcessorState) -> h.Happening | None:
+    def look(self, state: ProcessorState) -> outcomes.StepOutcome | None:
         """See, every so often, how far the other processor is ahead; None: go on."""
         # While a message fails, this projection is not what readers should get.
-        troubled = state.attempt > 0 or state.suspect is not None or state.suspicion is not None
+        troubled = state.attempt > 0 or state.search_end is not None or state.poison_search is not None
         if self._swapped or troubled or time.monotonic() < self._next_look:
             return None
         began = time.monotonic()
-        happened = self._look(state)
+        outcome = self._look(state)
         # Counting costs a scan of what lies between: a tenth of the time at most.
         self._next_look = max(self._next_look, time.monotonic() + max(LOOK_SECONDS, 9 * (time.monotonic() - began)))
-        return happened
+        return outcome
 
-    def _look(self, state: ProcessorState) -> h.Happening | None:
-        lease, home, key = lease_of(state), self._home, self._parts.key
-        noted = rebuilds.note(home, key, self._old.processor_id, epoch=lease.epoch, token=lease.token)
+    def _look(self, state: ProcessorState) -> outcomes.StepOutcome | None:
+        lease, target, key = lease_of(state), self._target, self._context.key
+        noted = rebuilds.note(target, key, self._old.processor_id, epoch=lease.epoch, token=lease.token)
         if self._is_decided(noted):
             return None
         try:
-            standing = self._find_old(home)
+            coverage = self._find_old(target)
         except ConfigurationError as err:
             self._tell(RebuildState.NOT_POSSIBLE, str(err))
             return None
-        places, _ = self._places(state, home)
-        plans = plan_ways(places, standing.places)
+        places, _ = self._places(state, target)
+        plans = plan_catch_up(places, coverage.places)
         plans, behind, at_least = self._catching_up.count(plans, cap=self._rebuild.max_lag)
-        unhandled = rebuilds.count_unhandled(home, key)
+        unhandled = rebuilds.count_unhandled(target, key)
         waits = str(unhandled)
         if not unhandled and not self._catching_up.is_settled(plans):
             waits = "transactions are open below what the other one has handled: cursor TransactionOrder waits for them"
@@ -192,33 +192,33 @@ class Rebuilder:
         return noted.superseded_by is not None or noted.replaced is not None
 
     @property
-    def _home(self) -> psycopg.Connection[Any]:
-        return self._parts.databases.home.connection()
+    def _target(self) -> psycopg.Connection[Any]:
+        return self._context.databases.target.connection()
 
-    def _find_old(self, connection: psycopg.Connection[Any]) -> Standing:
-        standing = rebuilds.find_standing(connection, self._old)
-        if standing is None:
+    def _find_old(self, connection: psycopg.Connection[Any]) -> Coverage:
+        coverage = rebuilds.find_coverage(connection, self._old)
+        if coverage is None:
             raise ConfigurationError(f"it has no checkpoint in schema {self._old.schema} of this database")
-        return standing
+        return coverage
 
     def _places(
         self, state: ProcessorState, connection: psycopg.Connection[Any]
-    ) -> tuple[dict[int, tuple[Checkpoint, Checkpoint]], Standing | None]:
+    ) -> tuple[dict[int, tuple[Checkpoint, Checkpoint]], Coverage | None]:
         """Return where each partition of ours is, and where the other ones stand as the database has it."""
         if state.cursor is None or state.stored is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        key = self._parts.key
+        key = self._context.key
         places = {key.partition: (state.cursor, state.stored)}
-        if self._divided is None:
+        if self._partitions is None:
             return places, None
-        others = rebuilds.find_standing(connection, key, but_partition=key.partition)
+        others = rebuilds.find_coverage(connection, key, but_partition=key.partition)
         return places | {number: (pair, pair) for number, pair in (others.pairs if others else {}).items()}, others
 
-    def _swap(self, state: ProcessorState, lease: h.HeldLease, behind: int) -> h.Happening | None:
-        connection, swap = self._home, _Swap()
-        self._parts.ownership.enter(connection)
+    def _swap(self, state: ProcessorState, lease: outcomes.HeldLease, behind: int) -> outcomes.StepOutcome | None:
+        connection, swap = self._target, _Swap()
+        self._context.ownership.enter(connection)
         try:
-            happened = self._parts.shutdown.limited(
+            outcome = self._context.shutdown.limited(
                 self._timeout,
                 lambda: self._swapper.swap(
                     connection,
@@ -228,31 +228,31 @@ class Rebuilder:
                 ),
             )
         except Interrupted as err:
-            self._parts.databases.discard()  # in the middle of whatever it was
-            happened = self._after_interruption(err, behind)
+            self._context.databases.discard()  # it may be in the middle of a statement
+            outcome = self._after_interruption(err, behind)
         finally:
-            self._parts.ownership.leave()
-        if isinstance(happened, h.Failed) and not connection.closed:
-            self._note_failure(happened, behind)
+            self._context.ownership.leave()
+        if isinstance(outcome, outcomes.Failed) and not connection.closed:
+            self._note_failure(outcome, behind)
             return None
-        if happened is None or isinstance(happened, h.Stored):
+        if outcome is None or isinstance(outcome, outcomes.Stored):
             _log.info("swapped", extra={"of": self._old.processor_id})
             self._next_look = 0.0
             if swap.goals:
                 self._on_swapped()
-        if isinstance(happened, h.Stored) and happened.count:
-            self._parts.board.add_batch(happened.count)
-        return happened
+        if isinstance(outcome, outcomes.Stored) and outcome.count:
+            self._context.status.add_batch(outcome.count)
+        return outcome
 
-    def _after_interruption(self, interrupted: Interrupted, behind: int) -> h.Failed:
+    def _after_interruption(self, interrupted: Interrupted, behind: int) -> outcomes.Failed:
         """Tell that it took too long. No message's fault: it must not count as an attempt at handling one."""
-        failed = h.Failed(interrupted.as_error("the swap"))
+        failed = outcomes.Failed(interrupted.as_error("the swap"))
         if interrupted.draining:
             return failed
         self._note_failure(failed, behind)
-        return h.Failed(TransientError(str(failed.error), reason=failed.error.reason))
+        return outcomes.Failed(TransientError(str(failed.error), reason=failed.error.reason))
 
-    def _note_failure(self, failed: h.Failed, behind: int) -> None:
+    def _note_failure(self, failed: outcomes.Failed, behind: int) -> None:
         self._failures += 1
         self._next_look = time.monotonic() + min(LONGEST_WAIT, 2.0 ** min(self._failures, 10) / 4)
         _log.warning("not swapped", extra={"of": self._old.processor_id, "error": str(failed.error)})
@@ -263,22 +263,22 @@ class Rebuilder:
         )  # fmt: skip
 
     def _catch_up(
-        self, state: ProcessorState, lease: h.HeldLease, transaction: Transaction, swap: _Swap
+        self, state: ProcessorState, lease: outcomes.HeldLease, transaction: Transaction, swap: _Swap
     ) -> tuple[StoreRequest | None, int]:
         """Stop the other processor where it stands, and handle what it has handled."""
-        connection, key = transaction.connection, self._parts.key
+        connection, key = transaction.connection, self._context.key
         rebuilds.stand_still(connection, self._old)
-        if self._divided is not None:
+        if self._partitions is not None:
             rebuilds.stand_still(connection, key)
-            self._check_division(connection, self._divided.count)
+            self._check_partitioning(connection, self._partitions.count)
         try:
-            swap.standing = self._find_old(connection)
+            swap.coverage = self._find_old(connection)
         except ConfigurationError as err:
             raise NotNowError(str(err)) from err
         if unhandled := rebuilds.count_unhandled(connection, key):
             raise NotNowError(str(unhandled))
         places, swap.others = self._places(state, connection)
-        plans = plan_ways(places, swap.standing.places)
+        plans = plan_catch_up(places, swap.coverage.places)
         self._catching_up.wait_settled(plans)
         plans, behind, _ = self._catching_up.count(plans, cap=self._rebuild.max_lag)
         if behind > self._rebuild.max_lag:
@@ -289,28 +289,28 @@ class Rebuilder:
         swap.goals = goals
         return None if mine is None else StoreRequest(lease, state.stored, mine), count
 
-    def _check_division(self, connection: psycopg.Connection[Any], count: int) -> None:
-        now = stop_line.fetch(connection, self._parts.key)
+    def _check_partitioning(self, connection: psycopg.Connection[Any], count: int) -> None:
+        now = rebalance.fetch(connection, self._context.key)
         if now is None or now.count != count or now.next_count is not None:
             raise NotNowError("the number of partitions is being changed")
 
-    def _finish(self, lease: h.HeldLease, transaction: Transaction, swap: _Swap) -> None:
+    def _finish(self, lease: outcomes.HeldLease, transaction: Transaction, swap: _Swap) -> None:
         """Run the user's statement; move our other partitions; let the other processor never store again."""
-        connection, key = transaction.connection, self._parts.key
+        connection, key = transaction.connection, self._context.key
         try:
             connection.execute(self._rebuild.swap_statement.encode())
         except psycopg.Error as err:
             raise _explain(err) from err
         GuardedConnection(connection, transaction.mark).check_after()
-        if swap.goals and not rebuilds.advance_lanes(
+        if swap.goals and not rebuilds.advance_partitions(
             connection, key, swap.others, swap.goals, epoch=lease.epoch, token=lease.token
         ):
             raise NotNowError("a partition of this processor stored something during the swap")
-        if swap.standing is None:
+        if swap.coverage is None:
             raise NotNowError("the other processor's checkpoint is gone")
         answer = rebuilds.supersede(
-            connection, key, self._old.processor_id, swap.standing,
-            epoch=lease.epoch, token=lease.token, decided_by=str(self._parts.config.resource),
+            connection, key, self._old.processor_id, swap.coverage,
+            epoch=lease.epoch, token=lease.token, decided_by=str(self._context.config.resource),
         )  # fmt: skip
         if answer is not SupersedeAnswer.DONE:
             raise NotNowError(_ANSWERS.get(answer, "this processor is not the live owner any more"))
@@ -319,15 +319,15 @@ class Rebuilder:
         view = RebuildView(
             of=self._old.processor_id, state=state, behind=behind, at_least=at_least, message=message[:500]
         )
-        self._parts.board.set_rebuild(view)
+        self._context.status.set_rebuild(view)
 
 
 @dataclass(slots=True)
 class _Swap:
-    """What one try of a swap found when everybody stood still."""
+    """What one attempt at a swap found while both processors waited."""
 
-    standing: Standing | None = None
-    others: Standing | None = None
+    coverage: Coverage | None = None
+    others: Coverage | None = None
     goals: Mapping[int, Checkpoint] = field(default_factory=dict)
 
 
@@ -337,40 +337,46 @@ class _BesideFormer(Steps):
     _rebuilder: Rebuilder
 
     @override
-    def _prepare(self, state: ProcessorState) -> h.Happening:
+    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
         self._rebuilder.check()
         prepared = super()._prepare(state)
         self._rebuilder.note_run(self._runner.server_run)
         return prepared
 
     @override
-    def _fetch(self, state: ProcessorState) -> h.Happening:
+    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         return self._rebuilder.look(state) or super()._fetch(state)
 
 
 class RebuildSteps(_BesideFormer):
-    """The steps of a processor that is not divided."""
+    """The steps of a processor that is not partitioned."""
 
-    def __init__(self, parts: Parts, *, take_over: bool) -> None:
-        """Keep the parts."""
-        super().__init__(parts, take_over=take_over)
-        self._rebuilder = Rebuilder(parts)
+    def __init__(self, context: StepContext, *, take_over: bool) -> None:
+        """Keep the context."""
+        super().__init__(context, take_over=take_over)
+        self._rebuilder = Rebuilder(context)
 
 
 class PartitionRebuildSteps(_BesideFormer, PartitionSteps):
     """The steps of the first partition of a divided one: its owner makes the swap for all of them."""
 
     def __init__(
-        self, parts: Parts, *, take_over: bool, shared: Shared, membership: Membership, crew: Sequence[Parts]
+        self,
+        context: StepContext,
+        *,
+        take_over: bool,
+        shared: Shared,
+        membership: Membership,
+        partitions: Sequence[StepContext],
     ) -> None:
-        """Keep the parts; `crew` are those of all partitions of this process."""
-        super().__init__(parts, take_over=take_over, shared=shared, membership=membership)
-        self._rebuilder = Rebuilder(parts, on_swapped=lambda: _let_go(crew, parts))
+        """Keep the context; `partitions` are those of all partitions of this process."""
+        super().__init__(context, take_over=take_over, shared=shared, membership=membership)
+        self._rebuilder = Rebuilder(context, on_swapped=lambda: _let_go(partitions, context))
 
 
-def _let_go(crew: Sequence[Parts], but: Parts) -> None:
-    """The swap ended the leases of our other partitions: nobody should try to store under them."""
-    for each in crew:
+def _let_go(partitions: Sequence[StepContext], but: StepContext) -> None:
+    """The swap ended the leases of our other partitions: no step may try to store under them."""
+    for each in partitions:
         if each is not but and (lease := each.ownership.lease) is not None:
             each.ownership.lose_lease(lease, "the swap moved its checkpoint")
 

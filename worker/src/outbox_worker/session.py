@@ -46,7 +46,7 @@ class Session:
             raise type(err)(f"{self._place}: {err}", reason=err.reason) from err
 
     def discard(self) -> None:
-        """Close it, whatever state it is in."""
+        """Close it, in every state."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -104,7 +104,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="give the resource's claim to that resource and exit: 0 if it has it, 10 if the claim is another's",
     )
     acts.add_argument(
-        "--take-over", action="store_true", help="run, and first take claim and lease by force from whoever has them"
+        "--take-over", action="store_true", help="run, and first take claim and lease by force from their holders"
     )
     parser.add_argument("--config", type=Path, default=CONFIG_PATH, help="the processor's JSON file (%(default)s)")
     parser.add_argument(

@@ -59,7 +59,7 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
-class Wakeup:
+class Waker:
     """Lets signals and other threads end a wait of the main thread. A pipe: safe inside a signal handler."""
 
     def __init__(self) -> None:
@@ -76,16 +76,16 @@ class Wakeup:
     def wait(self, seconds: float) -> None:
         """Wait so long, or until woken."""
         select.select([self._reading], [], [], max(0.0, seconds))
-        with contextlib.suppress(BlockingIOError):  # nobody woke us
+        with contextlib.suppress(BlockingIOError):  # nothing woke us
             os.read(self._reading, 4096)
 
 
 class Shutdown:
     """What the signals said. Made in the main thread; the handlers run there too."""
 
-    def __init__(self, wakeup: Wakeup, grace: float) -> None:
+    def __init__(self, waker: Waker, grace: float) -> None:
         """Install the handlers; `grace` is the pod's termination grace period in seconds."""
-        self._wakeup = wakeup
+        self._waker = waker
         self._budget = max(grace - _RESERVE, grace / 2)
         self._deadline: float | None = None
         self._armed_until: float | None = None
@@ -104,7 +104,7 @@ class Shutdown:
         May be called inside itself; with `inf` seconds it leaves a call inside it a moment more, to roll back.
 
         Not a context manager: an interruption while `__exit__` is being entered would leave the alarm on, and interrupt
-        whatever comes next, such as a COMMIT. Between a call and its `finally` there is no such gap.
+        the next statement, such as a COMMIT. Between a call and its `finally` there is no such gap.
 
         Raises:
             Interrupted: from inside the function.
@@ -146,7 +146,7 @@ class Shutdown:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._budget
             self._arm()
-        self._wakeup.wake()
+        self._waker.wake()
 
     def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
@@ -154,6 +154,6 @@ class Shutdown:
             self._arm()  # meant for a call that ended at this moment
             return
         draining = self._deadline is not None and self._deadline <= self._armed_until
-        # From now on, should somebody swallow the interruption: what it undoes shall have this time.
+        # If a handler swallows the interruption it is interrupted again; what it undoes has this time.
         signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
         raise Interrupted(draining=draining)

@@ -1,4 +1,4 @@
-"""Handles a piece of a consumer's batch although some of its messages fail: those leave it, the others are done.
+"""Handles a chunk of a consumer's batch although some of its messages fail: those leave it, the others are done.
 
 All in one transaction, with the batch's completion where the resource asks for that, and in little time: what is left
 is handled next. `outbox_worker.isolation` finds the messages; `outbox_core.competing` judges them.
@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core import failing
+from outbox_core.claimed_batch import Action, Chunk, Refusal
 from outbox_core.competing import Sifted, judge, when_exhausted_at
 from outbox_core.isolation import Search
-from outbox_core.work import Action, Piece, Refusal
 from outbox_worker.isolation import MOST_KEPT, isolate, within
 from outbox_worker.logs import get_logger
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.claimed_batch import ClaimedBatch
     from outbox_core.errors import MessagesFailedError, OutboxError
     from outbox_core.isolation import Found
     from outbox_core.message import Message
     from outbox_core.spec import Delivery
-    from outbox_core.work import Work
     from outbox_worker.isolation import Isolated
 
 FRESH_SECONDS: Final = 0.5
-"""So long one transaction goes on: nobody sees what it has handled before it is committed."""
+"""So long one transaction goes on: other sessions do not see its effects before it is committed."""
 AGAIN_SECONDS: Final = 0.2
 """The same for messages that failed before."""
 _log = get_logger("outbox.worker")
@@ -43,15 +43,21 @@ def most_at_once(block: int) -> int:
 
 
 class Sifting:
-    """One piece, sifted: made for it and used once."""
+    """One chunk, sifted: made for it and used once."""
 
     def __init__(
-        self, piece: Piece, work: Work, messages: tuple[Message, ...], failed_before: Mapping[Checkpoint, int],
-        delivery: Delivery, chance: Random, given_up: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        chunk: Chunk,
+        claimed: ClaimedBatch,
+        messages: tuple[Message, ...],
+        failed_before: Mapping[Checkpoint, int],
+        delivery: Delivery,
+        chance: Random,
+        given_up: str | None,
+    ) -> None:
         """Keep what is needed to judge each message that fails; `given_up`: the place of one that is not stopped at."""
-        self._piece = piece
-        self._work = work
+        self._chunk = chunk
+        self._claimed = claimed
         self._messages = messages
         self._failed_before = failed_before
         self._delivery = delivery
@@ -62,17 +68,17 @@ class Sifting:
     @property
     def seconds(self) -> float:
         """So long one transaction goes on."""
-        return AGAIN_SECONDS if self._work.again else FRESH_SECONDS
+        return AGAIN_SECONDS if self._claimed.again else FRESH_SECONDS
 
     def run(
-        self, connection: psycopg.Connection, handle: Callable[[Piece], object], block: int,
+        self, connection: psycopg.Connection, handle: Callable[[Chunk], object], block: int,
         find: Callable[[Search, Collection[int], int], Found] | None,
     ) -> Sifted:  # fmt: skip
         """Handle what can be, in the connection's open transaction.
 
         Args:
             connection: of the transaction.
-            handle: a part of the piece.
+            handle: a part of the chunk.
             block: most messages at once, to begin with.
             find: goes on with a search with one call; None: parts are tried one by one.
 
@@ -95,7 +101,7 @@ class Sifting:
         return self._sifted(found.at if self._stop is None else found.at - 1, found.next_block)
 
     def sort_named(self, error: MessagesFailedError) -> Sifted:
-        """The target took all of the piece but what it names: that leaves the batch, or is stopped at.
+        """The target took all of the chunk but what it names: that leaves the batch, or is stopped at.
 
         What the target took behind a message that is stopped at, it is asked to take again.
 
@@ -114,10 +120,10 @@ class Sifting:
         return self._sifted(len(self._messages), self._delivery.batch_limit)
 
     def refuse(self, number: int, error: OutboxError) -> Refusal:
-        """Decide about the message with this number in the piece, from 0, which failed alone."""
+        """Decide about the message with this number in the chunk, from 0, which failed alone."""
         message = self._messages[number]
-        deaths = self._work.deaths if number == 0 else 0
-        attempts = deaths + 1 + self._failed_before.get(message.checkpoint, 0)
+        crash_count = self._claimed.crash_count if number == 0 else 0
+        attempts = crash_count + 1 + self._failed_before.get(message.checkpoint, 0)
         exhausted = when_exhausted_at(message, self._delivery, self._given_up)
         return Refusal(message, error, judge(attempts, error, self._delivery.retry, exhausted, self._random.random()))
 
@@ -125,7 +131,7 @@ class Sifting:
         left = tuple(self._refusals if self._stop is None else self._refusals[:-1])
         upto: Checkpoint | None = self._messages[behind - 1].checkpoint if behind else None
         if behind == len(self._messages):
-            upto = self._piece.examined
+            upto = self._chunk.examined
         return Sifted(behind, upto, left, block, self._stop)
 
     @property
@@ -138,18 +144,18 @@ class Sifting:
         for each in found.refused[len(self._refusals) :]:
             self._refusals.append(self.refuse(each.index, each.error))
 
-    def _part(self, begin: int, end: int) -> Piece:
-        """Return some of the messages as a piece of their own."""
+    def _part(self, begin: int, end: int) -> Chunk:
+        """Return some of the messages as a chunk of their own."""
         messages = self._messages[begin:end]
-        after = self._messages[begin - 1].checkpoint if begin else self._work.after
-        work = replace(self._work, after=after, upto=messages[-1].checkpoint, count=len(messages))
-        if work.listed:
+        after = self._messages[begin - 1].checkpoint if begin else self._claimed.after
+        claimed = replace(self._claimed, after=after, upto=messages[-1].checkpoint, count=len(messages))
+        if claimed.listed:
             # Only these: their pairs are sent with each statement.
             pairs = tuple(each.checkpoint for each in messages)
-            work = replace(work, listed=tuple((pair, self._failed_before.get(pair, 0)) for pair in pairs))
+            claimed = replace(claimed, listed=tuple((pair, self._failed_before.get(pair, 0)) for pair in pairs))
         return replace(
-            self._piece, after=after, examined=messages[-1].checkpoint, messages=messages,
-            examined_count=len(messages), matched_count=len(messages), work=work,
+            self._chunk, after=after, examined=messages[-1].checkpoint, messages=messages,
+            examined_count=len(messages), matched_count=len(messages), claimed=claimed,
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ _log = get_logger("outbox.source")
 
 
 class SourceWatch(threading.Thread):
-    """Looks every two seconds at lag and reading bound."""
+    """Looks every two seconds at lag and high-water mark."""
 
     def __init__(self, observer: Observer, session: Session) -> None:
         """Keep what is needed; `session` is used by this thread only."""

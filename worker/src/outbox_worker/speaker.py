@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox_worker.postgres.key import ProcessorKey
-    from outbox_worker.status import StatusBoard
+    from outbox_worker.status import ProcessStatus
 
 _log = get_logger("outbox.worker")
 _SHARE: Final = 0.1
@@ -32,9 +32,9 @@ _LONGEST: Final = 1.0
 class Speaker:
     """Knows what the process has to say, and what of that it has said."""
 
-    def __init__(self, board: StatusBoard, *, claim_uid: str, pod: str, token: UUID) -> None:
+    def __init__(self, status: ProcessStatus, *, claim_uid: str, pod: str, token: UUID) -> None:
         """Have said nothing."""
-        self._board = board
+        self._status = status
         self._claim_uid = claim_uid
         self._pod = pod
         self._token = token
@@ -44,13 +44,13 @@ class Speaker:
     @property
     def has_news(self) -> bool:
         """The state of some partition is another one than was said: the next heartbeat need not be waited for."""
-        return _states(self._board.words) != _states(self._said)
+        return _states(self._status.words) != _states(self._said)
 
     def say(
         self, connection: psycopg.Connection[Any], key: ProcessorKey, lease: timedelta, *, ended: bool = False
     ) -> None:
         """Say it, if there is anything to say; what cannot be said is said again with the next heartbeat."""
-        self._said = self._board.words
+        self._said = self._status.words
         if not self._said:
             return
         saying = Saying(self._claim_uid, self._pod, words.format_words(self._said))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.report import Bound, DivisionView, Lag, RebuildView, ResourceRef, Unfinished
+    from outbox_core.report import HighWaterMark, Lag, PartitioningView, RebuildView, ResourceRef, Unfinished
     from outbox_core.state import ProcessorState
 
 _log = get_logger("outbox.worker")
@@ -54,17 +54,17 @@ class Observed:
 
     checkpoints: list[CheckpointView] = field(default_factory=list)
     leases: list[LeaseView] = field(default_factory=list)
-    """Of a divided processor: the live ones, whoever holds them."""
-    division: DivisionView | None = None
+    """Of a partitioned processor: the live ones, of all processes."""
+    division: PartitioningView | None = None
     lag: Lag | None = None
-    bound: Bound | None = None
+    bound: HighWaterMark | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
     failures: FailureSummary = field(default_factory=FailureSummary)
     unfinished: Unfinished | None = None
     """Of a processor in mode Competing."""
 
 
-class StatusBoard:
+class ProcessStatus:
     """The latest of everything, behind one lock."""
 
     def __init__(self, config: ProcessorConfig, identity: Identity, initial: ProcessorState) -> None:
@@ -119,7 +119,7 @@ class StatusBoard:
         with self._lock:
             return tuple(self._words.values())
 
-    def redivide(self, count: int, initial: ProcessorState) -> None:
+    def rebalance(self, count: int, initial: ProcessorState) -> None:
         """Forget the partitions: there are `count` now."""
         with self._lock:
             self._states = dict.fromkeys(range(count), initial)
@@ -178,7 +178,7 @@ class StatusBoard:
 
     @property
     def is_ready(self) -> bool:
-        """The process does what it should: owner or standby. Waiting for a person or a mend is not ready."""
+        """The process does what it should: owner or standby. Waiting for a person or a change is not ready."""
         with self._lock:
             return is_ready(self._states)
 
@@ -287,26 +287,26 @@ def write_last_word(text: str, path: Path) -> None:
 class Activity:
     """Tells the log every ten seconds what was handled since the last line; nothing handled, nothing told."""
 
-    def __init__(self, board: StatusBoard, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, status: ProcessStatus, clock: Callable[[], float] = time.monotonic) -> None:
         """Count from now on."""
-        self._board = board
+        self._status = status
         self._clock = clock
-        self._told = board.handled
+        self._told = status.handled
         self._since = clock()
 
     def look(self) -> None:
         """Tell, if it is time. A rest before the first message does not count for the rate."""
-        if self._board.handled == self._told:
+        if self._status.handled == self._told:
             self._since = self._clock()
         elif self._clock() - self._since >= ACTIVITY_SECONDS:
             self.tell()
 
     def tell(self) -> None:
         """Tell what was not told yet."""
-        count, now = self._board.handled - self._told, self._clock()
+        count, now = self._status.handled - self._told, self._clock()
         if not count:
             return
-        report, seconds = self._board.report(), max(now - self._since, 0.001)
+        report, seconds = self._status.report(), max(now - self._since, 0.001)
         _log.info(
             "handled",
             extra={

@@ -1,4 +1,4 @@
-"""Carries out one step at a time and says what happened. It decides nothing: `outbox_core.processor` does."""
+"""Carries out one step at a time and returns its outcome. It decides nothing: `outbox_core.processor` does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from typing_extensions import override
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.checkpoint import StoreAnswer, parse_checkpoint
 from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
 from outbox_core.report import Reason
@@ -16,8 +16,8 @@ from outbox_core.state import Step
 from outbox_worker.held_steps import lease_of
 from outbox_worker.isolated_steps import IsolatedSteps
 from outbox_worker.logs import get_logger
+from outbox_worker.partition_reader import reader_of
 from outbox_worker.postgres import (
-    apart,
     checkpoints,
     conflicts,
     holding,
@@ -26,9 +26,9 @@ from outbox_worker.postgres import (
     ownership,
     partitions,
     rebuilds,
+    remote_target,
     starts,
 )
-from outbox_worker.reading import reader_of
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.stopped_steps import StoppedSteps
 from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
     from outbox_core.report import Conflict
     from outbox_core.state import ProcessorState
     from outbox_worker.databases import Databases
-    from outbox_worker.gate import Gate, HeldWatch
     from outbox_worker.observer import Observer
     from outbox_worker.ownership import Ownership
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.shutdown import Shutdown
-    from outbox_worker.status import StatusBoard
+    from outbox_worker.status import ProcessStatus
+    from outbox_worker.throttle import HeldWatch, Throttle
 
 _log = get_logger("outbox.worker")
 RUN_LOOK_SECONDS: Final = 1.0
-"""Between two looks of an idle lane whether the server recovered from a crash."""
+"""Between two looks of an idle partition whether the server recovered from a crash."""
 
 
-class Parts(Protocol):
+class StepContext(Protocol):
     """What a worker is made of; `outbox_worker.main` puts it together."""
 
     config: ProcessorConfig
@@ -68,31 +68,31 @@ class Parts(Protocol):
     databases: Databases
     ownership: Ownership
     observer: Observer
-    board: StatusBoard
+    status: ProcessStatus
     shutdown: Shutdown
     target: Target
     transactional_target: bool
-    gate: Gate
+    throttle: Throttle
     watch: HeldWatch
 
 
 class Steps(IsolatedSteps, StoppedSteps):
     """One method for each step that does something."""
 
-    def __init__(self, parts: Parts, *, take_over: bool) -> None:
-        """Keep the parts; `take_over` forces the first claim."""
-        self._parts = parts
+    def __init__(self, context: StepContext, *, take_over: bool) -> None:
+        """Keep the context; `take_over` forces the first claim."""
+        self._context = context
         self._force = take_over
         self._timeline: int | None = None
         self._next_run_look = 0.0
         self._prepared = (0, 0)
         self._start: Checkpoint | None = None
-        self._reader = reader_of(parts.config, parts.key.partition)
-        delivery = parts.config.delivery
-        self._isolates = isolates(parts)
+        self._reader = reader_of(context.config, context.key.partition)
+        delivery = context.config.delivery
+        self._isolates = isolates(context)
         self._lease = delivery.lease_duration
         self._timeout = delivery.timeout.total_seconds()
-        self._runner = TransactionRunner(parts.key, lease=self._lease.total_seconds(), timeout=self._timeout)
+        self._runner = TransactionRunner(context.key, lease=self._lease.total_seconds(), timeout=self._timeout)
         self._actions = {
             Step.PREPARE: self._prepare,
             Step.CLAIM: self._claim,
@@ -107,13 +107,13 @@ class Steps(IsolatedSteps, StoppedSteps):
             Step.STORE: self._store,
             Step.CONFIRM: self._confirm,
             Step.RECORD: self._record,
-            Step.SET_ASIDE: self._set_aside,
+            Step.HOLD_BATCH: self._hold_batch,
             Step.TAKE_HELD: self._take_held,
             Step.HANDLE_HELD: self._handle_held,
             Step.FAIL_HELD: self._fail_held,
         }
 
-    def perform(self, state: ProcessorState) -> h.Happening:
+    def perform(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Do the state's step.
 
         Raises:
@@ -125,188 +125,195 @@ class Steps(IsolatedSteps, StoppedSteps):
         return self._actions[state.step](state)
 
     def _is_unprepared(self, *, reads: bool) -> bool:
-        """Say whether a connection was opened since this lane prepared, by another lane that shares it.
+        """Say whether a connection was opened since this partition prepared, by another one that shares it.
 
         It may lead to another server, and what was looked at on the one before means nothing there.
         """
         self._connection()
         if reads:
             self._source_connection()
-        return self._parts.databases.opened != self._prepared
+        return self._context.databases.opened != self._prepared
 
     @override
     def _connection(self) -> psycopg.Connection[Any]:
         """Where claim, lease, checkpoint and effects are."""
-        return self._parts.databases.home.connection()
+        return self._context.databases.target.connection()
 
     @override
     def _source_connection(self) -> psycopg.Connection[Any]:
         """Where the messages are; mostly the same."""
-        return self._parts.databases.reading.connection()
+        return self._context.databases.source.connection()
 
-    def _prepare(self, state: ProcessorState) -> h.Happening:
-        found = self._parts.databases.prepare()
-        self._prepared = self._parts.databases.opened
-        self._parts.observer.start(self._reader)
+    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
+        found = self._context.databases.prepare()
+        self._prepared = self._context.databases.opened
+        self._context.observer.start(self._reader)
         # Before anything is loaded: what is learned from here on is of this run, or is found not to be.
-        run = identity.fetch_run(self._connection(), self._parts.key.schema)
+        run = identity.fetch_run(self._connection(), self._context.key.schema)
         known, self._runner.server_run = self._runner.server_run, run
         crashed = known not in (None, run)
         if crashed:
             self._reader.forget()
         promoted = self._find_promotion(found.timeline)
-        return promoted if promoted is not None and state.lease is not None else h.Prepared(crashed=crashed)
+        return promoted if promoted is not None and state.lease is not None else outcomes.Prepared(crashed=crashed)
 
-    def _find_promotion(self, timeline: int) -> h.OwnershipLost | None:
+    def _find_promotion(self, timeline: int) -> outcomes.OwnershipLost | None:
         """Believe nothing that was stored on another timeline: the promoted standby may not have received all of it."""
         before, self._timeline = self._timeline, timeline
         if before in (None, timeline):
             return None
         self._reader.forget()
-        self._parts.ownership.drop_lease()
-        return h.OwnershipLost(
+        self._context.ownership.drop_lease()
+        return outcomes.OwnershipLost(
             f"the server was promoted (timeline {before} to {timeline}): what is stored is read again"
         )
 
-    def _claim(self, _state: ProcessorState) -> h.Happening:
-        parts = self._parts
-        parts.ownership.drop_lease()
+    def _claim(self, _state: ProcessorState) -> outcomes.StepOutcome:
+        context = self._context
+        context.ownership.drop_lease()
         answer = ownership.claim(
-            self._connection(), parts.key, parts.config.resource, force=self._force, sweep_uids=parts.config.sweep_uids
+            self._connection(),
+            context.key,
+            context.config.resource,
+            force=self._force,
+            sweep_uids=context.config.sweep_uids,
         )
-        parts.board.set_claim_holder(answer.holder)
+        context.status.set_claim_holder(answer.holder)
         if answer.granted:
             self._force = False
-            parts.ownership.note_claim()
-            mappings.note(self._connection(), parts.key, parts.config.resource.uid, parts.config.source)
-            return h.ClaimAnswered(granted=True, holder=answer.holder)
-        parts.ownership.drop_claim()
+            context.ownership.note_claim()
+            mappings.note(self._connection(), context.key, context.config.resource.uid, context.config.source)
+            return outcomes.ClaimAnswered(granted=True, holder=answer.holder)
+        context.ownership.drop_claim()
         if self._force:
             self._end_stuck_transactions()
-        if (successor := rebuilds.find_superseding(self._connection(), parts.key)) is not None:
+        if (successor := rebuilds.find_superseding(self._connection(), context.key)) is not None:
             raise ConfigurationError(
                 f"processor {successor!r} replaced this one, which can never run again: delete this resource",
                 reason=Reason.SUPERSEDED,
             )
-        if answer.holder is None or answer.holder.uid == parts.config.resource.uid:
+        if answer.holder is None or answer.holder.uid == context.config.resource.uid:
             raise TransientError("the claim is being changed at this moment", reason=Reason.STARTING)
-        return h.ClaimAnswered(answer.granted, answer.holder)
+        return outcomes.ClaimAnswered(answer.granted, answer.holder)
 
-    def _review(self, _state: ProcessorState) -> h.Happening:
+    def _review(self, _state: ProcessorState) -> outcomes.StepOutcome:
         """See whether a conflict is open; carry out the person's decision, if the resource has one for it."""
-        parts = self._parts
+        context = self._context
         connection = self._connection()
-        found = conflicts.find_open(connection, parts.key)
+        found = conflicts.find_open(connection, context.key)
         note = ""
-        if found is not None and parts.config.resolution is not None:
-            answer = conflicts.resolve(connection, parts.key.schema, parts.config.resolution)
+        if found is not None and context.config.resolution is not None:
+            answer = conflicts.resolve(connection, context.key.schema, context.config.resolution)
             _log.info("a decision about a conflict", extra={"answer": answer.name, "conflict": found.id})
             note = _NOTES.get(answer, "")
-            found = conflicts.find_open(connection, parts.key)
-        parts.board.set_observed(conflicts=conflicts.summary(connection, parts.key))
+            found = conflicts.find_open(connection, context.key)
+        context.status.set_observed(conflicts=conflicts.summary(connection, context.key))
         if found is None:
             # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
-            parts.databases.check_source(parts.key)
-        return h.Reviewed(_open_conflict(found) if found else None, note)
+            context.databases.check_source(context.key)
+        return outcomes.Reviewed(_open_conflict(found) if found else None, note)
 
-    def _check_target(self, _state: ProcessorState) -> h.Happening:
-        self._parts.shutdown.limited(self._timeout, self._parts.target.check)
-        return h.TargetReady()
+    def _check_target(self, _state: ProcessorState) -> outcomes.StepOutcome:
+        self._context.shutdown.limited(self._timeout, self._context.target.check)
+        return outcomes.TargetReady()
 
-    def _acquire(self, _state: ProcessorState) -> h.Happening:
-        parts = self._parts
+    def _acquire(self, _state: ProcessorState) -> outcomes.StepOutcome:
+        context = self._context
         answer = ownership.acquire_lease(
             self._connection(),
-            parts.key,
-            claim_uid=parts.config.resource.uid,
-            pod=parts.pod,
-            token=parts.token,
+            context.key,
+            claim_uid=context.config.resource.uid,
+            pod=context.pod,
+            token=context.token,
             lease=self._lease,
         )
-        parts.board.set_lease_pod(answer.pod)
+        context.status.set_lease_pod(answer.pod)
         if not answer.acquired or answer.epoch is None:
-            return h.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
-        lease = h.HeldLease(parts.key.partition, answer.epoch, parts.token)
-        parts.ownership.note_lease(lease)
+            return outcomes.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
+        lease = outcomes.HeldLease(context.key.partition, answer.epoch, context.token)
+        context.ownership.note_lease(lease)
         _log.info("lease acquired", extra={"epoch": answer.epoch})
-        return h.LeaseAnswered(lease)
+        return outcomes.LeaseAnswered(lease)
 
     def _end_stuck_transactions(self) -> str:
         """Let no frozen process keep what is open to us; with our own lease the heartbeat goes on with it.
 
         Returns what our role cannot end, for people.
         """
-        stuck = ownership.end_stuck_transactions(self._connection(), self._parts.key, epoch=None)
+        stuck = ownership.end_stuck_transactions(self._connection(), self._context.key, epoch=None)
         if stuck.ended:
             _log.warning("ended transactions of a former owner's process that were stuck", extra={"count": stuck.ended})
         return stuck.left
 
-    def _load(self, state: ProcessorState) -> h.Happening:
+    def _load(self, state: ProcessorState) -> outcomes.StepOutcome:
         lease = lease_of(state)
         connection = self._connection()
         self._start = None
-        if self._parts.databases.apart and checkpoints.load(connection, self._parts.key) is None:
+        if self._context.databases.has_remote_target and checkpoints.load(connection, self._context.key) is None:
             # Before the transaction, which would be idle for as long as the other database looks for the start.
-            self._start = apart.read_durably(
+            self._start = remote_target.read_durably(
                 self._source_connection(), lambda: self._start_pair(connection), lambda _: True
             )
         try:
             with connection.transaction():
                 ownership.limit_transaction(connection, self._lease)
                 found = self._ensure_start(connection, lease)
-        except checkpoints.EditedError as err:
-            # By whomever it was told, that one did not come to record it; or nobody was there to be told.
-            return h.Refused(err.edit.answer, err.edit.kept, None, err.edit.stored)
+        except checkpoints.TamperedError as err:
+            # The worker that was told did not record it; or no worker was there to be told.
+            return outcomes.Rejected(err.edit.answer, err.edit.kept, None, err.edit.stored)
         if found is None:
-            return h.OwnershipLost("the lease went before the start was stored")
+            return outcomes.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})
         review = holding.review(
-            connection, self._parts.key, lease, generation=self._parts.config.fingerprint, forgive=state.forgiven
+            connection, self._context.key, lease, generation=self._context.config.fingerprint, forgive=state.forgiven
         )
         if review is None:
-            return h.OwnershipLost("the lease went before it was seen what former owners left")
-        return h.Loaded(found.pair, found.start_from_used, review)
+            return outcomes.OwnershipLost("the lease went before it was seen what former owners left")
+        return outcomes.Loaded(found.pair, found.start_from_used, review)
 
-    def _ensure_start(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> checkpoints.Start | None:
-        parts = self._parts
-        count = partitions.fetch_count(connection, parts.key)
+    def _ensure_start(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
+        context = self._context
+        count = partitions.fetch_count(connection, context.key)
         if count is not None:
             raise ConfigurationError(
-                f"processor {parts.key.processor_id!r} is divided into {count} partitions here: one checkpoint means "
+                f"processor {context.key.processor_id!r} is divided into {count} partitions here: one checkpoint means "
                 "nothing to it. Set delivery.mode to Partitioned, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
         return checkpoints.ensure_start(
-            connection, parts.key, parts.config.source, lambda: self._start_pair(connection),
+            connection, context.key, context.config.source, lambda: self._start_pair(connection),
             epoch=lease.epoch, token=lease.token,
         )  # fmt: skip
 
     def _start_pair(self, connection: psycopg.Connection[Any]) -> Checkpoint:
         """Compute where to start: read in the source's database, or copied from another processor."""
-        config = self._parts.config
+        config = self._context.config
         if self._start is not None:
             return self._start
         if config.start_from.processor_id is not None:
             return self._find_other(connection, config.start_from.processor_id).start
         return checkpoints.compute_start(
-            self._source_connection(), config.source, config.start_from, apart=self._parts.databases.apart
+            self._source_connection(),
+            config.source,
+            config.start_from,
+            remote_target=self._context.databases.has_remote_target,
         )
 
     def _find_other(self, connection: psycopg.Connection[Any], other_id: str) -> starts.OtherStart:
         return starts.find_other(
-            connection, self._source_connection(), self._parts.config.source, self._parts.key, other_id
+            connection, self._source_connection(), self._context.config.source, self._context.key, other_id
         )
 
-    def _fetch(self, state: ProcessorState) -> h.Happening:
+    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         after = state.cursor
         if after is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
         # Each read of a partition merges many index ranges: what is to be searched is read at once, not only counted.
-        searched = state.block is not None and self._parts.config.delivery.mode is Mode.PARTITIONED
+        searched = state.block is not None and self._context.config.delivery.mode is Mode.PARTITIONED
         batch = self._sift(state, self._read_outbox(after, self._limit(state), with_messages=searched))
-        if not (batch.matched or batch.aside):
+        if not (batch.matched or batch.excluded):
             self._look_at_run()
-        return h.Fetched(batch)
+        return outcomes.Fetched(batch)
 
     def _look_at_run(self) -> None:
         """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
@@ -321,21 +328,21 @@ class Steps(IsolatedSteps, StoppedSteps):
         self._check_run()
 
     def _check_run(self) -> None:
-        if self._runner.server_run != identity.fetch_run(self._connection(), self._parts.key.schema):
+        if self._runner.server_run != identity.fetch_run(self._connection(), self._context.key.schema):
             raise identity.crashed()
 
-    def _handle(self, state: ProcessorState) -> h.Happening:
+    def _handle(self, state: ProcessorState) -> outcomes.StepOutcome:
         batch = state.batch
         if batch is None:
             raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
-        if state.suspicion is None:
+        if state.poison_search is None:
             return self._attempt(state, batch)
-        if (told := self._begin_suspect(state, batch)) is not None:
+        if (told := self._mark_in_flight(state, batch)) is not None:
             return told
         return self._answered(state, lambda: self._attempt(state, batch))
 
-    def _attempt(self, state: ProcessorState, batch: Batch) -> h.Happening:
-        if self._parts.config.guarantee is Guarantee.TRANSACTIONAL:
+    def _attempt(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+        if self._context.config.guarantee is Guarantee.TRANSACTIONAL:
             request = self._request(state, batch)
             return self._in_transaction(request.lease, request, batch, self._keeper(state))
         try:
@@ -345,96 +352,98 @@ class Steps(IsolatedSteps, StoppedSteps):
 
     @override
     def _request(self, state: ProcessorState, batch: Batch) -> StoreRequest:
-        first = self._parts.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
+        first = self._context.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
         return StoreRequest(lease_of(state), state.stored, batch.examined, first=first)
 
     @override
     def _in_transaction(
         self,
-        lease: h.HeldLease,
+        lease: outcomes.HeldLease,
         request: StoreRequest | None,
         batch: Batch,
-        finish: Callable[[psycopg.Connection[Any]], h.Happening | None] | None = None,
-    ) -> h.Happening:
-        target = cast("TransactionTarget", self._parts.target)
+        finish: Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None] | None = None,
+    ) -> outcomes.StepOutcome:
+        target = cast("TransactionTarget", self._context.target)
         connection = self._connection()
 
         def effects(transaction: Transaction) -> int:
-            self._parts.ownership.enter(connection)
+            self._context.ownership.enter(connection)
             try:
-                return self._parts.shutdown.limited(self._timeout, lambda: target.handle(transaction, batch))
+                return self._context.shutdown.limited(self._timeout, lambda: target.handle(transaction, batch))
             except Interrupted as err:
                 raise err.as_error("the batch") from err
             finally:
-                self._parts.ownership.leave()
+                self._context.ownership.leave()
 
         return self._runner.run(connection, lease, request, effects, finish)
 
     @override
-    def _deliver(self, state: ProcessorState, batch: Batch) -> h.Happening:
+    def _deliver(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
         if (told := self._find_loss(state, batch)) is not None:
             return told
-        if self._parts.transactional_target:
-            happened = self._in_transaction(lease, None, batch)
-            return h.Delivered(happened.count) if isinstance(happened, h.Stored) else happened
-        target = cast("BrokerTarget", self._parts.target)
+        if self._context.transactional_target:
+            outcome = self._in_transaction(lease, None, batch)
+            return outcomes.Delivered(outcome.count) if isinstance(outcome, outcomes.Stored) else outcome
+        target = cast("BrokerTarget", self._context.target)
         try:
-            return h.Delivered(self._parts.shutdown.limited(self._timeout, lambda: target.deliver(batch, lease.epoch)))
+            return outcomes.Delivered(
+                self._context.shutdown.limited(self._timeout, lambda: target.deliver(batch, lease.epoch))
+            )
         except Interrupted as err:
             raise err.as_error("handing the batch over") from err
 
     @override
-    def _find_loss(self, state: ProcessorState, batch: Batch) -> h.Refused | None:
+    def _find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
         lease, connection = lease_of(state), self._connection()
-        if ownership.keep_lease(connection, self._parts.key, epoch=lease.epoch, token=lease.token, lease=self._lease):
+        if ownership.keep_lease(connection, self._context.key, epoch=lease.epoch, token=lease.token, lease=self._lease):
             return None
-        stored = checkpoints.load(connection, self._parts.key)
-        return h.Refused(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
+        stored = checkpoints.load(connection, self._context.key)
+        return outcomes.Rejected(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
 
-    def _store(self, state: ProcessorState) -> h.Happening:
+    def _store(self, state: ProcessorState) -> outcomes.StepOutcome:
         new = state.batch.examined if state.delivered and state.batch else state.cursor
         if new is None:
             raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
         request = StoreRequest(lease_of(state), state.stored, new)
-        happened = self._runner.run(self._connection(), request.lease, request, None, self._keeper(state))
-        if isinstance(happened, h.Stored) and state.delivered and state.batch:
-            return h.Stored(happened.pair, state.batch.matched_count)
-        return happened
+        outcome = self._runner.run(self._connection(), request.lease, request, None, self._keeper(state))
+        if isinstance(outcome, outcomes.Stored) and state.delivered and state.batch:
+            return outcomes.Stored(outcome.pair, state.batch.matched_count)
+        return outcome
 
-    def _confirm(self, state: ProcessorState) -> h.Happening:
+    def _confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Find out about a transaction whose connection broke, before anything else."""
         doubt = state.doubt
         if doubt is None:
-            return h.NotStored()
+            return outcomes.NotCommitted()
         lease = lease_of(state)
         connection = self._connection()
         if doubt.committing:
-            settled = checkpoints.settle(connection, self._parts.key, epoch=lease.epoch, token=lease.token)
+            settled = checkpoints.settle(connection, self._context.key, epoch=lease.epoch, token=lease.token)
             if not settled.owned:
-                return h.Refused(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
+                return outcomes.Rejected(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
             if settled.pair == doubt.new and settled.pair.window == doubt.new.window:
                 # Of a batch that was handled in part nothing says any more how much of that part failed.
                 whole = state.batch is not None and doubt.new == state.batch.examined
-                return h.Stored(doubt.new, state.batch.matched_count if state.batch and whole else 0)
+                return outcomes.Stored(doubt.new, state.batch.matched_count if state.batch and whole else 0)
         answer = self._runner.ask(connection, StoreRequest(lease, doubt.expected, doubt.new))
         if answer is StoreAnswer.STORED:
-            return h.NotStored()
-        stored = checkpoints.load(connection, self._parts.key)
-        return h.Refused(answer, doubt.expected, doubt.new, stored.pair if stored else None)
+            return outcomes.NotCommitted()
+        stored = checkpoints.load(connection, self._context.key)
+        return outcomes.Rejected(answer, doubt.expected, doubt.new, stored.pair if stored else None)
 
-    def _record(self, state: ProcessorState) -> h.Happening:
+    def _record(self, state: ProcessorState) -> outcomes.StepOutcome:
         refused = state.refusal
         if refused is None:
             raise TransientError("no refusal to record", reason=Reason.INTERNAL_ERROR)
-        parts = self._parts
+        context = self._context
         lease = lease_of(state)
         connection = self._connection()
         if refused.answer.needs_person:
-            # A pool hides a crash and a failover: nobody edited the row, the server has lost the latest commits.
+            # A pool hides a crash and a failover: the row was not edited, the server has lost the latest commits.
             self._check_run()
-            if (promoted := self._find_promotion(identity.fetch_timeline(connection, parts.key.schema))) is not None:
+            if (promoted := self._find_promotion(identity.fetch_timeline(connection, context.key.schema))) is not None:
                 return promoted
         refusal = conflicts.Refusal(
             code=refused.answer,
@@ -442,17 +451,17 @@ class Steps(IsolatedSteps, StoppedSteps):
             stored=refused.stored,
             new=refused.new,
             epoch=lease.epoch,
-            pod=parts.pod,
-            claim_uid=parts.config.resource.uid,
+            pod=context.pod,
+            claim_uid=context.config.resource.uid,
             needs_person=refused.answer.needs_person,
         )
-        number = conflicts.record_refusal(connection, parts.key, refusal)
+        number = conflicts.record_refusal(connection, context.key, refusal)
         if refused.answer.needs_person:
             # A rewind is refused while an owner is live.
-            ownership.release_lease(connection, parts.key, epoch=lease.epoch, token=lease.token)
-        parts.ownership.drop_lease()
-        parts.board.set_observed(conflicts=conflicts.summary(connection, parts.key))
-        return h.Recorded(number)
+            ownership.release_lease(connection, context.key, epoch=lease.epoch, token=lease.token)
+        context.ownership.drop_lease()
+        context.status.set_observed(conflicts=conflicts.summary(connection, context.key))
+        return outcomes.Recorded(number)
 
 
 _NOTES = {
@@ -462,8 +471,8 @@ _NOTES = {
 }
 
 
-def _open_conflict(conflict: Conflict) -> h.OpenConflict:
-    return h.OpenConflict(
+def _open_conflict(conflict: Conflict) -> outcomes.OpenConflict:
+    return outcomes.OpenConflict(
         conflict.id,
         conflict.code,
         parse_checkpoint(conflict.expected) if conflict.expected else None,
@@ -471,6 +480,6 @@ def _open_conflict(conflict: Conflict) -> h.OpenConflict:
     )
 
 
-def isolates(parts: Parts) -> bool:
+def isolates(context: StepContext) -> bool:
     """Say whether the messages of a batch that fail are found under savepoints: effects are in a database of ours."""
-    return parts.transactional_target and parts.config.engine is Engine.WORKER
+    return context.transactional_target and context.config.engine is Engine.WORKER

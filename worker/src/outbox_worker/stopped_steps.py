@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.spec import Engine, Mode
 from outbox_core.state import Step
@@ -33,25 +33,25 @@ _NAMING_SECONDS: Final = 1.0
 class StoppedSteps(HeldSteps):
     """What `Steps` does about a message that stops its partition."""
 
-    def name_failed(self, state: ProcessorState, failed: h.Failed) -> h.Failed:
+    def name_failed(self, state: ProcessorState, failed: outcomes.Failed) -> outcomes.Failed:
         """Say which message failed alone; a batch of several, or one that cannot be read now, stays without a name."""
         batch = state.batch
         alone = batch is not None and batch.matched_count == 1 and not batch.held and state.step is Step.HANDLE
         return replace(failed, message=self._try_name(batch)) if batch is not None and alone else failed
 
     def _try_name(self, batch: Batch) -> Named | None:
-        if self._parts.config.engine is not Engine.WORKER:
+        if self._context.config.engine is not Engine.WORKER:
             return None
         with suppress(OutboxError, psycopg.Error):
             return self._name(batch)
         return None
 
     def _name(self, batch: Batch) -> Named | None:
-        rows = self._reader.keyed_relation(batch.after, batch.examined, self._parts.config.delivery.message_key)
+        rows = self._reader.keyed_relation(batch.after, batch.examined, self._context.config.delivery.message_key)
         connection = self._source_connection()
         with limited(connection, _NAMING_SECONDS):
             found = giving_up.find_message(
-                connection, holding.without_aside(rows, batch.aside) if batch.aside else rows
+                connection, holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
             )
         return None if found is None else self._named(found)
 
@@ -61,22 +61,22 @@ class StoppedSteps(HeldSteps):
         return Named(str(found.place), text, self._remedy(str(found.place)))
 
     def _remedy(self, place: str) -> str:
-        key = self._parts.key
+        key = self._context.key
         command = ["outbox", "dead-letters", "add", key.processor_id, "--at", place]
-        if self._parts.config.delivery.mode is Mode.PARTITIONED:
+        if self._context.config.delivery.mode is Mode.PARTITIONED:
             command += ["--partition", str(key.partition)]
         if key.schema != DEFAULT_SCHEMA:
             command += ["--schema", key.schema]
         return shlex.join([*command, "--reason", "it stopped the processor"])
 
-    def _look_for_decision(self, state: ProcessorState) -> h.Happening:
+    def _look_for_decision(self, state: ProcessorState) -> outcomes.StepOutcome:
         stopped = state.stopped
         if stopped is not None and stopped.unnamed is not None:
-            return h.Decision(given_up=False, named=self._try_name(stopped.unnamed))
+            return outcomes.Decision(given_up=False, named=self._try_name(stopped.unnamed))
         if stopped is None or stopped.place is None:
-            return h.Decision(given_up=False)
+            return outcomes.Decision(given_up=False)
         try:
-            found = giving_up.find(self._connection(), self._parts.key, stopped.place)
+            found = giving_up.find(self._connection(), self._context.key, stopped.place)
         except ConfigurationError:
             found = False  # this role may not read what people decided
-        return h.Decision(given_up=found)
+        return outcomes.Decision(given_up=found)

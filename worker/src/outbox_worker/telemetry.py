@@ -1,4 +1,4 @@
-"""Prometheus metrics, computed from the status board when they are asked for: no request touches the database."""
+"""Prometheus metrics, computed from the process status when they are asked for: no request touches the database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from outbox_core.report import Report
-    from outbox_worker.status import StatusBoard
+    from outbox_worker.status import ProcessStatus
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -28,11 +28,11 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 class Telemetry:
     """The registry of one process."""
 
-    def __init__(self, board: StatusBoard) -> None:
+    def __init__(self, status: ProcessStatus) -> None:
         """Register what is served."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(BoardCollector(board))
+        self._registry.register(StatusCollector(status))
         self._seconds = Histogram(
             "outbox_batch_seconds",
             "Time from a batch in hand to its checkpoint stored, or to its failure.",
@@ -50,16 +50,16 @@ class Telemetry:
         return generate_latest(self._registry)
 
 
-class BoardCollector(Collector):
-    """Reads the status board once for each scrape."""
+class StatusCollector(Collector):
+    """Reads the process status once for each scrape."""
 
-    def __init__(self, board: StatusBoard) -> None:
-        """Keep the board."""
-        self._board = board
+    def __init__(self, status: ProcessStatus) -> None:
+        """Keep the process status."""
+        self._status = status
 
     @override
     def collect(self) -> Iterator[Metric]:
-        report = self._board.report()
+        report = self._status.report()
         labels = [report.processor_id]
         yield from self._counters(labels)
         yield from _gauges(report, labels)
@@ -87,17 +87,17 @@ class BoardCollector(Collector):
         handled = CounterMetricFamily(
             "outbox_messages_handled", "Messages handled by this process.", labels=["processor"]
         )
-        handled.add_metric(labels, float(self._board.handled))
+        handled.add_metric(labels, float(self._status.handled))
         yield handled
         batches = CounterMetricFamily("outbox_batches", "Batches stored by this process.", labels=["processor"])
-        batches.add_metric(labels, float(self._board.batches))
+        batches.add_metric(labels, float(self._status.batches))
         yield batches
         refusals = CounterMetricFamily(
             "outbox_conflicts",
             "Answers of store_processor_checkpoint to this process that were not 1, by code.",
             labels=["processor", "code"],
         )
-        for code, count in sorted(self._board.refusals.items()):
+        for code, count in sorted(self._status.refusals.items()):
             refusals.add_metric([*labels, str(code)], float(count))
         yield refusals
 
@@ -108,9 +108,9 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_lag_messages", "Messages committed behind the checkpoint (at least, beyond the cap).",
          report.lag.messages if report.lag else None),
         ("outbox_lag_seconds", "Age of the oldest of them.", report.lag.seconds if report.lag else None),
-        ("outbox_bound_age_seconds", "For how long the reading bound has not moved though messages wait behind it.",
+        ("outbox_bound_age_seconds", "For how long the high-water mark has not moved though messages wait behind it.",
          report.bound.age_seconds if report.bound else None),
-        ("outbox_bound_stalled", "1 while the bound has stood still for too long (condition SourceCurrent).",
+        ("outbox_bound_stalled", "1 while the high-water mark has stood still for too long (condition SourceCurrent).",
          float(report.bound.stalled) if report.bound else None),
         ("outbox_attempt", "Failed attempts of the batch in hand.", report.attempt),
         ("outbox_owner", "1 while this process holds the lease.", float(lease is not None and lease.held)),
@@ -119,7 +119,7 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
          report.division.count if report.division else None),
         ("outbox_partitions_next", "Into how many it shall be; the same while that does not change.",
          (report.division.next_count or report.division.count) if report.division else None),
-        ("outbox_partitions_at_line", "Of these, how many wait at the stop line for their number to change.",
+        ("outbox_partitions_at_line", "Of these, how many wait at the barrier for their number to change.",
          report.division.at_line if report.division else None),
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
         ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
@@ -150,7 +150,7 @@ def _leases(report: Report, labels: list[str]) -> Iterator[Metric]:
         "outbox_partition_owned", "1 for a partition whose lease this process holds.", labels=["processor", "partition"]
     )
     epochs = GaugeMetricFamily(
-        "outbox_partition_epoch", "Epoch of the partition's lease, whoever holds it.", labels=["processor", "partition"]
+        "outbox_partition_epoch", "Epoch of the partition's lease.", labels=["processor", "partition"]
     )
     for lease in report.leases:
         owned.add_metric([*labels, str(lease.partition)], float(lease.held))
@@ -167,7 +167,7 @@ def _unfinished(report: Report, labels: list[str]) -> Iterator[Metric]:
     for name, text, value in (
         ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", float(seen.messages)),
         ("outbox_unfinished_batches", "Batches handed out and not done.", float(seen.batches)),
-        ("outbox_free_batches", "Batches handed back or lapsed, that nobody has taken yet.", float(seen.free)),
+        ("outbox_free_batches", "Batches handed back or lapsed, that no consumer has claimed yet.", float(seen.free)),
         ("outbox_retrying_messages", "Messages that failed and wait, are delayed, or redriven.", float(seen.retries)),
         ("outbox_consumers", "Processes that take batches.", float(seen.consumers)),
         ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.", seen.oldest_seconds),
@@ -193,7 +193,10 @@ def _pairs(report: Report, labels: list[str]) -> Iterator[Metric]:
 
 
 def _holder(report: Report, labels: list[str]) -> Iterator[Metric]:
-    """Who holds the bound back, only while that is a stall: so its labels do not multiply with every short writer."""
+    """Who holds the high-water mark back, only while that is a stall.
+
+    So its labels do not multiply with every short writer.
+    """
     if report.bound is None or report.bound.held_by is None or not report.bound.stalled:
         return
     held = report.bound.held_by
@@ -201,7 +204,7 @@ def _holder(report: Report, labels: list[str]) -> Iterator[Metric]:
     values = (held.kind, held.pid, held.application, held.database, held.role, held.prepared, held.processor)
     gauge = GaugeMetricFamily(
         "outbox_bound_holder_age_seconds",
-        "Who holds the reading bound back; for how long its transaction is open (0: hidden).",
+        "Who holds the high-water mark back; for how long its transaction is open (0: hidden).",
         labels=["processor", *names],
     )
     gauge.add_metric([*labels, *("" if value is None else str(value) for value in values)], held.age_seconds or 0.0)

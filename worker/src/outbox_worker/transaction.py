@@ -1,6 +1,7 @@
 """One transaction of the worker: effects and checkpoint commit together, or neither.
 
-It takes no transaction id before the first write, so that a slow reader stalls nobody. Its idle timeout, below the
+It takes no transaction id before the first write, so that a slow reader delays no processor. Its idle timeout, below
+the
 lease, ends it on the server should this process be frozen: no lock of ours keeps a successor waiting, and a
 process that wakes up finds nothing left to commit. Where the server waits for this process and is not idle (in a COPY,
 in a pipeline, with a result to hand over) that timeout does not run, and any other would hit slow handlers too: an
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import pq, sql
 
-from outbox_core import happening as h
+from outbox_core import outcomes
 from outbox_core.checkpoint import BEGINNING
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
@@ -49,7 +50,7 @@ class Transaction:
 class StoreRequest:
     """The checkpoint to store, under which lease; `first` stores it before the effects."""
 
-    lease: h.HeldLease
+    lease: outcomes.HeldLease
     expected: Checkpoint | None
     new: Checkpoint
     first: bool = False
@@ -77,11 +78,11 @@ class TransactionRunner:
     def run(
         self,
         connection: psycopg.Connection[Any],
-        lease: h.HeldLease,
+        lease: outcomes.HeldLease,
         request: StoreRequest | None,
         effects: Callable[[Transaction], int | Reached] | None = None,
-        finish: Callable[[psycopg.Connection[Any]], h.Happening | None] | None = None,
-    ) -> h.Happening:
+        finish: Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None] | None = None,
+    ) -> outcomes.StepOutcome:
         """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
 
         Without a request only the effects are committed; the Stored that is returned then names no pair of ours.
@@ -112,7 +113,7 @@ class TransactionRunner:
         except BaseException:
             self._roll_back(connection)
             raise
-        return h.Stored(request.new if request else _NOWHERE, count)
+        return outcomes.Stored(request.new if request else _NOWHERE, count)
 
     def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
         """Return what the contract answers now, without any effect."""
@@ -122,7 +123,7 @@ class TransactionRunner:
         finally:
             self._roll_back(connection)
 
-    def _begin(self, connection: psycopg.Connection[Any], lease: h.HeldLease) -> Transaction:
+    def _begin(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> Transaction:
         """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip.
 
         The server is the one that it was when this process last looked, and stays so to the end of the transaction: a
@@ -167,16 +168,16 @@ class TransactionRunner:
             token=request.lease.token,
         )
 
-    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> h.Refused | None:
+    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.Rejected | None:
         answer = self._call(connection, request)
         if not answer.rolls_back:
             return None
-        return h.Refused(answer, request.expected, request.new, None)
+        return outcomes.Rejected(answer, request.expected, request.new, None)
 
-    def _roll_back_refused(self, connection: psycopg.Connection[Any], refused: h.Refused) -> h.Refused:
+    def _roll_back_refused(self, connection: psycopg.Connection[Any], refused: outcomes.Rejected) -> outcomes.Rejected:
         self._roll_back(connection)
         stored = checkpoints.load(connection, self._key)
-        return h.Refused(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
+        return outcomes.Rejected(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
 
     def _commit(self, connection: psycopg.Connection[Any]) -> None:
         tag = connection.execute("COMMIT").statusmessage
@@ -190,14 +191,16 @@ class TransactionRunner:
         error: OutboxError,
         *,
         committing: bool,
-    ) -> h.Unsure | h.Failed:
+    ) -> outcomes.CommitUnknown | outcomes.Failed:
         self._roll_back(connection)
         if connection.closed and request is not None:
-            return h.Unsure(request.expected, request.new, committing, error)
+            return outcomes.CommitUnknown(request.expected, request.new, committing, error)
         if committing and not isinstance(error, TransientError):
             # A deferred constraint speaks up at COMMIT: the effects are refused, as by any other statement.
-            return h.Failed(HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED))
-        return h.Failed(error)
+            return outcomes.Failed(
+                HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED)
+            )
+        return outcomes.Failed(error)
 
     def _roll_back(self, connection: psycopg.Connection[Any]) -> None:
         """Roll back; a session in which that cannot be done is closed, which does the same."""

@@ -94,7 +94,7 @@ def _held_back(processor: Processor, workers: Sequence[Worker]) -> str | None:
         if worker.processor is processor and worker.report:
             bound = worker.report.get("bound") or {}
             if processor.waits and bound.get("holder") and bound["ageSeconds"] >= STALLED_AFTER:
-                return f"the reading bound is held by {bound['holder']}"
+                return f"the high-water mark is held by {bound['holder']}"
     return None
 
 

@@ -1,7 +1,7 @@
 """`outbox try --on postgresql://…`: says which outbox a database has, and what it takes to read it. Writes nothing.
 
 All is read in one READ ONLY transaction with short time limits: it takes no transaction id, waits for no lock for long,
-and changes nothing, whatever the role may do.
+and changes nothing, also where the role may.
 """
 
 from __future__ import annotations

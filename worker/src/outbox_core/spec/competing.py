@@ -48,7 +48,7 @@ class Competing(SpecModel):
         timedelta(minutes=1),
         description=(
             "With a queue: how much waiting one level of priority (0 first, 9 last) is worth, so that nothing waits "
-            "for ever behind what is more urgent."
+            "without end behind what is more urgent."
         ),
     )
     keep_done: Duration = Field(

@@ -67,7 +67,7 @@ class Retry(SpecModel):
         description=(
             "Attempts before `whenExhausted`, at the message that fails: a failing batch is halved until it is alone "
             "(engine Spark: at the micro-batch). A database or broker that cannot be reached is not counted: "
-            "those are tried again for ever."
+            "those are tried again without end."
         ),
     )
     initial_backoff: Duration = Field(timedelta(seconds=1), description="Wait after the first failure.")
@@ -80,7 +80,8 @@ class Retry(SpecModel):
         default_factory=list,
         max_length=64,
         description=(
-            "Error classes that no other attempt mends: attempts run out at the first. A Python exception's class or "
+            "Error classes with which no other attempt can succeed: attempts run out at the first. A Python "
+            "exception's class or "
             "one of its bases (ValueError, orders.InvalidOrder), an SQLSTATE or its first two characters (23505, 23), "
             "or a reason (MessageRejected)."
         ),
@@ -91,7 +92,7 @@ class Retry(SpecModel):
         max_length=64,
         description=(
             "Error classes that are no message's fault (ConnectionError; MessageUnroutable where a queue that is not "
-            "bound yet is waited for): tried again for ever like a target that "
+            "bound yet is waited for): tried again without end, like a target that "
             "cannot be reached, everything waits, nothing is counted as an attempt."
         ),
         json_schema_extra={"x-kubernetes-list-type": "set"},
@@ -141,7 +142,7 @@ class Partitions(SpecModel):
         8,
         description=(
             "Into how many partitions the keys are hashed, each with its own checkpoint, lease and epoch. At least as "
-            "many as replicas. A change draws a stop line: each partition stops there, and when all have, the new "
+            "many as replicas. A change draws a barrier: each partition stops there, and when all have, the new "
             "number goes on from it; see status.division."
         ),
     )
@@ -296,7 +297,7 @@ class Delivery(SpecModel):
             "What becomes of a message whose attempts ran out. Stop: what it blocks waits until the resource, the "
             "handler or a person changes something (Competing: the consumer that met it). DeadLetter: it is kept with "
             "its error for `outbox redrive`; with blocks: Key its key waits behind it. Skip: it is passed over for "
-            "good, a recorded act. Requeue (mode Competing): it is tried again later, for ever."
+            "good, a recorded act. Requeue (mode Competing): it is tried again later, without end."
         ),
     )
     blocks: Blocks | None = Field(
@@ -336,5 +337,5 @@ class Delivery(SpecModel):
 
     @property
     def message_key(self) -> PartitionKey | None:
-        """What a message's key is; None: nobody said, so the table's partition key column where it has one."""
+        """What a message's key is; None: the spec names none, so the table's partition key column where it has one."""
         return self.partitions.key if self.partitions is not None else self.key

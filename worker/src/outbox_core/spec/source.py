@@ -19,7 +19,7 @@ class SchemaManagement(StrEnum):
 
 
 class Cursor(StrEnum):
-    """In which order, and up to which bound, messages are read."""
+    """In which order, and up to where, messages are read."""
 
     TRANSACTION_ORDER = "TransactionOrder"
     SNAPSHOT = "Snapshot"
@@ -110,7 +110,7 @@ class Source(SpecModel):
     cursor: Cursor | None = Field(
         None,
         description=(
-            "Snapshot (engine Worker): what was committed since the last look, by position; no stranger's transaction "
+            "Snapshot (engine Worker): what was committed since the last look, by position; no other transaction "
             "holds it back, and messages of one key come in commit order if producers lock the key before they "
             "insert. TransactionOrder: by (transaction_id, position) below the oldest open transaction; one order for "
             "all. Absent: what the stored checkpoint has; where none is stored, Snapshot with engine Worker and "

@@ -1,11 +1,13 @@
 """The stored checkpoint: read it, store the next one, find where a new processor starts, settle an unanswered COMMIT.
 
 The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
-functions keep a copy of the pair beside it, so that whoever loads a row sees that somebody edited it by hand
+functions keep a shadow checkpoint beside it, so that a worker that loads a row sees that it was edited by hand
 (`find_edit`), although nobody recorded that.
 
-A start is computed once and stored before anything is read. Every start but the beginning is cut at the reading bound:
-what is in flight has a transaction id at or above it, so a start pair just below the bound loses nothing; the highest
+A start is computed once and stored before anything is read. Every start but the beginning is cut at the high-water
+mark:
+what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses nothing; the
+highest
 committed row would (a known fault of other implementations).
 """
 
@@ -70,8 +72,8 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """What the contract's functions stored, None where that is gone too, and what somebody put in its place."""
+class TamperCheck:
+    """What the contract's functions stored, None where that is gone too, and what was put in its place."""
 
     kept: Checkpoint | None
     stored: Checkpoint | None
@@ -84,12 +86,14 @@ class Edit:
         return StoreAnswer.AHEAD
 
 
-class EditedError(OutboxError):
+class TamperedError(OutboxError):
     """The checkpoint was edited by hand: nothing goes on from it until a person decides."""
 
-    def __init__(self, edit: Edit) -> None:
+    def __init__(self, edit: TamperCheck) -> None:
         """Keep both pairs."""
-        super().__init__(f"the checkpoint was {edit.kept}, and somebody who is not the owner made it {edit.stored}")
+        super().__init__(
+            f"the checkpoint was {edit.kept}, and a program or person without the lease made it {edit.stored}"
+        )
         self.edit = edit
 
 
@@ -105,13 +109,13 @@ def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckp
     return StoredCheckpoint(Checkpoint(int(transaction_id), position, build_window(*window)), stored_at)
 
 
-def load_unedited(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair to go on from it.
 
     The row is read before it is compared with its copy: an edit in between, or later, is met by the next store.
 
     Raises:
-        EditedError: somebody changed or deleted it past the contract.
+        TamperedError: it was changed or deleted past the contract.
 
     """
     stored = load(connection, key)
@@ -119,7 +123,7 @@ def load_unedited(connection: psycopg.Connection[Any], key: ProcessorKey) -> Sto
     with translated():
         row = connection.execute(in_schema("find_edit", key.schema), parameters).fetchone()
     if row is not None:
-        raise EditedError(Edit(_pair(*row[:2]), _pair(*row[2:])))
+        raise TamperedError(TamperCheck(_pair(*row[:2]), _pair(*row[2:])))
     return stored
 
 
@@ -136,7 +140,7 @@ def store(
 
     Raises:
         PermanentError: `new` is not after `expected`.
-        TransientError: not in READ COMMITTED, and somebody else was there since the snapshot.
+        TransientError: not in READ COMMITTED, and another transaction stored since the snapshot.
 
     """
     pairs = pair_parameters if new.window is None else window_parameters
@@ -168,7 +172,7 @@ def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int
         row = connection.execute(in_schema("settle_checkpoint", key.schema), parameters).fetchone()
     if row is None or not row[0]:
         return Settled(owned=False, pair=None)
-    # Nobody but the owner, who is asking, stores another one between the two.
+    # Only the owner, which is asking, could store another one between the two.
     stored = None if row[1] is None else load(connection, key)
     return Settled(owned=True, pair=None if stored is None else stored.pair)
 
@@ -188,7 +192,7 @@ def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: 
         case StartType.BEGINNING:
             return BEGINNING
         case StartType.END:
-            return _fetch_bound(connection)
+            return _fetch_high_water_mark(connection)
         case StartType.POSITION:
             return _before_first(connection, table, "fetch_first_position", {"position": start_from.position})
         case StartType.TIMESTAMP:
@@ -204,11 +208,11 @@ def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: 
 
 
 def compute_start(
-    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, apart: bool = False
+    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
 ) -> Checkpoint:
     """Compute the first checkpoint of a new processor, of the kind that the source asks for.
 
-    `apart`: it will be stored in another database than the messages'.
+    `remote_target`: it will be stored in another database than the messages'.
 
     Raises:
         ConfigurationError: a timestamp without a column that says when messages were stored; no index on the
@@ -217,7 +221,7 @@ def compute_start(
     """
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
         check_position_index(connection, source)
-        return Checkpoint(0, 1, windows.find_start(connection, source, start_from, apart=apart))
+        return Checkpoint(0, 1, windows.find_start(connection, source, start_from, remote_target=remote_target))
     return start_pair(connection, source, start_from)
 
 
@@ -252,10 +256,10 @@ def ensure_start(
     None: we are not the owner (any more): roll back. Commit otherwise, before reading.
 
     Raises:
-        EditedError: somebody changed or deleted it past the contract: roll back, and record that.
+        TamperedError: it was changed or deleted past the contract: roll back, and record that.
 
     """
-    stored = load_unedited(connection, key)
+    stored = load_untampered(connection, key)
     if stored is not None:
         check_kind(key, source, stored.pair)
         return Start(stored.pair, start_from_used=False)
@@ -263,7 +267,7 @@ def ensure_start(
     answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
     if answer is StoreAnswer.STORED:
         return Start(pair, start_from_used=True)
-    stored = None if answer is StoreAnswer.NOT_OWNER else load_unedited(connection, key)
+    stored = None if answer is StoreAnswer.NOT_OWNER else load_untampered(connection, key)
     return None if stored is None else Start(stored.pair, start_from_used=False)
 
 
@@ -271,7 +275,7 @@ def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None
     return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
 
 
-def _fetch_bound(connection: psycopg.Connection[Any]) -> Checkpoint:
+def _fetch_high_water_mark(connection: psycopg.Connection[Any]) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
     with translated():
         row = connection.execute(load_query("fetch_bound")).fetchone()
@@ -281,8 +285,9 @@ def _fetch_bound(connection: psycopg.Connection[Any]) -> Checkpoint:
 def _before_first(
     connection: psycopg.Connection[Any], table: OutboxTable, query: str, parameters: dict[str, Any]
 ) -> Checkpoint:
-    # The bound first: read after the row, it could have moved past a transaction that the row's query did not see.
-    bound = _fetch_bound(connection)
+    # The high-water mark first: read after the row, it could have moved past a transaction that the row's query did not
+    # see.
+    high_water_mark = _fetch_high_water_mark(connection)
     statement = load_query(query).format(
         table=table.identifier,
         transaction_id=sql.Identifier(table.columns.transaction_id),
@@ -292,8 +297,8 @@ def _before_first(
     with translated():
         row = connection.execute(statement, parameters).fetchone()
     if row is None:
-        return bound
-    return min(bound, Checkpoint(int(row[0]), row[1] - 1))
+        return high_water_mark
+    return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))
 
 
 def build_window(cursor_kind: str | None, lower: str | None, upper: str | None, position: int | None) -> Window | None:
@@ -312,7 +317,7 @@ def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any
     }
 
 
-def lane_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:
+def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:
     """Spread the checkpoints of several partitions, of either cursor, over lists of the same order."""
     windows_of = [pair.window or Window() for pair in pairs.values()]
     return {

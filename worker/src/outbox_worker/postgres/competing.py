@@ -13,13 +13,13 @@ import psycopg
 from psycopg import pq, sql
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.competing import NothingTaken, choose_lane
+from outbox_core.claimed_batch import ClaimedBatch, Window
+from outbox_core.competing import NothingTaken, choose_priority
 from outbox_core.errors import ConfigurationError
 from outbox_core.failing import shown_error
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_core.turns import Turn
-from outbox_core.work import Window, Work
 from outbox_worker.postgres.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import crashed
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
+    from outbox_core.claimed_batch import Refusal
     from outbox_core.spec import Competing, Source, StartFrom
-    from outbox_core.work import Refusal
     from outbox_worker.postgres.overview import ProcessorView
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
@@ -53,10 +53,10 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
-    """How far a lane was handed out: what `lower` sees, and of `upper`'s window everything up to `after`."""
+class DispatchPosition:
+    """How far a priority was handed out: what `lower` sees, and of `upper`'s window everything up to `after`."""
 
-    lane: int
+    priority: int
     id: int
     window: Window
     after: Checkpoint
@@ -144,16 +144,18 @@ class BatchTaker:
         self._consumer = consumer
         self._competing = competing
         self._limit = batch_size
-        self.in_hand: Work | None = None
+        self.in_hand: ClaimedBatch | None = None
         """What the consumer knows to be its own: set by the loop, read by the heartbeat."""
         self.server_run: str | None = None
         """Of the server, in which this consumer took what it has in hand; None: not asked yet."""
         self._reached: dict[int, int] = {}
-        """Of each lane, the transaction id before which its last message is."""
+        """Of each priority, the transaction id before which its last message is."""
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
 
-    def take_left(self, connection: psycopg.Connection[Any], turn: Turn, limit: int | None = None) -> Work | None:
+    def take_left(
+        self, connection: psycopg.Connection[Any], turn: Turn, limit: int | None = None
+    ) -> ClaimedBatch | None:
         """Take what is there already: a batch handed back or lapsed, or at most `limit` messages that are due.
 
         Turn.AGAIN: of messages that failed before; those of a queue are handed out with its others, once promoted.
@@ -166,7 +168,7 @@ class BatchTaker:
             row = connection.execute(
                 in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
             ).fetchone()
-        return None if row is None else _work(row, again=again)
+        return None if row is None else _claimed(row, again=again)
 
     def promote_failed(self, connection: psycopg.Connection[Any], limit: int) -> int:
         """Let at most `limit` messages of the queue that failed before be handed out again; return how many."""
@@ -181,19 +183,26 @@ class BatchTaker:
     def _most(self, limit: int | None) -> int:
         return self._limit if limit is None else min(limit, self._limit)
 
-    def cut(self, connection: psycopg.Connection[Any], limit: int | None = None) -> Work | NothingTaken:
-        """Take the next batch from the frontier, under its lock; at most `limit` messages, or as the resource says."""
+    def claim_next(self, connection: psycopg.Connection[Any], limit: int | None = None) -> ClaimedBatch | NothingTaken:
+        """Take the next batch from the dispatch position, under its lock.
+
+        At most `limit` messages, or as the resource says.
+        """
         try:
             with translated():
-                frontiers, now = self._lock(connection)
-                if not frontiers:
+                dispatch_positions, now = self._lock(connection)
+                if not dispatch_positions:
                     return NothingTaken(contended=True)
-                frontier = self._choose(connection, frontiers, now)
-                return NothingTaken() if frontier is None else self._cut(connection, frontier, now, self._most(limit))
+                dispatch_position = self._choose(connection, dispatch_positions, now)
+                return (
+                    NothingTaken()
+                    if dispatch_position is None
+                    else self._claim_next(connection, dispatch_position, now, self._most(limit))
+                )
         finally:
             _end(connection)
 
-    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[Frontier], Snapshot]:
+    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], Snapshot]:
         cursor = connection.execute(
             load("lock_frontier").format(
                 schema=sql.Identifier(self._key.schema),
@@ -204,50 +213,56 @@ class BatchTaker:
         while cursor.nextset():
             pass
         rows = cursor.fetchall()
-        return frontiers_of(rows)
+        return dispatch_positions_of(rows)
 
-    def _choose(self, connection: psycopg.Connection[Any], frontiers: list[Frontier], now: Snapshot) -> Frontier | None:
+    def _choose(
+        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: Snapshot
+    ) -> DispatchPosition | None:
         if not self.reader.is_queue:
-            return frontiers[0]
-        heads = fetch_heads(connection, self.reader, frontiers)
+            return dispatch_positions[0]
+        heads = fetch_heads(connection, self.reader, dispatch_positions)
         # A window of which nothing is left must be closed before what came later is seen.
-        over = [each for each in frontiers if each.lane not in heads and each.window.upper != now]
+        over = [each for each in dispatch_positions if each.priority not in heads and each.window.upper != now]
         if over:
             return over[0]
         if not heads:
-            return next((each for each in frontiers if self._is_to_settle(each, now)), None)
-        lane = choose_lane(heads, self._competing.ageing)
-        return next(each for each in frontiers if each.lane == lane)
+            return next((each for each in dispatch_positions if self._is_to_settle(each, now)), None)
+        priority = choose_priority(heads, self._competing.ageing)
+        return next(each for each in dispatch_positions if each.priority == priority)
 
-    def _is_to_settle(self, frontier: Frontier, now: Snapshot) -> bool:
-        """Say whether all that was in progress beside the last message is over, and the frontier does not show it.
+    def _is_to_settle(self, dispatch_position: DispatchPosition, now: Snapshot) -> bool:
+        """Say whether all in progress beside the last message is over, and the dispatch position does not show it.
 
         It is moved once then, without a batch: else the checkpoint would stay before that message, caught up or not.
         """
-        lower = frontier.window.lower
-        return lower.xmin < self._reached.setdefault(frontier.lane, lower.xmax) <= now.xmin
+        lower = dispatch_position.window.lower
+        return lower.xmin < self._reached.setdefault(dispatch_position.priority, lower.xmax) <= now.xmin
 
-    def _cut(
-        self, connection: psycopg.Connection[Any], frontier: Frontier, now: Snapshot, limit: int
-    ) -> Work | NothingTaken:
+    def _claim_next(
+        self, connection: psycopg.Connection[Any], dispatch_position: DispatchPosition, now: Snapshot, limit: int
+    ) -> ClaimedBatch | NothingTaken:
         window = max(limit, WINDOW) if self.reader.filters else limit
-        stretch = Stretch(frontier.lane, frontier.window, frontier.after, limit=window)
+        stretch = Stretch(dispatch_position.priority, dispatch_position.window, dispatch_position.after, limit=window)
         examined = self.reader.examine(connection, stretch, limit)
-        if examined is None and frontier.window.upper == now and not self._is_to_settle(frontier, now):
+        if (
+            examined is None
+            and dispatch_position.window.upper == now
+            and not self._is_to_settle(dispatch_position, now)
+        ):
             return NothingTaken()
         whole = examined is None or (examined.rows < window and examined.matched < limit)
-        upto = examined.upto if examined else frontier.after
+        upto = examined.upto if examined else dispatch_position.after
         if examined is not None:
-            self._reached[frontier.lane] = frontier.window.upper.xmax
+            self._reached[dispatch_position.priority] = dispatch_position.window.upper.xmax
         cursor = connection.execute(
             load("cut_batch").format(
                 schema=sql.Identifier(self._key.schema),
                 processor_id=sql.Literal(self._key.processor_id),
-                lane=sql.Literal(frontier.lane),
-                frontier=sql.Literal(frontier.id),
-                lower=sql.Literal(str(frontier.window.lower)),
-                upper=sql.Literal(str(frontier.window.upper)),
-                **_pair("after", frontier.after),
+                lane=sql.Literal(dispatch_position.priority),
+                frontier=sql.Literal(dispatch_position.id),
+                lower=sql.Literal(str(dispatch_position.window.lower)),
+                upper=sql.Literal(str(dispatch_position.window.upper)),
+                **_pair("after", dispatch_position.after),
                 **_pair("upto", upto),
                 whole=sql.Literal(whole),
                 messages=sql.Literal(examined.matched if examined else 0),
@@ -259,11 +274,13 @@ class BatchTaker:
             )
         )
         row = cursor.fetchone()
-        return NothingTaken(moved=True) if row is None else _work(row)
+        return NothingTaken(moved=True) if row is None else _claimed(row)
 
-    def complete(self, connection: psycopg.Connection[Any], work: Work, upto: Checkpoint, messages: int) -> bool:
+    def complete(
+        self, connection: psycopg.Connection[Any], claimed: ClaimedBatch, upto: Checkpoint, messages: int
+    ) -> bool:
         """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
-        parameters = self._names | {"batch": work.id, "attempt": work.attempt, "messages": messages,
+        parameters = self._names | {"batch": claimed.id, "attempt": claimed.attempt, "messages": messages,
                                     "server_run": self.server_run}  # fmt: skip
         with translated():
             row = connection.execute(
@@ -274,14 +291,14 @@ class BatchTaker:
     def defer(
         self,
         connection: psycopg.Connection[Any],
-        work: Work,
+        claimed: ClaimedBatch,
         upto: Checkpoint,
         messages: int,
         failed: Iterable[Refusal],
     ) -> bool:
         """Say that so many messages are behind, and let those that failed leave the batch; false: it is lost."""
         parameters = self._names | {
-            "batch": work.id, "attempt": work.attempt, "messages": messages, "server_run": self.server_run,
+            "batch": claimed.id, "attempt": claimed.attempt, "messages": messages, "server_run": self.server_run,
             "failed": json.dumps([_refusal_row(each) for each in failed], ensure_ascii=False),
         }  # fmt: skip
         with translated():
@@ -290,9 +307,9 @@ class BatchTaker:
             ).fetchone()
         return _answer(row)
 
-    def renew(self, connection: psycopg.Connection[Any], work: Work) -> int:
+    def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
         """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
-        parameters = self._names | {"batch": work.id, "attempt": work.attempt}
+        parameters = self._names | {"batch": claimed.id, "attempt": claimed.attempt}
         with translated():
             row = connection.execute(in_schema("renew_batches", self._key.schema), parameters).fetchone()
         return 0 if row is None else int(row[0])
@@ -304,37 +321,39 @@ class BatchTaker:
         return 0 if row is None else int(row[0])
 
 
-def fetch_heads(connection: psycopg.Connection[Any], reader: WindowReader, frontiers: list[Frontier]) -> dict[int, Any]:
-    """Return when the first message that was not handed out was stored, of each lane that has one."""
-    starts = [start_of(each.window, each.after) for each in frontiers]
+def fetch_heads(
+    connection: psycopg.Connection[Any], reader: WindowReader, dispatch_positions: list[DispatchPosition]
+) -> dict[int, Any]:
+    """Return when the first message that was not handed out was stored, of each priority that has one."""
+    starts = [start_of(each.window, each.after) for each in dispatch_positions]
     late = [
         ""
         if each.after.transaction_id >= each.window.lower.xmax
-        else ",".join(map(str, each.window.lower.stragglers(each.window.upper)))
-        for each in frontiers
+        else ",".join(map(str, each.window.lower.ended_since(each.window.upper)))
+        for each in dispatch_positions
     ]
     statement = load("fetch_heads").format(
         table=reader.table.identifier,
         live=LIVE,
-        lanes=sql.Literal([each.lane for each in frontiers]),
+        lanes=sql.Literal([each.priority for each in dispatch_positions]),
         starts=sql.Literal([str(each.transaction_id) for each in starts]),
         positions=sql.Literal([each.position for each in starts]),
-        ends=sql.Literal([str(each.window.upper.xmax) for each in frontiers]),
-        uppers=sql.Literal([str(each.window.upper) for each in frontiers]),
+        ends=sql.Literal([str(each.window.upper.xmax) for each in dispatch_positions]),
+        uppers=sql.Literal([str(each.window.upper) for each in dispatch_positions]),
         stragglers=sql.Literal(late),
     )
     return dict(connection.execute(statement).fetchall())
 
 
-def frontiers_of(rows: list[tuple[Any, ...]]) -> tuple[list[Frontier], Snapshot]:
-    """Read frontiers; where no window is open the next one reaches to the snapshot of now."""
+def dispatch_positions_of(rows: list[tuple[Any, ...]]) -> tuple[list[DispatchPosition], Snapshot]:
+    """Read dispatch positions; where no window is open the next one reaches to the snapshot of now."""
     if not rows:
         return [], Snapshot(1, 1)
     now = parse_snapshot(rows[0][6])
     return [
-        Frontier(lane, number, Window(parse_snapshot(lower), parse_snapshot(upper) if upper else now),
+        DispatchPosition(priority, number, Window(parse_snapshot(lower), parse_snapshot(upper) if upper else now),
                  Checkpoint(int(t), p))
-        for lane, number, lower, upper, t, p, _ in rows
+        for priority, number, lower, upper, t, p, _ in rows
     ], now  # fmt: skip
 
 
@@ -361,7 +380,7 @@ def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey) -> 
 
 
 def with_consumers(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> ProcessorView:
-    """Say of a processor in mode Competing how many consumers are at work: nobody has a lease of it.
+    """Say of a processor in mode Competing how many consumers are at work: it has no lease.
 
     One that has just begun has a batch before its first heartbeat makes it a member.
     """
@@ -389,13 +408,13 @@ def measure_lag(
         rows = connection.execute(
             in_schema("fetch_frontiers", key.schema), {"processor_id": key.processor_id}
         ).fetchall()
-    frontiers, now = frontiers_of(rows)
+    dispatch_positions, now = dispatch_positions_of(rows)
     unfinished = count_unfinished(connection, key)
     messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
-    for each in frontiers:
-        parts = [Stretch(each.lane, each.window, each.after, limit=cap + 1)]
+    for each in dispatch_positions:
+        parts = [Stretch(each.priority, each.window, each.after, limit=cap + 1)]
         if each.window.upper != now:
-            parts.append(Stretch(each.lane, Window(each.window.upper, now), limit=cap + 1))
+            parts.append(Stretch(each.priority, Window(each.window.upper, now), limit=cap + 1))
         for part in parts:
             if looked_at <= cap:
                 matched, seen, age = reader.count(connection, part)
@@ -426,16 +445,32 @@ def _refusal_row(refusal: Refusal) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _work(row: tuple[Any, ...], *, again: bool = False) -> Work:
-    (number, lane, attempt, lower, upper, after_t, after_p, upto_t, upto_p, count, piece, deaths, ids, positions,
-     attempts, aside) = row  # fmt: skip
+def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
+    (
+        number,
+        priority,
+        attempt,
+        lower,
+        upper,
+        after_t,
+        after_p,
+        upto_t,
+        upto_p,
+        count,
+        chunk,
+        crash_count,
+        ids,
+        positions,
+        attempts,
+        excluded,
+    ) = row
     listed = zip(ids or (), positions or (), attempts or (), strict=True)
-    return Work(
-        number, lane, attempt,
+    return ClaimedBatch(
+        number, priority, attempt,
         Window(parse_snapshot(lower), parse_snapshot(upper)) if lower else None,
         tuple((Checkpoint(int(t), p), tries) for t, p, tries in listed),
-        Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, piece, deaths,
-        tuple(aside or ()), again,
+        Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, chunk, crash_count,
+        tuple(excluded or ()), again,
     )  # fmt: skip
 
 

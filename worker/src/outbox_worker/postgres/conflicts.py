@@ -33,7 +33,7 @@ class ResolveAnswer(IntEnum):
     PAIR_DIFFERS = 2
     """The stored pair is not the one that the person saw."""
     UNKNOWN = 3
-    """No such conflict, or one that waits for nobody."""
+    """No such conflict, or one that waits for no decision."""
     OWNER_LIVE = 4
     """An owner is live: stop it first."""
 

@@ -1,6 +1,7 @@
-"""Messages that are set aside: held until they are tried again, or dead until a person decides.
+"""Held messages and dead letters: held until they are tried again, dead until a person decides.
 
-All of it is decided in SQL, under the lane's lease. Nothing here is called for a batch while nothing is held, delayed
+All of it is decided in SQL, under the partition's lease. Nothing here is called for a batch while nothing is held,
+delayed
 or failing. Statements over a range of the outbox get the reader's relation, so payloads stay in the database.
 """
 
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg import sql
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.happening import Review
 from outbox_core.message import Batch, Delayed, Held, Message
+from outbox_core.outcomes import Review
 from outbox_core.part import Place
 from outbox_core.report import BlockedKey, FailureSummary
 from outbox_worker.postgres.errors import translated
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.failing import Failure
-    from outbox_core.happening import HeldLease
+    from outbox_core.outcomes import HeldLease
     from outbox_worker.postgres.key import ProcessorKey
 
 COUNT_CAP: Final = 10_000
@@ -78,9 +79,9 @@ def survey(
         found = connection.execute(statement).fetchall()
     places: list[Place] = []
     out: list[Checkpoint] = []
-    for t, position, name, aside in found:
+    for t, position, name, excluded in found:
         pair = Checkpoint(int(t), position)
-        if aside:
+        if excluded:
             out.append(pair)
         else:
             places.append(Place(pair, name))
@@ -114,12 +115,12 @@ def cut_at_delayed(
 
 
 def list_range(
-    connection: psycopg.Connection[Any], rows: sql.Composable, aside: Collection[Checkpoint]
+    connection: psycopg.Connection[Any], rows: sql.Composable, excluded: Collection[Checkpoint]
 ) -> tuple[Place, ...]:
-    """Return where the messages of a range are, with their keys, in order, those `aside` left out."""
+    """Return where the messages of a range are, with their keys, in order, those `excluded` left out."""
     with translated():
         found = connection.execute(load("list_range").format(rows=rows)).fetchall()
-    out = frozenset(aside)
+    out = frozenset(excluded)
     places = (Place(Checkpoint(int(t), position), key) for t, position, key in found)
     return tuple(place for place in places if place.checkpoint not in out)
 
@@ -130,16 +131,16 @@ def hold(
     lease: HeldLease,
     rows: sql.Composable,
     *,
-    aside: Iterable[Checkpoint],
+    excluded: Iterable[Checkpoint],
     failed: Sequence[Failure],
 ) -> str | None:
-    """Keep, in the open transaction, `aside` and those that failed; `rows` has them.
+    """Keep, in the open transaction, `excluded` and those that failed; `rows` has them.
 
     Returns:
         None: they are kept. Else why not; roll back, and load again what is stored: passing them would lose them.
 
     """
-    wanted = frozenset((*aside, *(each.checkpoint for each in failed)))
+    wanted = frozenset((*excluded, *(each.checkpoint for each in failed)))
     statement = load("hold_messages").format(
         rows=rows,
         epoch=sql.Literal(lease.epoch),
@@ -214,13 +215,13 @@ def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Chec
     return None if row is None else Checkpoint(int(row[0]), row[1])
 
 
-def begin_suspect(
+def mark_in_flight(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
     lease: HeldLease,
     pair: Checkpoint,
     *,
-    suspects: int,
+    in_flight: int,
     generation: int,
 ) -> int:
     """Write down that so many messages are tried now, the last of them at this pair.
@@ -230,7 +231,7 @@ def begin_suspect(
     parameters = _leased(key, lease) | {
         "transaction_id": str(pair.transaction_id),
         "position": pair.position,
-        "suspects": suspects,
+        "suspects": in_flight,
         "generation": generation,
     }
     with translated():
@@ -238,8 +239,8 @@ def begin_suspect(
     return -1 if row is None else int(row[0])
 
 
-def end_suspect(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
-    """Write down that the attempt was answered, whatever the answer: this process did not die of it."""
+def clear_in_flight(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
+    """Write down that the attempt was answered, with or without success: this process did not die of it."""
     with translated():
         connection.execute(in_schema("end_suspect", key.schema), _leased(key, lease))
 
@@ -249,13 +250,13 @@ def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composa
     return load("held_relation").format(transaction_ids=ids, positions=positions, **_identified(key))
 
 
-def without_aside(rows: sql.Composed, aside: Iterable[Checkpoint]) -> sql.Composed:
-    """Return the SELECT of a range without what is set aside."""
-    return load("without_aside").format(rows=rows, **_pairs(aside))
+def without_excluded(rows: sql.Composed, excluded: Iterable[Checkpoint]) -> sql.Composed:
+    """Return the SELECT of a range without its excluded messages."""
+    return load("without_aside").format(rows=rows, **_pairs(excluded))
 
 
 def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
-    """Look at all partitions of the processor, for people and for lanes whose messages a person redrove."""
+    """Look at all partitions of the processor, for people and for runners whose messages a person redrove."""
     names = {"processor_id": key.processor_id}
     with translated():
         row = connection.execute(in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}).fetchone()

@@ -1,8 +1,9 @@
 """Reads the outbox in the order of the pair (transaction_id, position), below the oldest open transaction.
 
-The pair is compared as a row: positions are not monotonic along the order. The bound is `pg_snapshot_xmin`:
+The pair is compared as a row: positions are not monotonic along the order. The high-water mark is `pg_snapshot_xmin`:
 everything below it is settled, so nothing can appear behind a checkpoint; a number that was rolled back is simply
-absent, and nobody waits for it. Keyset paging on an index in the same order: a read costs its own rows, however large
+absent, and no reader waits for it. Keyset paging on an index in the same order: a read costs its own rows, however
+large
 the table is. One or more publications are read each from its own part of `(publication_id, transaction_id, position)`
 and merged; so are the hash slots of a partition, each from its own part of `(hash slot, transaction_id, position)`.
 
@@ -45,7 +46,7 @@ WINDOW: Final = 20_000
 LAG_CAP: Final = 10_000
 """Lag is exact up to here."""
 
-_BOUND: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
+_HIGH_WATER_MARK: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
 
 
 _AFTER: Final = sql.SQL("{}::xid8, {}::bigint").format(place("after_id"), place("after_position"))
@@ -54,17 +55,17 @@ _UP_TO: Final = sql.SQL("{}::xid8, {}::bigint").format(place("up_to_id"), place(
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Which rows: after a pair; up to a pair, or below the reading bound, or all that is committed."""
+    """Which rows: after a pair; up to a pair, or below the high-water mark, or all that is committed."""
 
     after: Checkpoint
     up_to: Checkpoint | None = None
-    below_bound: bool = True
+    below_high_water_mark: bool = True
     limit: int | None = None
 
     @property
     def form(self) -> tuple[bool, bool, bool]:
         """What a statement over the range depends on, but for its numbers."""
-        return self.up_to is not None, self.below_bound, self.limit is not None
+        return self.up_to is not None, self.below_high_water_mark, self.limit is not None
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -77,18 +78,18 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One partition of a divided processor; with a stop line, no further than that."""
+    """One partition of a partitioned processor; with a barrier, no further than that."""
 
     partition: int
     partitions: Partitions
-    line: Checkpoint | None = None
+    barrier: Checkpoint | None = None
 
 
 class MessageReader:
     """Reads one source, or one partition of it. Holds no connection."""
 
-    def __init__(self, source: Source, part: Slice | None = None, *, apart: bool = False) -> None:
-        """Prepare the statements; `apart`: the checkpoint is in another database.
+    def __init__(self, source: Source, part: Slice | None = None, *, remote_target: bool = False) -> None:
+        """Prepare the statements; `remote_target`: the checkpoint is in another database.
 
         Raises:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
@@ -98,8 +99,8 @@ class MessageReader:
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else _slots_read(part, source)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
-        line = None if part is None else part.line
-        self._line = None if line is None or line.window is not None else line
+        barrier = None if part is None else part.barrier
+        self._barrier = None if barrier is None or barrier.window is not None else barrier
         self._publications = tuple(dict.fromkeys(source.publications))
         self._templates: dict[tuple[str, tuple[bool, bool, bool]], Template] = {}
         self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
@@ -108,11 +109,11 @@ class MessageReader:
                 "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
             )
         scan = WindowScan(self._table, self._types, self._publications, self._slot, self._slots)
-        end = None if line is None or line.window is None else line.window.lower
-        self._newest = scan.newest(below=_BOUND)
-        self._windows = WindowReader(scan, self._partition, end=end, apart=apart)
+        end = None if barrier is None or barrier.window is None else barrier.window.lower
+        self._newest = scan.newest(below=_HIGH_WATER_MARK)
+        self._windows = WindowReader(scan, self._partition, end=end, remote_target=remote_target)
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
-        self._knows_no_bound = source.cursor is Cursor.SNAPSHOT
+        self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
 
     def forget(self) -> None:
         """Keep nothing of what the server said before: it recovered from a crash."""
@@ -123,7 +124,7 @@ class MessageReader:
         if after.window is not None:
             return self._windows.fetch(connection, after, limit)
         if self._types is not None:
-            reach = self.bound_of(connection, after, limit)
+            reach = self.fetch_extent(connection, after, limit)
             if not reach.matched_count:
                 return reach
             messages = self._fetch_rows(connection, _Range(after, up_to=reach.examined))
@@ -146,10 +147,10 @@ class MessageReader:
         count = len(messages)
         return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
 
-    def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         if after.window is not None:
-            return self._windows.bound_of(connection, after, limit)
+            return self._windows.fetch_extent(connection, after, limit)
         window = limit if self._types is None else max(limit, WINDOW)
         wanted = _Range(after, limit=window)
 
@@ -195,7 +196,7 @@ class MessageReader:
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
 
-        `examined` must come from a read (below the bound): then every run of it sees the same rows.
+        `examined` must come from a read (below the high-water mark): then every run of it sees the same rows.
         """
         if examined.window is not None:
             return self._windows.batch_relation(after, examined)
@@ -225,11 +226,13 @@ class MessageReader:
         return sql.SQL("{} ORDER BY {}").format(rows, order)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int = LAG_CAP) -> Lag:
-        """Count what is committed behind `after`, also what the bound still hides; at most `cap` rows are looked at.
+        """Count what is committed behind `after`, also what the high-water mark still hides.
+
+        At most `cap` rows are looked at.
 
         Seconds are the age of the oldest such message by the column `scheduled`; 0 where the table has none.
         """
-        self._knows_no_bound = after.window is not None
+        self._has_no_high_water_mark = after.window is not None
         if after.window is not None:
             return self._windows.lag(connection, after, cap)
         columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
@@ -238,7 +241,7 @@ class MessageReader:
             self._table.matches(self._types),
             sql.SQL("NULL::timestamptz") if self._table.columns.scheduled is None else self._table.moment,
         )
-        wanted = _Range(after, below_bound=False, limit=cap + 1)
+        wanted = _Range(after, below_high_water_mark=False, limit=cap + 1)
         statement = Template(load("count_lag").format(rows=self._rows(columns, wanted))).fill(wanted.numbers)
         with translated():
             row = connection.execute(statement).fetchone()
@@ -246,15 +249,15 @@ class MessageReader:
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
     def has_waiting(self, connection: psycopg.Connection[Any]) -> bool:
-        """Say whether a committed message waits at or above the reading bound."""
+        """Say whether a committed message waits at or above the high-water mark."""
         return self.waiting_seconds(connection) is not None
 
     def waiting_seconds(self, connection: psycopg.Connection[Any]) -> float | None:
-        """Return since when the first message at or above the reading bound is stored; None where none waits there.
+        """Return since when the first message at or above the high-water mark is stored; None where none waits there.
 
         0 where the table has no column that says when a message was stored. With the cursor Snapshot none waits.
         """
-        if self._knows_no_bound:
+        if self._has_no_high_water_mark:
             return None
         statement = load("fetch_waiting").format(
             table=self._table.identifier,
@@ -267,7 +270,7 @@ class MessageReader:
         return None if row is None else max(0.0, row[0])
 
     def find_newest(self, connection: psycopg.Connection[Any]) -> int | None:
-        """Return the highest transaction id of a message below the reading bound; of all partitions."""
+        """Return the highest transaction id of a message below the high-water mark; of all partitions."""
         with translated():
             row = connection.execute(self._newest).fetchone()
         return None if row is None else int(row[0])
@@ -355,11 +358,11 @@ class MessageReader:
         conditions: list[sql.Composable] = [is_slot(slot, number), compared(">", _AFTER)]
         if wanted.up_to is not None:
             conditions.append(compared("<=", _UP_TO))
-        elif wanted.below_bound:
+        elif wanted.below_high_water_mark:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
-            conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
-            if self._line is not None:
-                conditions.append(compared("<=", _literal(self._line)))
+            conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
+            if self._barrier is not None:
+                conditions.append(compared("<=", _literal(self._barrier)))
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:
@@ -371,9 +374,9 @@ class MessageReader:
         conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]
         if wanted.up_to is not None:
             conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _UP_TO))
-        elif wanted.below_bound:
+        elif wanted.below_high_water_mark:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
-            conditions.append(sql.SQL("{} < {}").format(transaction_id, _BOUND))
+            conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
         return conditions
 
 

@@ -15,7 +15,7 @@ from outbox_core.report import ResourceRef
 from outbox_worker.postgres.checkpoints import build_window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
-from outbox_worker.postgres.stop_line import build_partitioning
+from outbox_worker.postgres.rebalance import build_partitioning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from outbox_core.stop_line import Partitioning
+    from outbox_core.barrier import Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class ProcessorView:
     """One partition of one processor, as the database has it.
 
     Attributes:
-        holder: the resource that claims the processor; None while nobody does.
+        holder: the resource that claims the processor; None while none does.
         vacated_at: its last process left without a word; others may claim 30 s later.
-        epoch: the lease's number; None while nobody ever had one.
+        epoch: the lease's number; None if there never was one.
         token: of the process that has the lease.
         pod: who has the lease, live or lapsed.
         live: the lease has not lapsed, by the database's clock.
         pair: the stored checkpoint.
-        division: into how many partitions the processor is divided, and a change of that; None: it is not.
+        partitioning: into how many partitions the processor is divided, and a change of that; None: it is not.
         conflicts: refusals ever.
         open_conflict: the number of the one that waits for a person.
 
@@ -59,7 +59,7 @@ class ProcessorView:
     stored_at: datetime | None
     conflicts: int
     open_conflict: int | None
-    division: Partitioning | None = None
+    partitioning: Partitioning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class ConflictView:
 
     @property
     def is_open(self) -> bool:
-        """It waits for a person, and nobody processes meanwhile."""
+        """It waits for a person, and no worker processes meanwhile."""
         return self.needs_person and self.resolved_at is None
 
 
 @dataclass(frozen=True, slots=True)
-class ActView:
+class AuditEntry:
     """One recorded act of a person."""
 
     id: int
@@ -125,25 +125,25 @@ def list_conflicts(
     return [_conflict(row) for row in rows]
 
 
-def list_acts(
+def list_audit_log(
     connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None, limit: int = 100
-) -> list[ActView]:
+) -> list[AuditEntry]:
     """Read what people decided, the latest first."""
     rows = _fetch(connection, "list_acts", schema, {"processor_id": processor_id, "limit": limit})
     return [
-        ActView(
+        AuditEntry(
             before=_pair(row, "from_transaction_id", "from_position"),
             after=_pair(row, "to_transaction_id", "to_position"),
-            **{name: row[name] for name in _ACT_FIELDS},
+            **{name: row[name] for name in _AUDIT_FIELDS},
         )
         for row in rows
     ]
 
 
-_ACT_FIELDS = ("id", "act", "processor_id", "partition", "reason", "decided_by", "session_role", "acted_at")
+_AUDIT_FIELDS = ("id", "act", "processor_id", "partition", "reason", "decided_by", "session_role", "acted_at")
 
 
-def record_act(
+def record_audit_entry(
     connection: psycopg.Connection[Any],
     schema: str,
     *,
@@ -169,9 +169,9 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
     holder = None
     if row["name"] is not None:
         holder = ResourceRef(cluster=row["cluster"], namespace=row["namespace"], name=row["name"], uid=row["uid"])
-    division = None
+    partitioning = None
     if row["partition_count"] is not None:
-        division = build_partitioning(
+        partitioning = build_partitioning(
             row["partition_count"], row["key"], row["next_count"], row["line_transaction_id"], row["line_position"],
             row["line_mark"], row["line_snapshot"],
         )  # fmt: skip
@@ -193,7 +193,7 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
         pair = replace(pair, window=window)
     return ProcessorView(
         holder=holder,
-        division=division,
+        partitioning=partitioning,
         pair=pair,
         conflicts=row["conflicts"],
         open_conflict=row["open_conflict"],

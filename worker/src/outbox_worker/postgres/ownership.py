@@ -29,7 +29,7 @@ class ClaimAnswer:
 
     Attributes:
         granted: it is the caller.
-        holder: the resource that holds it; None while nobody does.
+        holder: the resource that holds it; None while none does.
         claimed_at: since when.
         vacated_at: its last process left without saying why; others may claim 30 s later.
 
@@ -47,7 +47,7 @@ class LeaseAnswer:
 
     Attributes:
         acquired: the caller, under `epoch`.
-        epoch: the row's number; None while nobody ever held the lease.
+        epoch: the row's number; None if the lease was never held.
         pod: its holder; None when it was released.
         expires_at: by the database's clock.
 
@@ -69,7 +69,7 @@ def claim(
 ) -> ClaimAnswer:
     """Ask for the processor, or say again that it is ours; free of writes when nothing changes.
 
-    `force` takes it from whoever has it and ends that resource's leases. `sweep_uids` are resources of the same cluster
+    `force` takes it from its holder and ends that resource's leases. `sweep_uids` are resources of the same cluster
     that are gone for certain. Refused although open: the holder is committing right now, ask again.
     """
     parameters = {

@@ -1,6 +1,6 @@
 """A processor that is divided by key: how, who its live processes are, and which of them owns what.
 
-Each call is one statement whatever the number of partitions.
+Each call is one statement for any number of partitions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.partition import Division
+from outbox_core.partition import PartitionOwners
 from outbox_worker.postgres.checkpoints import StoredCheckpoint, build_window, pair_parameters, window_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
@@ -53,7 +53,7 @@ class SeenLease:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenDivision(Division):
+class SeenOwners(PartitionOwners):
     """The division as the database has it, with the leases for people to read."""
 
     leases: tuple[SeenLease, ...] = field(default=())
@@ -110,9 +110,7 @@ def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token
         connection.execute(in_schema("end_membership", key.schema), _names(key) | {"token": token})
 
 
-def fetch_division(
-    connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int
-) -> SeenDivision:
+def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
     """See who lives and who owns what. A member that lapses between the two looks owns nothing any more."""
     with translated():
         members = connection.execute(
@@ -121,7 +119,7 @@ def fetch_division(
         rows = connection.execute(in_schema("fetch_owners", key.schema), _names(key)).fetchall()
     leases = tuple(SeenLease(*row) for row in rows)
     owners = {lease.partition: lease.token for lease in leases}
-    return SeenDivision(count, tuple(token for (token,) in members), owners, leases)
+    return SeenOwners(count, tuple(token for (token,) in members), owners, leases)
 
 
 def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:

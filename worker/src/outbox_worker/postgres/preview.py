@@ -1,7 +1,7 @@
 """What a move of a checkpoint would mean: how many messages of which type lie between two checkpoints.
 
 Counted page by page on the server, each page a statement of its own, so that nothing runs for long, a bound can be set,
-and somebody can watch. What lies below the reading bound is settled: pages add up to one truth.
+and progress can be shown. What lies below the high-water mark is settled: the pages add up.
 """
 
 from __future__ import annotations

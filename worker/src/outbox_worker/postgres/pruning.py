@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
+from outbox_core.coverage import as_window, meet
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
-from outbox_core.standing import as_window, meet
 from outbox_worker.postgres import competing
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.mappings import list_mappings
@@ -56,7 +56,7 @@ class Reader:
     @property
     def name(self) -> str:
         """For people."""
-        part = f" partition {self.view.partition}" if self.view.division is not None else ""
+        part = f" partition {self.view.partition}" if self.view.partitioning is not None else ""
         return f"{self.view.processor_id}{part}"
 
 

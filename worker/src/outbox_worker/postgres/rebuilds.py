@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
-from outbox_worker.postgres.checkpoints import build_window, lane_parameters
+from outbox_worker.postgres.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -85,7 +85,7 @@ def find_superseding(connection: psycopg.Connection[Any], key: ProcessorKey) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Coverage:
     """Where a processor stands, by partition; `words` differ if anything of it does (`standing_of`)."""
 
     pairs: Mapping[int, Checkpoint]
@@ -97,9 +97,9 @@ class Standing:
         return list(self.pairs.values())
 
 
-def find_standing(
+def find_coverage(
     connection: psycopg.Connection[Any], key: ProcessorKey, *, but_partition: int | None = None
-) -> Standing | None:
+) -> Coverage | None:
     """Read where a processor stands, without one partition where that is named; None: it has no such checkpoint.
 
     Raises:
@@ -117,7 +117,7 @@ def find_standing(
             "checkpoint are messages that are handled already. Stop it, and start the new one with startFrom"
         )
     pairs = {row[2]: Checkpoint(int(row[3]), row[4], build_window(*row[5:9])) for row in rows}
-    return Standing(pairs, rows[0][0])
+    return Coverage(pairs, rows[0][0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +167,10 @@ def stand_still(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
         connection.execute(in_schema("stand_still", key.schema), parameters)
 
 
-def advance_lanes(
+def advance_partitions(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
-    standing: Standing | None,
+    coverage: Coverage | None,
     goals: Mapping[int, Checkpoint],
     *,
     epoch: int,
@@ -178,14 +178,14 @@ def advance_lanes(
 ) -> bool:
     """Put other partitions' checkpoints to where their messages were handled in the open transaction.
 
-    `standing` is where they stood when that began. False: one of them stored something since.
+    `coverage` is where they stood when that began. False: one of them stored something since.
     """
-    parameters = lane_parameters(goals) | {
+    parameters = partition_parameters(goals) | {
         "processor_id": key.processor_id,
         "partition": key.partition,
         "epoch": epoch,
         "token": token,
-        "standing": None if standing is None else standing.words,
+        "standing": None if coverage is None else coverage.words,
     }
     with translated():
         row = connection.execute(in_schema("advance_lanes", key.schema), parameters).fetchone()
@@ -196,7 +196,7 @@ def supersede(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
     of: str,
-    standing: Standing,
+    coverage: Coverage,
     *,
     epoch: int,
     token: UUID,
@@ -209,7 +209,7 @@ def supersede(
         "partition": key.partition,
         "epoch": epoch,
         "token": token,
-        "standing": standing.words,
+        "standing": coverage.words,
         "decided_by": decided_by,
     }
     with translated():

@@ -2,13 +2,14 @@
 
 Messages are read by (transaction id, position) below the server's own counter. What a restore brings names transactions
 that this server has not reached: it stays invisible, and what is stored here since sorts before it. So every id that is
-stored (of messages, checkpoints, conflicts, and whatever other table of the schema has a column of that kind) gets a
+stored (of messages, checkpoints, conflicts, and of every other table of the schema that has a column of that kind) gets
+a
 smaller one: the n-th id in order becomes the n-th id that a server can hand out. Restored ones come first, those
-written here since after them, and whatever producers write from now on has a higher id than all of these. The order is
+written here since after them, and what producers write from now on has a higher id than all of these. The order is
 strict and positions stay, so each pair keeps its place among all others: nothing is lost, skipped or repeated.
 
 Told apart are the two by the row's own writer (`xmin`): a row that names a transaction above its writer's came with the
-restore, and so did everything that was written no later than the last such row. (A row that somebody updated since has
+restore, and so did everything that was written no later than the last such row. (A row that was updated since has
 another writer; the outbox's rows are never updated by this product.)
 
 Pages are rewritten in short transactions, for producers go on. From the plan to the end nothing of ours runs
@@ -207,7 +208,7 @@ class Repairer:
         return changed
 
     def finish(self, repair: Repair) -> tuple[Moved, ...]:
-        """Move the checkpoints and whatever else of the schema names ids, record it, and let everything run again.
+        """Move the checkpoints and all else of the schema that names ids, record it, and let everything run again.
 
         Raises:
             RepairError: an owner is live, or messages were restored meanwhile.
@@ -236,7 +237,7 @@ class Repairer:
             for columns in self._columns(repair.tables):
                 self._map(columns, parameters)
             for processor_id, partition in sealed:
-                # The pair's copy is mapped as the pair is; a window's is made anew, unless somebody had edited the row.
+                # The pair's copy is mapped as the pair is; a window's is made anew, unless the row was tampered with.
                 self._execute(
                     in_schema("repair_keep", self._schema), {"processor_id": processor_id, "partition": partition}
                 )

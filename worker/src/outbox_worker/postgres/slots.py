@@ -43,7 +43,7 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
     if can_read_by_slot(connection, source, key):
         return None
     slot = table.slot(key, source.schema_name, row=None)
-    # One name for each key, short enough for an identifier whatever the path.
+    # One name for each key, short enough for an identifier with every path.
     name = f"{table.name[:40]}_slots_{hashlib.sha256(slot.as_bytes(connection)).hexdigest()[:8]}"
     statement = sql.SQL("CREATE INDEX CONCURRENTLY {} ON {} (({}), {}, {})").format(
         sql.Identifier(name),
@@ -52,7 +52,9 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
         sql.Identifier(table.columns.transaction_id),
         sql.Identifier(table.columns.position),
     )
-    advice = f"reading a partition scans the whole outbox until somebody runs: {statement.as_string(connection)}"
+    advice = (
+        f"reading a partition scans the whole outbox until this statement is run: {statement.as_string(connection)}"
+    )
     if source.table is not None or source.schema_ is not SchemaManagement.MANAGE:
         return advice
     with translated():
@@ -69,7 +71,7 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
 
 
 def can_read_by_slot(connection: psycopg.Connection[Any], source: Source, key: PartitionKey) -> bool:
-    """Ask the planner whether an index finds the rows of one slot in order: the truth, whatever the index is called."""
+    """Ask the planner whether an index finds the rows of one slot in order: the truth, under every index name."""
     table = OutboxTable.of(source)
     slot = table.slot(key, source.schema_name)
     statement = load("explain_slot").format(table=table.identifier, slot=slot, pair=table.pair)

@@ -1,4 +1,4 @@
-"""For how long the reading bound has stood still, and who holds it back: what status, condition and metrics tell.
+"""For how long the high-water mark has stood still, and who holds it back: what status, condition and metrics tell.
 
 Who it is comes from `writers`. A stall lasts since the holder's transaction began or since the first message behind it
 was stored, whichever is later. Where the first is hidden from our role (`GRANT pg_read_all_stats` shows it), and where
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.report import Bound, BoundHolder
+from outbox_core.report import HighWaterMark, HighWaterMarkHolder
 from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.writers import Writer
 
 
-class BoundObserver:
-    """Watches the bound of one source over time."""
+class HighWaterMarkObserver:
+    """Watches the high-water mark of one source over time."""
 
     def __init__(self, reader: MessageReader, clock: Callable[[], float] = time.monotonic) -> None:
         """Start with nothing seen; `clock` counts seconds."""
@@ -32,14 +32,14 @@ class BoundObserver:
         self._transaction_id: str | None = None
         self._since = 0.0
 
-    def observe(self, connection: psycopg.Connection[Any]) -> Bound:
-        """Look at the bound; its age is 0 while no committed message waits behind it."""
-        found = observe_bound(connection)
+    def observe(self, connection: psycopg.Connection[Any]) -> HighWaterMark:
+        """Look at the high-water mark; its age is 0 while no committed message waits behind it."""
+        found = observe_high_water_mark(connection)
         waiting = self._reader.waiting_seconds(connection)
         now = self._clock()
         if waiting is None:
             self._transaction_id = None
-            return Bound(transaction_id=found.transaction_id, age_seconds=0.0)
+            return HighWaterMark(transaction_id=found.transaction_id, age_seconds=0.0)
         if found.transaction_id != self._transaction_id:
             self._transaction_id, self._since = found.transaction_id, now
         # A table without a column for it says 0: then the holder's age counts alone.
@@ -47,15 +47,15 @@ class BoundObserver:
         return found.model_copy(update={"age_seconds": max(known, now - self._since)})
 
 
-def observe_bound(connection: psycopg.Connection[Any]) -> Bound:
-    """Look once: the bound, who holds it, and for how long as far as this role may see (else 0)."""
+def observe_high_water_mark(connection: psycopg.Connection[Any]) -> HighWaterMark:
+    """Look once: the high-water mark, who holds it, and for how long as far as this role may see (else 0)."""
     found = list_writers(connection)
     holder = found.holder
     if holder is None:
-        return Bound(transaction_id=found.bound, age_seconds=0.0)
+        return HighWaterMark(transaction_id=found.high_water_mark, age_seconds=0.0)
     grant = missing_grant(found) if holder.age_seconds is None else None
-    return Bound(
-        transaction_id=found.bound,
+    return HighWaterMark(
+        transaction_id=found.high_water_mark,
         age_seconds=holder.age_seconds or 0.0,
         holder=describe(holder),
         held_by=_parts(holder),
@@ -64,9 +64,9 @@ def observe_bound(connection: psycopg.Connection[Any]) -> Bound:
     )
 
 
-def _parts(writer: Writer) -> BoundHolder:
+def _parts(writer: Writer) -> HighWaterMarkHolder:
     kind = "prepared" if writer.prepared is not None else "session" if writer.processor is None else "worker"
-    return BoundHolder(
+    return HighWaterMarkHolder(
         kind=kind,
         pid=writer.pid,
         application=writer.application,

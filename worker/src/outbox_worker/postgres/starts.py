@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.coverage import as_window, find_common
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
-from outbox_core.standing import as_window, find_common
-from outbox_worker.postgres import apart
-from outbox_worker.postgres.checkpoints import build_window, lane_parameters
+from outbox_worker.postgres import remote_target
+from outbox_worker.postgres.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.schema import check_position_index
@@ -37,7 +37,7 @@ class OtherStart:
     """Where another processor stands.
 
     Attributes:
-        pairs: by partition; one that is not divided has number 0 only.
+        pairs: by partition; one that is not partitioned has number 0 only.
         count: into how many partitions it is divided; None: it is not.
         by: by which key, in `describe_key`'s words.
 
@@ -53,14 +53,14 @@ class OtherStart:
         pairs = list(self.pairs.values())
         return min(pairs) if pairs[0].window is None else Checkpoint(0, 1, find_common(pairs))
 
-    def divided_like(self, count: int, by: str) -> bool:
+    def partitioned_like(self, count: int, by: str) -> bool:
         """The same keys are in the same partitions."""
         return (self.count, self.by) == (count, by) and len(self.pairs) == count
 
 
 def find_other(
-    home: psycopg.Connection[Any],
-    reading: psycopg.Connection[Any],
+    target: psycopg.Connection[Any],
+    source_connection: psycopg.Connection[Any],
     source: Source,
     key: ProcessorKey,
     other_id: str,
@@ -71,13 +71,13 @@ def find_other(
         ConfigurationError: `StartNotFound`: it has none, or in both, or it is of another source.
 
     """
-    if reading is home:
-        found = _read(home, key, other_id, None)
+    if source_connection is target:
+        found = _read(target, key, other_id, None)
     else:
-        beside = _read(home, key, other_id, apart.identify(reading, source).identity)
-        exists, readable = _has_checkpoints(reading, key)
+        beside = _read(target, key, other_id, remote_target.identify(source_connection, source).identity)
+        exists, readable = _has_checkpoints(source_connection, key)
         # One that may not be read is no reason to refuse what was found; without it, the refusal names the right.
-        there = _read(reading, key, other_id, None) if readable or (exists and beside is None) else None
+        there = _read(source_connection, key, other_id, None) if readable or (exists and beside is None) else None
         if beside is not None and there is not None:
             raise ConfigurationError(
                 f"startFrom: processor {other_id!r} has a checkpoint in the source's database and one in the target's: "
@@ -92,25 +92,25 @@ def find_other(
             reason=Reason.START_NOT_FOUND,
         )
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
-        check_position_index(reading, source)
+        check_position_index(source_connection, source)
         pairs = {partition: Checkpoint(0, 1, as_window(each)) for partition, each in found.pairs.items()}
     else:
-        pairs = {partition: _as_pair(reading, source, each) for partition, each in found.pairs.items()}
+        pairs = {partition: _as_pair(source_connection, source, each) for partition, each in found.pairs.items()}
     return OtherStart(pairs, found.count, found.by)
 
 
-def _as_pair(reading: psycopg.Connection[Any], source: Source, checkpoint: Checkpoint) -> Checkpoint:
+def _as_pair(source_connection: psycopg.Connection[Any], source: Source, checkpoint: Checkpoint) -> Checkpoint:
     """Return the pair up to which all is examined: below the first message that is not, and all that is in flight."""
     if checkpoint.window is None:
         return checkpoint
     scan = WindowScan.whole(source)
     statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.window))
     with translated():
-        row = reading.execute(statement).fetchone()
+        row = source_connection.execute(statement).fetchone()
     if row is None:
         return BEGINNING
-    bound, transaction_id, position = row
-    settled = Checkpoint(int(bound) - 1, MAX_POSITION)
+    high_water_mark, transaction_id, position = row
+    settled = Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
     return settled if transaction_id is None else min(settled, Checkpoint(int(transaction_id), position - 1))
 
 
@@ -153,7 +153,7 @@ def spread(
     token: UUID,
 ) -> bool:
     """Give each partition the start that is its own, in the transaction that divided the processor."""
-    parameters = lane_parameters(pairs) | {
+    parameters = partition_parameters(pairs) | {
         "processor_id": key.processor_id,
         "partition": key.partition,
         "epoch": epoch,

@@ -1,7 +1,8 @@
 """Reads the messages of a window: those that one snapshot sees and an earlier one did not, in order of their pairs.
 
-A window needs no bound below the oldest open transaction, so nobody's open transaction holds it up: what commits late
-is in a later window. What it holds is fixed by the two snapshots, however late and by whomever it is read. Two index
+A window needs no high-water mark, so no open transaction holds it up: what commits late
+is in a later window. What it holds is fixed by the two snapshots, however late and by whichever process it is read. Two
+index
 ranges are merged: the transactions that were in progress for the earlier snapshot and are done for the later one, and
 those that the earlier one did not know yet.
 """
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_core.claimed_batch import ClaimedBatch, Window
     from outbox_core.message import Message
     from outbox_core.spec import Competing, Source
-    from outbox_core.work import Window, Work
 
     Selecting: TypeAlias = Callable[[OutboxTable], sql.Composable]
     """The columns of whichever table the rows are in."""
@@ -42,22 +43,24 @@ _QUEUE_COLUMNS: Final = Columns(
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Which messages of a lane: of a window or listed, after a pair, up to one, at most so many."""
+    """Which messages of a priority: of a window or listed, after a pair, up to one, at most so many."""
 
-    lane: int
+    priority: int
     window: Window | None
     after: Checkpoint = BEGINNING
     upto: Checkpoint | None = None
     limit: int | None = None
     listed: tuple[Checkpoint, ...] = ()
-    aside: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()
     """Positions of a window that the batch leaves out."""
 
     @classmethod
-    def of(cls, work: Work, upto: Checkpoint | None = None, limit: int | None = None) -> Stretch:
+    def of(cls, claimed: ClaimedBatch, upto: Checkpoint | None = None, limit: int | None = None) -> Stretch:
         """What is left of a batch, or the beginning of that."""
-        listed = tuple(pair for pair, _ in work.listed)
-        return cls(work.lane, work.window, work.after, upto or work.upto, limit, listed, work.aside)
+        listed = tuple(pair for pair, _ in claimed.listed)
+        return cls(
+            claimed.priority, claimed.window, claimed.after, upto or claimed.upto, limit, listed, claimed.excluded
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +158,14 @@ class WindowReader:
         return self._rows(lambda table: table.selection(payload="jsonb"), stretch, only_matching=True)
 
     def picked_relation(
-        self, work: Work, ids: sql.Composable, positions: sql.Composable, *, near: bool
+        self, claimed: ClaimedBatch, ids: sql.Composable, positions: sql.Composable, *, near: bool
     ) -> sql.Composed | None:
         """Return the same SELECT of a window's messages with these pairs; None: they are listed, and may be copies."""
-        if work.window is None:
+        if claimed.window is None:
             return None
         if near and self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS):
             return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
-        conditions = [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(work.lane))] if self.is_queue else []
+        conditions = [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(claimed.priority))] if self.is_queue else []
         return self.table.picked(
             self.table.selection(payload="jsonb"), ids, positions, self._publications, conditions
         )  # fmt: skip
@@ -217,12 +220,12 @@ class WindowReader:
     def _common(self, table: OutboxTable, stretch: Stretch, *, only_matching: bool) -> list[sql.Composable]:
         common: list[sql.Composable] = []
         if self.is_queue:
-            common += [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(stretch.lane))]
+            common += [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(stretch.priority))]
         if stretch.upto is not None:
             common.append(sql.SQL("({}) <= ({})").format(table.pair, _literal(stretch.upto)))
-        if stretch.aside:
+        if stretch.excluded:
             column = sql.Identifier("o", table.columns.position)
-            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, sql.Literal(list(stretch.aside))))
+            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, sql.Literal(list(stretch.excluded))))
         if only_matching and self.filters:
             common.append(self._matches(table))
         return common
@@ -250,7 +253,7 @@ class WindowReader:
                     transaction_id, sql.Literal(str(window.upper))
                 )
             )
-        late = window.lower.stragglers(window.upper)
+        late = window.lower.ended_since(window.upper)
         if not late or stretch.after.transaction_id >= window.lower.xmax:
             return [(table, new)]
         among = sql.SQL("{} = ANY ({}::xid8[])").format(transaction_id, sql.Literal([str(each) for each in late]))

@@ -177,7 +177,7 @@ class WindowScan:
         if window.upper is None or window.position is None:
             later = self._arms(columns, Span(window.lower, "", 0), limit=limit, bounded=False)
             return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, sql.Literal(limit))
-        # Behind the position whatever the lower snapshot did not see; before it what the upper one does not.
+        # Behind the position all that the lower snapshot did not see; before it what the upper one does not.
         inside = self._along(columns, Span(window.lower, "", window.position), ahead=limit)
         later = self._arms(columns, Span(window.upper, "", 0, window.position), limit=limit, bounded=True)
         return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, sql.Literal(limit))

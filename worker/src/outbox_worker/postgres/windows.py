@@ -1,9 +1,9 @@
 """Reads windows: what an upper snapshot sees and a lower one did not, in the order of positions.
 
-The upper snapshot is taken once, before the window's first page, and is part of the checkpoint from then on. Whatever
+The upper snapshot is taken once, before the window's first page, and is part of the checkpoint from then on. What
 it sees is committed or rolled back, so no message can appear behind a page: paging by position skips and repeats
 nothing, in this process or in any other. What it does not see is in its list of transactions in progress or begins
-after it, and so belongs to a later window. Nobody waits for anybody.
+after it, and so belongs to a later window. No reader waits for a transaction.
 
 A window's transaction ids are a few and a range (`outbox_core.window.find_transactions`): a small window costs its own
 keys, on the index (transaction_id, position), sorted by position. A window too large for that, a backlog, is read along
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg import sql
 
 from outbox_core.checkpoint import Checkpoint
+from outbox_core.coverage import cut
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch, Message
 from outbox_core.report import Lag, Reason
 from outbox_core.snapshot import parse_snapshot
 from outbox_core.spec import StartType
-from outbox_core.standing import cut
 from outbox_core.window import LOWEST_POSITION, Plan, Window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
@@ -68,14 +68,15 @@ class WindowReader:
         limits: Limits = Limits(),  # noqa: B008 - frozen
         *,
         end: str | None = None,
-        apart: bool = False,
+        remote_target: bool = False,
     ) -> None:
         """Keep the statements.
 
-        `end`, a stop line: no window is opened beyond that snapshot. `apart`: what is read is remembered elsewhere.
+        `end`, a barrier: no window is opened beyond that snapshot. `remote_target`: what is read is remembered
+        elsewhere.
         """
         self._end = end
-        self._apart = apart
+        self._apart = remote_target
         self._limits = limits
         self._scan = scan
         self._partition = partition
@@ -85,7 +86,7 @@ class WindowReader:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
         if self._scan.types is None:
             return self._read(connection, after, limit, with_messages=True)
-        reach = self.bound_of(connection, after, limit)
+        reach = self.fetch_extent(connection, after, limit)
         if not reach.matched_count:
             return reach
         relation = self.relation(self._scan.table.selection(payload="text"), reach.after, reach.examined)
@@ -103,7 +104,7 @@ class WindowReader:
         count = len(messages)
         return Batch(after, examined, messages, count, full=True, matched_count=count, partition=self._partition)
 
-    def bound_of(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         return self._read(connection, after, limit, with_messages=False)
 
@@ -142,7 +143,7 @@ class WindowReader:
             span = Span(window.lower, window.upper, window.position)
             batch = self._page(connection, after, span, limit, plan=window.plan, with_messages=with_messages)
             if batch.examined_count:
-                # The window was opened some time ago: whatever was committed since lies behind it, unread.
+                # The window was opened some time ago: what was committed since lies behind it, unread.
                 return replace(batch, full=True)
         upper = self._open(connection, after)
         if upper == window.end:
@@ -163,7 +164,7 @@ class WindowReader:
             if opened == [connection, after, _window(after).end]:
                 return upper
         if self._end is not None:
-            # A person may have put the checkpoint beyond the line: nothing is read then, and nothing is read again.
+            # A person may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
             return self._end if _is_later(self._end, _window(after).end) else str(_window(after).end)
         end = _window(after).end
         snapshot = take_snapshot(connection, self._scan if self._apart else None, end)
@@ -279,25 +280,27 @@ def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
     return str(row[0])
 
 
-def take_snapshot(connection: psycopg.Connection[Any], apart: WindowScan | None, lower: str | None = None) -> str:
-    """Take a snapshot for a window that begins at `lower`; `apart`: to be remembered in another server than its own.
+def take_snapshot(
+    connection: psycopg.Connection[Any], remote_target: WindowScan | None, lower: str | None = None
+) -> str:
+    """Take a snapshot for a window that begins at `lower`; with `remote_target` to be kept in another server.
 
     A transaction that rolled back is over before a crash could no more undo that: the server may hand out its id again.
     Beside its messages a checkpoint is as durable as they are; in another server it must not know such an id.
     """
-    if apart is None:
+    if remote_target is None:
         return fetch_snapshot(connection)
     with translated():
-        row = connection.execute(load("fetch_newest").format(newest=apart.newest())).fetchone()
+        row = connection.execute(load("fetch_newest").format(newest=remote_target.newest())).fetchone()
     if row is None or row[1]:
         return fetch_snapshot(connection)  # which says why not
     return cut(row[0], None if row[2] is None else int(row[2]), lower)
 
 
 def find_start(
-    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, apart: bool = False
+    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
 ) -> Window:
-    """Find where a new processor starts. Whatever is in flight now comes in any case: nothing is lost.
+    """Find where a new processor starts. What is in progress now is handled in any case: nothing is lost.
 
     A position means what has at least that position, a timestamp what has at least the lowest position of what was
     stored at or after it: earlier messages may come, none is missed.
@@ -308,7 +311,7 @@ def find_start(
     """
     scan = WindowScan.whole(source)
     now = take_snapshot(
-        connection, scan if apart else None
+        connection, scan if remote_target else None
     )  # first: what commits while the lowest position is looked for is not in it
     match start_from.type:
         case StartType.BEGINNING:

@@ -1,9 +1,10 @@
-"""Open transactions that have written: who holds the reading bound back, and who will when that one ends.
+"""Open transactions that have written: who holds the high-water mark back, and who will when that one ends.
 
 Any open transaction of the whole server that has written holds it: another database's, and a prepared one, which no
 session shows (`pg_prepared_xacts`). Every role sees transaction ids, programs and databases of all sessions. Since when
-a session's transaction is open is shown to members of its role and, with `GRANT pg_read_all_stats`, to everybody who
-has that. What only reads, and a replication slot, hold dead rows (`backend_xmin`, `xmin`) but never the bound.
+a session's transaction is open is shown to members of its role and, with `GRANT pg_read_all_stats`, to every role that
+has that. What only reads, and a replication slot, hold dead rows (`backend_xmin`, `xmin`) but never the high-water
+mark.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Writer:
 
     Attributes:
         transaction_id: its low 32 bits, as the server's views show it.
-        holds: it is the one that the reading bound waits for.
+        holds: it is the one that the high-water mark waits for.
         age_seconds: since it began or was prepared; None where this role may not see it.
 
     """
@@ -63,16 +64,16 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """The reading bound and the open writers, the oldest first."""
+    """The high-water mark and the open writers, the oldest first."""
 
-    bound: str
+    high_water_mark: str
     writers: tuple[Writer, ...]
     reader: str = ""
     """The role that looked."""
 
     @property
     def holder(self) -> Writer | None:
-        """Who holds the bound back; None when nobody does, or it ended while we looked."""
+        """Which transaction holds the high-water mark back; None when none does, or it ended while we looked."""
         return next((writer for writer in self.writers if writer.holds), None)
 
 
@@ -96,7 +97,9 @@ def list_writers(connection: psycopg.Connection[Any]) -> Writers:
         for row in rows
         if row["xid"] is not None
     )
-    return Writers(bound=rows[0]["bound"] if rows else "0", writers=found, reader=rows[0]["reader"] if rows else "")
+    return Writers(
+        high_water_mark=rows[0]["bound"] if rows else "0", writers=found, reader=rows[0]["reader"] if rows else ""
+    )
 
 
 def describe(writer: Writer) -> str:

@@ -25,11 +25,11 @@ from urllib.parse import quote, urlsplit
 
 from typing_extensions import override
 
+from outbox_core.barrier import key_of
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.ports import BrokerTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
-from outbox_core.stop_line import key_of
 from outbox_core.taken import TakenMessages
 from outbox_worker.secret_files import build_tls, invalid_secret, read_files
 from outbox_worker.shutdown import Interrupted

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 _HANDLERS_OWN = frozenset({"25P02", "57014"})
-"""Of the errors that another try may mend: going on after an error, and a statement that ran into the timeout."""
+"""Of the errors with which another try may succeed.
+
+Going on after an error, and a statement that ran into the timeout.
+"""
 
 
 class _Counted(tuple["Message", ...]):  # noqa: SLOT001 - a tuple has no room for them

@@ -142,7 +142,7 @@ class SqlSink:
                 **fixed,
                 waiting=_array(number + 1 for number in waiting),
                 at=sql.Literal(search.at),
-                suspect=sql.Literal(search.suspect),
+                suspect=sql.Literal(search.failing_before),
                 block=sql.Literal(search.block),
                 most=sql.Literal(most),
             )
@@ -152,13 +152,13 @@ class SqlSink:
                 raise self._explain(err, 0) from err
             if row is None:
                 raise OutboxError("search_batch() answered nothing", reason=Reason.INTERNAL_ERROR)
-            at, suspect, block, kept, *failed = row
+            at, failing_before, block, kept, *failed = row
             refused = tuple(
                 (number - 1, translate_at_commit(error) if committing else self._explain(error, 0, hint))
                 for number, state, message, hint, committing in zip(*failed, strict=True)
                 for error in (build_error(state, message),)
             )
-            return Found(Search(search.count, block, at, suspect), kept, refused)
+            return Found(Search(search.count, block, at, failing_before), kept, refused)
 
         return find
 
@@ -212,6 +212,6 @@ def build(target: SqlTarget, config: ProcessorConfig, settings: Settings) -> Sql
     del settings
     if target.connection is None:
         return SqlSink(target, build_batch_relation(config), config.source.schema_name)
-    from outbox_worker.sinks.sql_apart import CarriedSqlSink
+    from outbox_worker.sinks.sql_remote import CarriedSqlSink
 
     return CarriedSqlSink(target)

@@ -1,5 +1,5 @@
 -- End what former owners left open while the server waits for their process: in a COPY, in a pipeline, with a result
--- that nobody takes, no idle timeout runs. Each holds a shared advisory lock on (processor, epoch). Only once the lease
+-- that no client fetches, no idle timeout runs. Each holds a shared advisory lock on (processor, epoch). Only once the lease
 -- lapsed, or is ours: then none of them can store any more, and what stored and did not commit is handled again.
 -- Of a session that our role may not see or not end: how many there are, and one of them.
 WITH held AS (

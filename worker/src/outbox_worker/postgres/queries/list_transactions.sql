@@ -1,5 +1,5 @@
 -- Open transactions that have written, of every database of the server, and prepared ones, the oldest first: the first
--- is the reading bound's holder if its id is the bound. Starts are shown only to those who may see them.
+-- is the high-water mark's holder if its id is the bound. Starts are shown only to those who may see them.
 WITH bound AS MATERIALIZED (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS transaction_id),
 writing AS (
     SELECT a.backend_xid AS xid, a.pid, a.backend_type, a.application_name, a.datname, a.usename, a.state,

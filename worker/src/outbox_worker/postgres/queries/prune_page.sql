@@ -1,5 +1,5 @@
 -- The next rows in the index's order, and of them those that every reader has examined, that are old enough, and of which
--- nobody keeps a copy to be tried again: deleted, or only counted. A ctid is unique only within one partition of the table.
+-- no copy is kept to be tried again: deleted, or only counted. A ctid is unique only within one partition of the table.
 WITH page AS MATERIALIZED (
     SELECT o.tableoid AS part, o.ctid AS place, o.{transaction_id} AS t, o.{position} AS p, {moment} AS moment
     FROM {table} AS o

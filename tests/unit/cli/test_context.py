@@ -1,0 +1,70 @@
+"""What a command works on: named wins, a kubectl plugin means the cluster, nothing is guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_cli.context import ContextKind, choose_context, read_subject
+from outbox_cli.errors import UsageError
+from outbox_cli.main import build_parser
+
+SERVICE = {"PGSERVICE": "shop"}
+
+
+def parse(*arguments, plugin=False):
+    return build_parser(plugin=plugin).parse_args(["status", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "plugin", "place"),
+    [
+        pytest.param(("--connection", "d"), {}, False, ContextKind.DATABASE, id="a Secret's files"),
+        pytest.param(("--connections", "d"), {}, True, ContextKind.DATABASE, id="the files win over the plugin"),
+        pytest.param((), SERVICE, False, ContextKind.DATABASE, id="libpq's environment"),
+        pytest.param((), SERVICE, True, ContextKind.CLUSTER, id="the plugin wins over the environment"),
+        pytest.param(("-n", "shop"), SERVICE, False, ContextKind.CLUSTER, id="a namespace wins over the environment"),
+        pytest.param(("-A",), {}, False, ContextKind.CLUSTER, id="every namespace"),
+        pytest.param(("--context", "prod"), {}, False, ContextKind.CLUSTER, id="a context"),
+    ],
+)
+def test_the_place(arguments, environment, plugin, place):
+    assert choose_context(parse(*arguments), environment, plugin=plugin) is place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param((), "which database?", id="nothing says"),
+        pytest.param(("--connection", "d", "-n", "shop"), "which of the two", id="both are named"),
+    ],
+)
+def test_no_place_is_guessed(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        choose_context(parse(*arguments), {}, plugin=False)
+
+
+def test_the_subject_without_a_manifest_is_the_products_own_table():
+    subject = read_subject(parse("orders", "--schema", "other"))
+    assert (subject.schema, subject.needed, subject.source.table) == ("other", "orders", None)
+
+
+def test_a_processor_has_to_be_named_where_one_is_needed():
+    with pytest.raises(UsageError, match="which processor"):
+        _ = read_subject(parse()).needed
+
+
+def test_a_manifest_says_schema_table_and_processor(tmp_path):
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        "apiVersion: outbox-operator.dev/v1alpha1\nkind: OutboxProcessor\nmetadata: {name: orders}\nspec:\n"
+        "  processorId: sales/orders\n  source: {connection: {secretRef: {name: db}}, schemaName: mine,\n"
+        "    table: {schemaName: public, name: log}}\n  target: {log: {}}\n"
+    )
+    subject = read_subject(parse("-f", str(file)))
+    assert (subject.schema, subject.needed) == ("mine", "sales/orders")
+    assert subject.source.table is not None
+    assert subject.source.table.name == "log"
+    with pytest.raises(UsageError, match="not invoices"):
+        read_subject(parse("invoices", "-f", str(file)))
+    with pytest.raises(UsageError, match="schemaName mine"):
+        read_subject(parse("-f", str(file), "--schema", "outbox"))

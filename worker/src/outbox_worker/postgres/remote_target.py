@@ -1,0 +1,202 @@
+"""Messages in one database, effects and checkpoint in another: which source it is, and whether it can be that one.
+
+A pair means nothing but in the database that its transaction ids are of. So the first claim writes down, beside the
+checkpoint, which database is read; a worker that reads another one is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg import pq, sql
+
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.report import Reason
+from outbox_core.snapshot import parse_snapshot
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.identity import check_identity
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.table import OutboxTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """Which database messages are read from.
+
+    Attributes:
+        identity: what is compared. With our own table the database's uuid, which survives a move, and how often its ids
+            were rebased; with a mapped one, beside which nothing of ours need be, server and database.
+        described: for people.
+        next_transaction_id: ids below it were handed out.
+
+    """
+
+    identity: str
+    described: str
+    next_transaction_id: int
+
+
+def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdentity:
+    """Say which database this is; only reads.
+
+    Raises:
+        ConfigurationError: `DatabaseCopied` or `DatabaseBehind`, or what the role lacks.
+
+    """
+    table = OutboxTable.of(source)
+    with translated():
+        place = connection.execute(load("fetch_place")).fetchone()
+    if place is None:
+        raise TransientError("the server does not say which database this is", reason=Reason.DATABASE_UNAVAILABLE)
+    system, oid, name, following = place
+    identity = f"{system}/{oid}"
+    if source.table is None:
+        found = check_identity(connection, source)
+        identity = f"{found.uuid}{_REBASED}{found.rebased}" if found.rebased else found.uuid
+    else:
+        _check_behind(connection, table)
+    return SourceIdentity(identity, f"database {name} of server {system}", int(following))
+
+
+def _check_behind(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
+    query = load("fetch_behind").format(
+        table=table.identifier, transaction_id=sql.Identifier(table.columns.transaction_id)
+    )
+    with translated():
+        row = connection.execute(query).fetchone()
+    if row is not None:
+        raise _behind(row[1], row[0])
+
+
+def _behind(following: object, stored: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"the source's server is at transaction id {following}, below {stored} which is stored: a restore into a "
+        "younger server. New messages would stay unread until it gets there: see docs/restoring.md",
+        reason=Reason.DATABASE_BEHIND,
+    )
+
+
+def check_reach(source: SourceIdentity, stored: Checkpoint | None) -> None:
+    """Refuse a checkpoint that the source has not reached.
+
+    Raises:
+        ConfigurationError: `DatabaseBehind`.
+
+    """
+    if stored is None:
+        return
+    reached = stored.transaction_id
+    if stored.window is not None and stored.window.end is not None:
+        reached = parse_snapshot(stored.window.end).xmax - 1
+    if reached >= source.next_transaction_id:
+        raise _behind(source.next_transaction_id, reached)
+
+
+_T = TypeVar("_T")
+
+
+def read_durably(connection: psycopg.Connection[Any], read: Callable[[], _T], is_new: Callable[[_T], bool]) -> _T:
+    """Read on a connection in autocommit; once this returns, no crash of its server can take back what was read.
+
+    Beside its messages a checkpoint is as durable as they are. In another server it outlives what the source had not
+    flushed: messages whose commit nothing waited for, and ids of rolled back transactions, which are then handed out
+    again. So all is one transaction, which a crash would end, and at its end the source's WAL is flushed.
+
+    Args:
+        connection: to the source.
+        read: the statements, on the same connection.
+        is_new: whether there is anything in the answer that will be remembered.
+
+    """
+    with translated():
+        connection.execute(load("begin_durable_read"))
+    try:
+        found = read()
+        with translated():
+            connection.execute(load("end_durable_read") if is_new(found) else "COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
+    return found
+
+
+def _roll_back(connection: psycopg.Connection[Any]) -> None:
+    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()
+
+
+def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:
+    """Write down which database the processor reads, as the claim's holder; None: this very one.
+
+    Raises:
+        ConfigurationError: `SourceDiffers`: it reads another one.
+
+    """
+    parameters = {
+        "processor_id": key.processor_id,
+        "claim_uid": claim_uid,
+        "source": None if source is None else source.identity,
+        "described": None if source is None else source.described,
+    }
+    with translated():
+        row = connection.execute(in_schema("bind_source", key.schema), parameters).fetchone()
+    if row is not None and row[0]:
+        return
+    if source is not None and row is not None and _without_repairs(row[2]) == _without_repairs(source.identity):
+        raise ConfigurationError(
+            f"the transaction ids of {source.described} were rebased by `outbox repair` since processor "
+            f"{key.processor_id!r} stored its checkpoint, which names the ids of before. Messages kept their "
+            "positions: look there for the transaction_id of the one at the checkpoint's position, then "
+            "`outbox rewind` to it here, and `outbox forget-source` (docs/restoring.md)",
+            reason=Reason.SOURCE_DIFFERS,
+        )
+    here = "the database of its checkpoint" if source is None else source.described
+    written = row[1] if row is not None and row[1] is not None else "the database of its checkpoint"
+    raise ConfigurationError(
+        f"the checkpoint of processor {key.processor_id!r} belongs to messages of {written}, and {here} is to be read: "
+        "its pairs mean nothing there. Use another processorId; where the source only moved, `outbox forget-source`",
+        reason=Reason.SOURCE_DIFFERS,
+    )
+
+
+_REBASED: Final = "/rebased-"
+
+
+def _without_repairs(identity: str | None) -> str | None:
+    return None if identity is None else identity.partition(_REBASED)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSource:
+    """What is written down; `identity` is None once it was forgotten."""
+
+    identity: str | None
+    described: str
+
+
+def fetch_source(connection: psycopg.Connection[Any], key: ProcessorKey) -> WrittenSource | None:
+    """Say which other database the processor reads; None: this one."""
+    with translated():
+        row = connection.execute(in_schema("fetch_source", key.schema), {"processor_id": key.processor_id}).fetchone()
+    return None if row is None else WrittenSource(*row)
+
+
+def forget_source(connection: psycopg.Connection[Any], key: ProcessorKey, *, reason: str, decided_by: str) -> int:
+    """Let the next claim write down what it reads; 1 done, 0 nothing is written down, 4 an owner is live."""
+    parameters = {"processor_id": key.processor_id, "reason": reason, "decided_by": decided_by}
+    with translated():
+        row = connection.execute(in_schema("forget_source", key.schema), parameters).fetchone()
+    return int(row[0]) if row is not None else 0
