@@ -32,7 +32,7 @@ def connection(anywhere):
 
 
 def search(
-    connection, count, *, block=4, keys=None, waiting=(), at=0, search_end=None, most=1000, seconds=60, prepare=PREPARE
+    connection, count, *, block=4, keys=None, waiting=(), at=0, suspect=None, most=1000, seconds=60, prepare=PREPARE
 ):
     """Search the messages 1 to `count`; their positions are their numbers."""
     ids, positions = ["7"] * count, list(range(1, count + 1))
@@ -41,7 +41,7 @@ def search(
         sql.SQL(
             "SELECT * FROM outbox.search_batch("
             "'outbox_part', {}, {}::xid8[], {}, {}::int[], {}::int[], {}, {}, {}, {}, {})"
-        ).format(prepare, ids, positions, keys, list(waiting), at, search_end, block, most, seconds)
+        ).format(prepare, ids, positions, keys, list(waiting), at, suspect, block, most, seconds)
     ).fetchone()
 
 
@@ -57,7 +57,7 @@ def done(connection):
 def test_each_message_is_handled_in_order_or_named_with_its_error(connection):
     refuse(connection, 3, 8, 9, 20)
     found = search(connection, 20)
-    assert (found.at, found.search_end, found.failed) == (20, None, [3, 8, 9, 20])
+    assert (found.at, found.suspect, found.failed) == (20, None, [3, 8, 9, 20])
     assert (found.states[0], found.messages[1], found.hints[2]) == ("AB001", "no 8", "mend 9")
     assert found.committing == [False] * 4
     assert done(connection) == [n for n in range(1, 20) if n not in (3, 8, 9)]
@@ -82,7 +82,7 @@ def test_whatever_fails_and_wherever_a_search_stops_the_outcome_is_the_same(conn
         else:
             handled.append(number)
     seen: list[int] = []
-    at, search_end, block = 0, None, chance.choice([1, 4, 64])
+    at, suspect, block = 0, None, chance.choice([1, 4, 64])
     while at < count:
         waiting = (
             []
@@ -90,11 +90,11 @@ def test_whatever_fails_and_wherever_a_search_stops_the_outcome_is_the_same(conn
             else [n for n in range(1, count + 1) for f in seen if n > f and keys[n - 1] == keys[f - 1]]
         )
         found = search(
-            connection, count, block=block, keys=keys, waiting=waiting, at=at, search_end=search_end,
+            connection, count, block=block, keys=keys, waiting=waiting, at=at, suspect=suspect,
             most=chance.randint(1, 5), seconds=chance.choice([0, 60]),
         )  # fmt: skip
         assert found.at > at, "however little time or room there is, it gets further"
-        at, search_end, block = found.at, found.search_end, found.block
+        at, suspect, block = found.at, found.suspect, found.block
         seen += found.failed
     assert (seen, done(connection)) == (failed, handled)
 

@@ -55,7 +55,8 @@ class Stream:
         begin = len(self.produced)
         share = self.random.choice((0.0, 0.02, 0.2, 1.0))
         chosen = [f"m{n}" for n in range(begin, begin + 60) if self.random.random() < share]
-        self.target.execute("DELETE FROM refused WHERE random() < 0.3")
+        corrected = [f"m{n}" for n in range(begin) if self.random.random() < 0.3]
+        self.target.execute("DELETE FROM refused WHERE message_id = ANY (%s::text[])", (corrected,))
         self.target.execute("INSERT INTO refused SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING", (chosen,))
 
     def produce(self, count):

@@ -46,13 +46,15 @@ def owners(connection):
 def test_a_target_that_fails_everything_is_spared_and_nothing_is_kept_meanwhile(failing, workers, guarantee):
     """While all breakers are open nobody has a batch; probes are single messages; mended, all is handled once."""
     failing.break_at(*range(200))
-    failing.produce(200)
     breaker = {"failures": 3, "openFor": "4s"}
     begun = time.monotonic()
     consumers = [
         start(failing, workers, pod, guarantee=guarantee, retry=QUICK | {"maxAttempts": 1000}, circuitBreaker=breaker)
         for pod in ("pod-a", "pod-b")
     ]
+    for consumer in consumers:
+        consumer.wait_state("Active")
+    failing.produce(200)
     for consumer in consumers:
         report = consumer.wait_state("Retrying", "CircuitOpen", 60)
         assert report.circuit == "Open"
