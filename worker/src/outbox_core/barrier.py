@@ -2,10 +2,8 @@
 
 A barrier is a place that no worker has read beyond: a pair, or with the cursor Snapshot a snapshot that sees all that
 any worker has read. Every partition stops there; when all have, the number changes and the new partitions go on from
-it.
-So each key's messages up to the barrier are handled under the old number, those after it under the new one, and a
-message
-that cannot be handled keeps the change waiting.
+it. So each key's messages up to the barrier are handled under the old number, those after it under the new one, and a
+message that cannot be handled keeps the change waiting.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ class Partitioning:
         next_count: what it changes to; None: it stays.
         barrier: the barrier of that change; `snapshot_barrier` for the cursor Snapshot, None while it is not drawn.
         mark: cursor Snapshot: the transaction that asked for the change. A worker with a window that sees it may know
-            of
-            the change; one with a window that does not is behind the barrier, drawn or not.
+            of the change; one with a window that does not is behind the barrier, drawn or not.
 
     """
 

@@ -3,11 +3,10 @@
     PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
 
 LOAD joins the processor and hands back batches that this process may still have in its name; FETCH takes a batch, or
-the
-next chunk of the one in hand. No consumer owns the processor: each batch names its owner and the number of its attempt,
-and completion is refused to every other owner or attempt. A batch that fails is handled in smaller
-chunks until the message that fails is alone; that one leaves the batch (DEFER), the rest goes on. While the target is
-down nothing is kept: what is in hand is handed back (RELEASE), and nothing is taken until its breaker lets it through.
+the next chunk of the one in hand. No consumer owns the processor: each batch names its owner and the number of its
+attempt, and completion is refused to every other owner or attempt. A batch that fails is handled in smaller chunks
+until the message that fails is alone; that one leaves the batch (DEFER), the rest goes on. While the target is down
+nothing is kept: what is in hand is handed back (RELEASE), and nothing is taken until its breaker lets it through.
 """
 
 from __future__ import annotations

@@ -66,9 +66,8 @@ def decide_assigned(partitions: PartitionOwners, me: UUID) -> frozenset[int]:
     """Decide which partitions this process shall own.
 
     Each member gets an equal share, the oldest ones one more where it does not divide. A member with too many gives
-    back
-    the highest numbers; partitions without an owner go to members with too few, the oldest first. Nothing else moves. A
-    process that is not (yet) a member keeps what it has and takes nothing.
+    back the highest numbers; partitions without an owner go to members with too few, the oldest first. Nothing else
+    moves. A process that is not (yet) a member keeps what it has and takes nothing.
     """
     held = {
         member: sorted(p for p, owner in partitions.owners.items() if owner == member) for member in partitions.members

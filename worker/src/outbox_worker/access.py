@@ -1,8 +1,7 @@
 """Who may ask a worker: the operator by signed questions, Prometheus by a token. Probes are the kubelet's, and open.
 
 A worker in a pod without a key was made by an operator that knows none, and answers every client as it did then.
-Outside a
-pod and without a key, only this machine may ask.
+Outside a pod and without a key, only this machine may ask.
 """
 
 from __future__ import annotations

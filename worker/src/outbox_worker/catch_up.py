@@ -1,8 +1,7 @@
 """What a projection has to handle to have all that another one has: counted beforehand, handled in the swap.
 
 Partition by partition: of each, how far it has to go (`outbox_core.coverage`) and what lies between. The process that
-makes
-the swap handles the plans of all partitions, its own and others': they stand still meanwhile (`rebuilding.py`).
+makes the swap handles the plans of all partitions, its own and others': they stand still meanwhile (`rebuilding.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The loop: the partition runner that is due does its step; nothing due, wait. It decides nothing.
 
 One thread does all steps, so a user's handler is never called twice at the same time in one process. The runner that
-has
-been due longest goes first: a busy partition cannot starve the others.
+has been due longest goes first: a busy partition cannot starve the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Claim, lease, and the heartbeat that keeps both while the main thread is busy with a handler.
 
 The heartbeat has a connection of its own and also looks around for status (lag, high-water mark, conflicts), so that a
-status or
-metrics request never touches the database. What it is told it writes into `Ownership`; the main loop reads it.
+status or metrics request never touches the database. What it is told it writes into `Ownership`; the main loop reads
+it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """One transaction of the worker: effects and checkpoint commit together, or neither.
 
 It takes no transaction id before the first write, so that a slow reader delays no processor. Its idle timeout, below
-the
-lease, ends it on the server should this process be frozen: no lock of ours keeps a successor waiting, and a
-process that wakes up finds nothing left to commit. Where the server waits for this process and is not idle (in a COPY,
-in a pipeline, with a result to hand over) that timeout does not run, and any other would hit slow handlers too: an
-advisory lock shows the transaction to the next owner, who ends it.
+the lease, ends it on the server should this process be frozen: no lock of ours keeps a successor waiting, and a process
+that wakes up finds nothing left to commit. Where the server waits for this process and is not idle (in a COPY, in a
+pipeline, with a result to hand over) that timeout does not run, and any other would hit slow handlers too: an advisory
+lock shows the transaction to the next owner, who ends it.
 """
 
 from __future__ import annotations

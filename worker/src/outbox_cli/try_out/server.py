@@ -2,8 +2,7 @@
 
 Only the programs of that package are used. Its Python layer would, as root, make a system user and open the folders
 above its own to every user. Here root's server runs as `nobody`; programs that `nobody` cannot reach are linked into
-the
-run's folder.
+the run's folder.
 
 `initdb` and the migrations run once for each version of the programs and of the schema; what they made is kept in the
 cache, and copied from there.

@@ -5,10 +5,8 @@ functions keep a shadow checkpoint beside it, so that a worker that loads a row 
 (`find_edit`), although nobody recorded that.
 
 A start is computed once and stored before anything is read. Every start but the beginning is cut at the high-water
-mark:
-what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses nothing; the
-highest
-committed row would (a known fault of other implementations).
+mark: what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses
+nothing; the highest committed row would (a known fault of other implementations).
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ def translate(error: psycopg.Error) -> OutboxError:
     """Say what a driver error means to an outbox processor.
 
     A connection that was lost or never came about is transient; so is everything with which another try may succeed. A
-    statement
-    that the server understood and rejected is permanent.
+    statement that the server understood and rejected is permanent.
     """
     said = error.diag.message_primary or str(error).strip().split("\n")[0]
     match error.sqlstate:

@@ -1,8 +1,7 @@
 """Held messages and dead letters: held until they are tried again, dead until a person decides.
 
 All of it is decided in SQL, under the partition's lease. Nothing here is called for a batch while nothing is held,
-delayed
-or failing. Statements over a range of the outbox get the reader's relation, so payloads stay in the database.
+delayed or failing. Statements over a range of the outbox get the reader's relation, so payloads stay in the database.
 """
 
 from __future__ import annotations

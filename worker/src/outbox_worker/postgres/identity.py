@@ -7,8 +7,7 @@ server's own counter (`is_behind_its_rows` does the last one thoroughly, when a 
 
 On a new timeline the resources that own processors here go on by themselves: a failover is no reason to wait for a
 person, and who pointed a resource here has said what it is. A resource that owns nothing here waits: in a recovered
-base backup
-the claims are the original's, and a resource of the test system holds none.
+base backup the claims are the original's, and a resource of the test system holds none.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The pair is compared as a row: positions are not monotonic along the order. The high-water mark is `pg_snapshot_xmin`:
 everything below it is settled, so nothing can appear behind a checkpoint; a number that was rolled back is simply
 absent, and no reader waits for it. Keyset paging on an index in the same order: a read costs its own rows, however
-large
-the table is. One or more publications are read each from its own part of `(publication_id, transaction_id, position)`
-and merged; so are the hash slots of a partition, each from its own part of `(hash slot, transaction_id, position)`.
+large the table is. One or more publications are read each from its own part of `(publication_id, transaction_id,
+position)` and merged; so are the hash slots of a partition, each from its own part of `(hash slot, transaction_id,
+position)`.
 
 A filter on message types looks at a bounded window on the server and ships only what matches, so that a processor
 whose types match one row in ten million moves on by the window. Reading writes nothing: no transaction id is ever

@@ -3,8 +3,7 @@
 Messages are read by (transaction id, position) below the server's own counter. What a restore brings names transactions
 that this server has not reached: it stays invisible, and what is stored here since sorts before it. So every id that is
 stored (of messages, checkpoints, conflicts, and of every other table of the schema that has a column of that kind) gets
-a
-smaller one: the n-th id in order becomes the n-th id that a server can hand out. Restored ones come first, those
+a smaller one: the n-th id in order becomes the n-th id that a server can hand out. Restored ones come first, those
 written here since after them, and what producers write from now on has a higher id than all of these. The order is
 strict and positions stay, so each pair keeps its place among all others: nothing is lost, skipped or repeated.
 

@@ -1,10 +1,9 @@
 """Reads the messages of a window: those that one snapshot sees and an earlier one did not, in order of their pairs.
 
-A window needs no high-water mark, so no open transaction holds it up: what commits late
-is in a later window. What it holds is fixed by the two snapshots, however late and by whichever process it is read. Two
-index
-ranges are merged: the transactions that were in progress for the earlier snapshot and are done for the later one, and
-those that the earlier one did not know yet.
+A window needs no high-water mark, so no open transaction holds it up: what commits late is in a later window. What it
+holds is fixed by the two snapshots, however late and by whichever process it is read. Two index ranges are merged: the
+transactions that were in progress for the earlier snapshot and are done for the later one, and those that the earlier
+one did not know yet.
 """
 
 from __future__ import annotations
