@@ -42,8 +42,7 @@ class Prepared:
     Attributes:
         crashed: the server recovered from a crash since this partition prepared before. It may hand out again
             transaction ids that it had handed out to transactions that rolled back, and may have lost commits that were
-            not waited
-            for: nothing that was learned before means anything.
+            not waited for: nothing that was learned before means anything.
 
     """
 
