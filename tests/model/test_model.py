@@ -92,7 +92,7 @@ def test_locks_are_those_of_the_functions(name, words):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("worker/src/outbox_worker/steps.py", "checkpoints.EditedError"),
+        ("worker/src/outbox_worker/steps.py", "checkpoints.TamperedError"),
         ("worker/src/outbox_worker/transaction.py", "idle_in_transaction_session_timeout"),
     ],
 )

@@ -28,6 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _MARK = "OUTBOX_TRY_TEST"
 
 
+def _hear_signals() -> None:
+    """Undo what a program inherits where the tests run under nohup, or in the background of a shell."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @dataclass
 class Trial:
     """One run."""
@@ -52,8 +58,7 @@ class Trial:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OUTBOX_CACHE": str(self.cache), _MARK: self.mark, **environment},
                 start_new_session=True,
-                # Where the tests run under nohup, it would be born deaf to this one.
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509 - before any thread
+                preexec_fn=_hear_signals,  # noqa: PLW1509 - before any thread
             )
 
     def start_at_a_terminal(self, columns: int) -> None:

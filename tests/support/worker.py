@@ -323,7 +323,7 @@ GATED_HANDLER = (
 
 
 @dataclass
-class Throttle:
+class HandlerGate:
     """Keeps the handler of one worker in the middle of a batch."""
 
     directory: Path

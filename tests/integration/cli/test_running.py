@@ -17,7 +17,7 @@ import yaml
 
 from tests.integration.cli.conftest import PROGRAM, Cli, drain
 from tests.support.postgres import wait_until
-from tests.support.worker import FAST, GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Outbox, Throttle
+from tests.support.worker import FAST, GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, Outbox
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -116,7 +116,7 @@ def test_ctrl_c_in_the_middle_of_a_batch_finishes_it(outbox, run, tmp_path, data
     }
     file = manifest(tmp_path, PYTHON_TARGET, extra=[handlers], delivery=FAST | {"leaseDuration": "10s"})
     ids = outbox.produce(3)
-    gate = Throttle(tmp_path)
+    gate = HandlerGate(tmp_path)
     gate.close()
     process = run("-f", file, "--connection", database.files().directory)
     gate.wait_entered()

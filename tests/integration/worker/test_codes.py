@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.postgres import wait_until
 from tests.support.proxy import CommitCutter, Cut
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def gated(outbox, workers):
     outbox.produce(10)
     config = build_config(outbox.database, PYTHON_TARGET, delivery={"leaseDuration": "10s"})
     home = workers.prepare(config, outbox.database.uri(), handler=GATED_HANDLER)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     worker = workers.launch(home)
     gate.wait_entered()
@@ -84,7 +84,7 @@ def test_3_blocks_until_a_person_rewinds(outbox, workers):
     home = workers.prepare(config, outbox.database.uri(), handler=GATED_HANDLER)
     worker = workers.launch(home)
     outbox.wait_handled(ids)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     more = outbox.produce(5, start=10)
     gate.wait_entered()

@@ -13,7 +13,7 @@ from outbox_core.claimed_batch import ClaimedBatch
 from outbox_core.report import ExitCode
 from tests.support.consuming import taker
 from tests.support.postgres import wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 LEASE = 2.0
 RECOVERY = LEASE + 5.0
@@ -120,7 +120,7 @@ def test_what_a_killed_consumer_had_is_handled_by_another_within_the_lease_and_f
     make_queue(outbox)
     first = start(outbox, workers, "pod-a", handler=GATED_HANDLER, queue=queue)
     first.wait_state("Active")
-    gate = Throttle(first.directory)
+    gate = HandlerGate(first.directory)
     gate.close()
     put(outbox, 60) if queue else outbox.produce(60)
     gate.wait_entered()
@@ -139,7 +139,7 @@ def test_a_consumer_frozen_past_its_lease_commits_nothing_of_what_was_taken_over
     make_queue(outbox)
     first = start(outbox, workers, "pod-a", handler=GATED_HANDLER, queue=queue)
     first.wait_state("Active")
-    gate = Throttle(first.directory)
+    gate = HandlerGate(first.directory)
     gate.close()
     put(outbox, 20) if queue else outbox.produce(20)
     gate.wait_entered()
@@ -160,7 +160,7 @@ def test_a_batch_that_was_taken_without_an_answer_is_handled_after_its_lease(out
     """It is in the name of a consumer that lives, and does not know of it."""
     first = start(outbox, workers, "pod-a", handler=GATED_HANDLER)
     first.wait_state("Active")
-    gate = Throttle(first.directory)
+    gate = HandlerGate(first.directory)
     gate.close()
     outbox.produce(60)
     gate.wait_entered()
@@ -178,7 +178,7 @@ def test_asked_to_stop_a_consumer_hands_back_at_once_and_uses_no_attempt(outbox,
         outbox, workers, "pod-a", handler=GATED_HANDLER, over={"leaseDuration": "10m"}, delivery={"timeout": "1s"}
     )
     first.wait_state("Active")
-    gate = Throttle(first.directory)
+    gate = HandlerGate(first.directory)
     gate.close()
     outbox.produce(20)
     gate.wait_entered()
@@ -324,7 +324,7 @@ def test_nobody_elses_open_transaction_holds_a_queue_up(outbox, workers):
 def test_the_checkpoint_never_passes_what_is_not_done(outbox, workers):
     first = start(outbox, workers, "pod-a", handler=GATED_HANDLER, over={"leaseDuration": "10m"})
     first.wait_state("Active")
-    gate = Throttle(first.directory)
+    gate = HandlerGate(first.directory)
     gate.close()
     outbox.produce(20)
     gate.wait_entered()

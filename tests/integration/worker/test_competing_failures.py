@@ -12,7 +12,7 @@ import pytest
 from tests.support.failing import Failing
 from tests.support.postgres import free_port, wait_until
 from tests.support.proxy import CommitCutter, Cut
-from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 QUICK = {"maxAttempts": 3, "initialBackoff": "50ms", "maxBackoff": "100ms"}
 LEASE = 2.0
@@ -218,7 +218,7 @@ def test_asked_to_stop_a_consumer_hands_back_what_it_has_as_it_is(failing, worke
     """No attempt of a message is used, no death is counted, and nobody waits for the lease, which is the default."""
     first = start(failing, workers, "pod-a", PYTHON_TARGET, GATED_HANDLER, lease="60s", timeout="1s")
     first.wait_state("Active")
-    gate = Throttle(first.directory)
+    gate = HandlerGate(first.directory)
     gate.close()
     failing.produce(20)
     gate.wait_entered()

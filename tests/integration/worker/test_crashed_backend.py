@@ -24,7 +24,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.window import Stretch
 from tests.support.crash import CrashingServer, Place
 from tests.support.postgres import VERSIONS, build_source, wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_was_lost_calls_for_no_person(server, place, workers, 
 @pytest.mark.parametrize(("delivery", "source"), [*WAYS, pytest.param(COMPETING, {}, id="Competing")])
 def test_a_batch_in_hand_is_handled_once(server, pooled, workers, delivery, source):
     worker = start(workers, pooled, PYTHON_TARGET, source=source, delivery=CALM | delivery | {"pollInterval": "100ms"})
-    gate = Throttle(worker.directory)
+    gate = HandlerGate(worker.directory)
     expected = names("message", 7)
     pooled.produce(*expected)
     pooled.wait_count(7, "it is at work, and stores, unflushed")

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.support.postgres import wait_until
-from tests.support.worker import PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 HOLD = """
 import os, pathlib, time
@@ -56,7 +56,7 @@ def gated(outbox, workers, moment, checkpoint):
     outbox.connection.execute("CREATE UNIQUE INDEX ON handled (message_id)")
     config = build_config(outbox.database, PYTHON_TARGET, delivery={"checkpoint": checkpoint})
     home = workers.prepare(config, outbox.database.uri(), handler=HOLD + HANDLERS[moment])
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     return workers.launch(home, pod="pod-a"), gate
 

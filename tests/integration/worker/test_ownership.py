@@ -9,7 +9,7 @@ import pytest
 
 from outbox_core.report import ExitCode
 from tests.support.postgres import wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 LEASE = 2.0
 
@@ -18,7 +18,7 @@ def gated(outbox, workers, pod, **delivery):
     """A prepared worker whose handler waits in the middle of its first batch."""
     config = build_config(outbox.database, PYTHON_TARGET, delivery=delivery)
     home = workers.prepare(config, outbox.database.uri(), handler=GATED_HANDLER)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     return workers.launch(home, pod=pod), gate
 
@@ -164,7 +164,7 @@ def test_sigterm_rolls_a_batch_back_that_does_not_end_within_the_grace_period(ou
     outbox.produce(20)
     config = build_config(outbox.database, PYTHON_TARGET)
     home = workers.prepare(config, outbox.database.uri(), handler=GATED_HANDLER)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     owner = workers.launch(home, environment={"OUTBOX_GRACE_SECONDS": "2"})
     gate.wait_entered()

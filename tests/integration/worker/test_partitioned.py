@@ -30,7 +30,7 @@ from tests.support.worker import (
     PYTHON_HANDLER,
     PYTHON_TARGET,
     SQL_TARGET,
-    Throttle,
+    HandlerGate,
     build_config,
 )
 
@@ -181,7 +181,7 @@ def test_a_lease_whose_answer_was_lost_is_let_go(outbox, workers):
 
 def test_frozen_in_the_middle_of_a_batch_it_is_told_4_for_that_partition(outbox, workers):
     home = workers.prepare(divided(outbox), outbox.database.uri(), handler=GATED_HANDLER)
-    owner, gate = workers.launch(home, pod="pod-a"), Throttle(home)
+    owner, gate = workers.launch(home, pod="pod-a"), HandlerGate(home)
     wait_shared(outbox, 6)
     gate.close()
     produce(outbox, 200)

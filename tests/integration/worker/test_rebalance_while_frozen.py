@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.divided import assert_each_once_and_in_order, divided, produce, start, wait_count, wait_shared
 from tests.support.postgres import wait_until
-from tests.support.worker import PYTHON_HANDLER, Throttle
+from tests.support.worker import PYTHON_HANDLER, HandlerGate
 
 SLOW_IMPORT = (
     """
@@ -64,7 +64,7 @@ def test_a_replica_that_was_frozen_before_leaves_nothing_on_a_partition_that_is_
     start(outbox, workers, "pod-a", count=7, **fields)
     wait_count(outbox, 100)
     home = workers.prepare(divided(outbox, count=7, **fields), outbox.database.uri(), handler=SLOW_IMPORT)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     frozen = workers.launch(home, pod="pod-b")
     gate.wait_entered()
@@ -81,10 +81,10 @@ def test_a_replica_that_was_frozen_before_leaves_nothing_on_a_partition_that_is_
     members.execute("LOCK TABLE outbox.processor_members IN ACCESS EXCLUSIVE MODE")
     frozen.send(signal.SIGCONT)
     deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline and "divided otherwise" not in frozen.log():
+    while time.monotonic() < deadline and "goes on with the new number" not in frozen.log():
         time.sleep(0.02)
     members.rollback()
-    wait_until(lambda: "divided otherwise" in frozen.log(), "it begins anew")
+    wait_until(lambda: "goes on with the new number" in frozen.log(), "it begins anew")
     wait_shared(outbox, 1, 2, 2)
 
     start(outbox, workers, "pod-d", count=7, generation=3, **fields)

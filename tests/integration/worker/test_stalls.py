@@ -13,7 +13,7 @@ from outbox_core.report import STALLED_AFTER
 from outbox_operator.decide import decide
 from outbox_worker.postgres.writers import describe, list_writers, missing_grant, remedy
 from tests.support.postgres import POOLED, wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 from tests.unit.operator.building import NOW, build_observed, build_pod, build_report, condition
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def test_a_handler_that_is_slow_before_it_writes_holds_nobody_up(outbox, workers
         delivery={"guarantee": guarantee, "leaseDuration": "15s"},
     )  # fmt: skip
     home = workers.prepare(config, outbox.database.uri(), handler=WAITS_FIRST)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     workers.launch(home).wait_state("Active")
     outbox.produce(1)
@@ -157,7 +157,7 @@ def test_a_handler_that_writes_and_goes_on_is_named_by_its_processor_and_bounded
         delivery={"timeout": "8s", "leaseDuration": "15s"},
     )  # fmt: skip
     home = workers.prepare(config, outbox.database.uri(), handler=GATED_HANDLER)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     workers.launch(home, pod="slow-pod").wait_state("Active")
     outbox.produce(1)

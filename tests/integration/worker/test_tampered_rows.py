@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.support.postgres import wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, Throttle, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 SNAPSHOT = {"cursor": "Snapshot"}
 PARTITIONED = {"mode": "Partitioned", "partitions": {"count": 2}}
@@ -118,7 +118,7 @@ def told(outbox, workers):
     outbox.produce(10)
     config = build(outbox, delivery={"leaseDuration": "2s"})
     home = workers.prepare(config, outbox.database.uri(), handler=GATED_HANDLER)
-    gate = Throttle(home)
+    gate = HandlerGate(home)
     gate.close()
     worker = workers.launch(home)
     gate.wait_entered()

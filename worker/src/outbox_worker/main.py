@@ -150,7 +150,7 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
             _compete(process, take_over=take_over)
             return ExitCode.DONE
         while (found := _work(process, count, take_over=take_over)) is not None:
-            _log.info("the number of partitions changed", extra={"partitions": found, "before": count})
+            _log.info("goes on with the new number of partitions", extra={"partitions": found, "before": count})
             count, take_over = found, False
             status.rebalance(count, initial_state(time.monotonic()))
     finally:

@@ -133,7 +133,7 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the one it replaces.",
          report.rebuild.behind if report.rebuild else None),
         ("outbox_rebuild_swapped", "1 once this processor has replaced the other one.",
-         float(report.rebuild.state is RebuildState.SWAPPED) if report.rebuild else None),
+         float(report.rebuild.state == RebuildState.SWAPPED) if report.rebuild else None),
     ]  # fmt: skip
     for name, text, value in values:
         if value is not None:
