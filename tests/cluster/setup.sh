@@ -7,25 +7,25 @@
 #   monitoring  Prometheus and promtool, not started
 #   spark     a Java, for Spark sessions outside the cluster, and Spark with its classes ready to be mapped
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
+#   argocd    Argo CD without its user interface, Redis, and kstatus (in $OUTBOX_CACHE/bin/argocd)
 #   model     TLC, which checks the protocol's model (docs/model)
 #   chaos     what make chaos needs beside them: toxiproxy, and a shim that steps a worker's clock
 #   images    what images.sh builds with, and the Debian base images
-# and, only when they are named:
-#   argocd    Argo CD without its user interface, Redis, and kstatus (in $OUTBOX_CACHE/bin/argocd), for tests/argocd
+# and, only when it is named:
 #   keda      KEDA, for tests/keda
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq monitoring spark model cluster images chaos)
-for part in "${ALL[@]}" argocd keda; do
+ALL=(python postgres rabbitmq monitoring spark model cluster argocd images chaos)
+for part in "${ALL[@]}" keda; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"
 done
 
 [ $# -gt 0 ] || set -- "${ALL[@]}"
 for part in "$@"; do
-  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]} argocd keda"
+  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]} keda"
 done
 mkdir -p "$OUTBOX_CACHE"
 for part in "$@"; do "setup_$part"; done

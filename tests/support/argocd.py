@@ -6,6 +6,7 @@ does. What a person does in its user interface, a test does as its API server wo
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from tests.support.cluster import Body, Cluster, kubeconfig, wait
 from tests.support.postgres import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PROGRAMS: Final = CACHE / "bin" / "argocd"
 EXAMPLES: Final = ROOT / "examples" / "argocd"
@@ -69,6 +70,7 @@ class Application:
     cluster: Cluster
     namespace: str
     name: str
+    compared: Callable[[str], list[Body]]
 
     @property
     def path(self) -> str:
@@ -108,11 +110,11 @@ class Application:
         return wait(f"{self.name} is {sync} and {health} at {revision[:7]}", look, within=within, explain=self.explain)
 
     def explain(self) -> str:
-        shown = ("sync", "health", "conditions", "operationState", "resources")
+        """Say what Argo CD found: its verdicts, and each field of which it expects another value than there is."""
         status = self.status
-        differing = [one for one in status.get("resources") or () if one.get("status") != "Synced"]
-        live = [self.cluster.get(one["kind"], one.get("namespace", ""), one["name"]) for one in differing]
-        return json.dumps({**{key: status.get(key) for key in shown}, "live, of what differs": live}, indent=1)
+        shown = {key: status.get(key) for key in ("sync", "health", "conditions", "operationState", "resources")}
+        differences = {one["name"]: _differences(*_states(one)) for one in self.compared(self.name)}
+        return json.dumps({**shown, "differences": differences}, indent=1)
 
     def health_of(self, kind: str, name: str) -> str:
         """What Argo CD says of one resource."""
@@ -122,8 +124,17 @@ class Application:
         return health
 
     def syncs(self) -> int:
-        """How many syncs changed the cluster so far."""
+        """How many revisions were synced so far; what self-heal puts back is not counted."""
         return len(self.status.get("history") or ())
+
+    def assert_unhealed(self) -> None:
+        """Let it compare three times: it is Synced each time, and self-heal finds nothing to put back."""
+        last = self.status["operationState"]
+        for _ in range(3):
+            self.refresh()
+            status = self.status
+            assert status["sync"]["status"] == "Synced", self.explain()
+            assert status["operationState"] == last, self.explain()
 
     def roll_back(self, revision: str) -> None:
         """As the button does: sync once with a revision of the history. Automated syncs must be off."""
@@ -152,6 +163,7 @@ class ArgoCD:
     namespace: str
     folder: Path
     repository: Repository
+    _redis: int = field(default_factory=free_port)
     _processes: ExitStack = field(default_factory=ExitStack)
 
     def apply(self, example: str, **changes: Any) -> Application:
@@ -165,12 +177,22 @@ class ArgoCD:
             for key in outer:
                 place = place[key]
             place[last] = value
-        found = Application(self.cluster, self.namespace, body["metadata"]["name"])
+        found = Application(self.cluster, self.namespace, body["metadata"]["name"], self.compared)
         self.cluster.call("POST", found.path.rsplit("/", 1)[0], body)
         return found
 
+    def compared(self, application: str) -> list[Body]:
+        """Answer what the controller compared last, resource by resource, as the user interface reads it from Redis."""
+        script = "return redis.call('GET', redis.call('KEYS', ARGV[1])[1] or '')"
+        command = ["redis-cli", "-p", str(self._redis), "--raw", "EVAL", script, "0"]
+        named = f"app|managed-resources|{application}|*"
+        done = subprocess.run([*command, named], check=True, capture_output=True)
+        packed = done.stdout.removesuffix(b"\n")
+        found: list[Body] = json.loads(gzip.decompress(packed)) if packed else []
+        return found
+
     def start(self) -> None:
-        redis, repo = free_port(), free_port()
+        redis, repo = self._redis, free_port()
         self._run("redis", "redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", ".")
         common = ("--redis", f"127.0.0.1:{redis}", "--loglevel", "info", "--logformat", "text")
         address = ("--address", "127.0.0.1", "--port", str(repo), "--metrics-address", "127.0.0.1")
@@ -276,6 +298,18 @@ def _forget(cluster: Cluster, namespace: str) -> None:
     for body in cluster.call("GET", path)["items"]:
         clear = {"metadata": {"finalizers": None}}
         cluster.call("PATCH", f"{path}/{body['metadata']['name']}", clear, "application/merge-patch+json")
+
+
+def _states(compared: Body) -> list[Any]:
+    return [json.loads(compared.get(key) or "null") for key in ("normalizedLiveState", "predictedLiveState")]
+
+
+def _differences(live: Any, expected: Any) -> Any:
+    """Answer the fields that differ, each with both values; nothing where all are the same."""
+    if not (isinstance(live, dict) and isinstance(expected, dict)):
+        return None if live == expected else {"live": live, "expected": expected}
+    inner = {key: _differences(live.get(key), expected.get(key)) for key in sorted({*live, *expected})}
+    return {key: found for key, found in inner.items() if found} or None
 
 
 def read_kstatus(objects: list[Body]) -> list[str]:

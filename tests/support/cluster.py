@@ -208,7 +208,7 @@ def wait(what: str, look: Callable[[], T], *, within: float, explain: Callable[[
     deadline = time.monotonic() + within
     while not (found := look()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {within:.0f} s in vain: {what}\n{explain() if explain else found!r}")
+            raise AssertionError(f"waited {within:.0f} s in vain: {what}\n{explain() if explain else repr(found)}")
         time.sleep(POLL_SECONDS)
     return found
 

@@ -51,9 +51,8 @@ class Samples:
 
 
 def version(namespace: str, batch_size: int) -> Body:
-    """One revision of the processor `orders`."""
-    delivery = {"pollInterval": "100ms", "batchSize": batch_size}
-    return build_processor("orders", namespace, delivery=delivery, worker={"replicas": 1})
+    """One revision of the processor `orders`; it leaves the number of replicas to an autoscaler."""
+    return build_processor("orders", namespace, delivery={"pollInterval": "100ms", "batchSize": batch_size})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,7 @@ def test_the_chart_is_synced_once_and_stays_so(argo: ArgoCD, chart: Application)
     assert deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"] == 2
     keys = argo.cluster.items("Secret", f"{argo.namespace}-system")
     assert all(secret["data"] for secret in keys), "the operator has filled them"
-    chart.refresh()
-    assert chart.status["sync"]["status"] == "Synced", chart.explain()
+    chart.assert_unhealed()
     assert chart.syncs() == 1
 
 
@@ -163,19 +161,19 @@ def test_what_no_operator_has_looked_at_is_in_progress(argo: ArgoCD):
 def test_replicas_are_an_autoscalers_and_a_new_revision_leaves_them(shop: Shop):
     path = shop.room.cluster.path("OutboxProcessor", shop.room.namespace, "orders")
     shop.room.cluster.call("PATCH", f"{path}/scale", {"spec": {"replicas": 2}}, "application/merge-patch+json")
-    shop.application.refresh()
+    shop.application.assert_unhealed()
     syncs = shop.application.syncs()
-    assert shop.application.status["sync"]["status"] == "Synced", shop.application.explain()
     revision = shop.commit(orders=version(shop.room.namespace, 20))
     shop.application.until(revision, "Healthy", within=120)
     spec = shop.orders.read()["spec"]
     assert (spec["delivery"]["batchSize"], spec["worker"]["replicas"]) == (20, 2)
     assert shop.application.syncs() == syncs + 1
+    shop.application.assert_unhealed()
 
 
 def test_a_duplicate_degrades_nothing_is_fought_over_and_it_is_pruned(shop: Shop):
     before = shop.orders.read()
-    copy = build_processor("copy", shop.room.namespace, processorId="orders")
+    copy = build_processor("copy", shop.room.namespace, processorId="orders", worker={"replicas": 1})
     revision = shop.commit(copy=copy)
     shop.application.until(revision, "Degraded", within=90)
     assert shop.application.health_of("OutboxProcessor", "copy") == "Degraded"
@@ -185,10 +183,7 @@ def test_a_duplicate_degrades_nothing_is_fought_over_and_it_is_pruned(shop: Shop
         "Current",
         "Failed",
     ]
-    syncs = shop.application.syncs()
-    for _ in range(3):
-        shop.application.refresh()
-    assert shop.application.syncs() == syncs, "self-heal found nothing to put back"
+    shop.application.assert_unhealed()
     assert shop.orders.read()["metadata"]["generation"] == before["metadata"]["generation"]
     shop.application.until(shop.commit(copy=None), "Healthy", within=60)
     assert [body["metadata"]["name"] for body in shop.room.cluster.items("OutboxProcessor", shop.room.namespace)] == [
