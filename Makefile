@@ -38,7 +38,7 @@ chaos: ## Faults by a seed, and a ledger at the end (SEED=n SECONDS=1800 CASE=na
 	@tests/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)') $(if $(SABOTAGE),--sabotage $(SABOTAGE))
 
 scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RUNNING=300 SECONDS=300 FORCE=1)
-	@tests/cluster/setup.sh
+	@tests/cluster/setup.sh python cluster
 	@$(PY) -m tests.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
 follow: ## Count what one batch costs in calls of our own functions, in each mode
@@ -46,7 +46,7 @@ follow: ## Count what one batch costs in calls of our own functions, in each mod
 	@$(PY) -m tests.tools.follow_batch
 
 up: ## Start the local cluster
-	@tests/cluster/setup.sh
+	@tests/cluster/setup.sh python cluster images
 	@tests/cluster/up.sh
 
 images: ## Build the images and load them into the local cluster (make up)
