@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from traceback import format_exception
+
 import pytest
 
 from outbox_core.errors import ConfigurationError
@@ -37,12 +39,14 @@ def test_ports_and_tls_follow_from_what_is_there(tmp_path, keys, port, tls):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [({}, "no file `uri` and no file `host`"), ({"uri": "http://h"}, "must look like amqp://"),
-     ({"uri": "amqp://h:x"}, "is not a URI"), ({"host": "h", "port": "many"}, "`port` is not a port number")],
+     ({"uri": "amqp://u:s3cret#word@h"}, "is not a URI"), ({"uri": "u:s3cret@h"}, "must look like amqp://"),
+     ({"host": "h", "port": "many"}, "`port` is not a port number")],
 )  # fmt: skip
 def test_what_is_wrong_is_named_without_the_secret(tmp_path, keys, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         read_broker_address(write(tmp_path, **keys))
     assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+    assert "s3cret" not in "".join(format_exception(caught.value))
 
 
 def test_an_authority_that_is_no_certificate(tmp_path):

@@ -79,8 +79,9 @@ def _from_uri(uri: str, authority: str | None) -> BrokerAddress:
     try:
         parts = urlsplit(uri)
         port = parts.port
-    except ValueError as err:
-        raise _invalid("`uri` is not a URI such as amqp://user:password@host:5672/vhost") from err
+    except ValueError:
+        # What cannot be read as a port may be a piece of the password.
+        raise _invalid("`uri` is not a URI such as amqp://user:password@host:5672/vhost") from None
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise _invalid("`uri` must look like amqp://user:password@host:5672/vhost, or amqps://… for TLS")
     return BrokerAddress(
