@@ -156,6 +156,19 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
     assert drain(connection, lease) == [1, 2]
 
 
+def test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_order(connection, lease):
+    for position in (1, 2):
+        hold(connection, position)
+        held = holding.take_due(connection, KEY, lease, limit=1, payload=False).held[0]
+        verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+        assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
+    found = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
+    dead = {each.pair.position: each.id for each in found}
+    for position in (2, 1):
+        assert dead_letters.redrive(connection, KEY, [dead[position]], reason="mended", decided_by="me") == 1
+    assert drain(connection, lease) == [1, 2]
+
+
 def test_an_attempt_at_held_messages_that_was_answered_is_no_death(connection, lease):
     hold(connection, 1)
     assert take(connection, lease) == [1]

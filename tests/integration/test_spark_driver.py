@@ -175,6 +175,7 @@ import pathlib, time
 
 def handle(messages, effects):
     effects.sql(messages.groupBy().count(), "INSERT INTO public.taken SELECT count FROM batch")
+    effects.parquet(messages.select("position"), {str(orders.files)!r})
     pathlib.Path({str(reached)!r}).touch()
     while not pathlib.Path({str(gate)!r}).exists():
         time.sleep(0.05)
@@ -190,6 +191,7 @@ def handle(messages, effects):
     gate.touch()
     driver.wait_state("ClaimRefused", "ClaimHeld", PATIENCE)
     assert orders.connection.execute("SELECT count(*) FROM public.taken").fetchone() == (0,)
+    assert not list(orders.files.glob("*.parquet")), "files of a checkpoint that is not stored are not shown"
     orders.connection.execute("SELECT outbox.release_claim('orders', 'uid-2')")
     wait_until(
         lambda: orders.connection.execute("SELECT sum(count) FROM public.taken").fetchone() == (10,),
@@ -205,6 +207,8 @@ def handle(messages, effects):
     gate.touch()
     assert driver.process.wait(60) == 0, driver.log()[-4000:]
     assert orders.connection.execute("SELECT sum(count) FROM public.taken").fetchone() == (15,)
+    rows = orders.connection.execute("SELECT position FROM outbox.messages ORDER BY 1").fetchall()
+    assert orders.positions_in_files() == [row[0] for row in rows]
     (query,) = (tmp_path / "query").glob("*/*/query")
     planned, over = (batches_in(query / log) for log in ("offsets", "commits"))
     assert planned == over

@@ -1,4 +1,4 @@
-"""What did not change costs nothing: when it is looked at again, what is news, what is applied."""
+"""What did not change costs nothing: when it is looked at again, what is news, what is applied, and in which order."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.unit.operator.building import NOW, build_observed, build_pod, build_p
 from tests.unit.operator.owned import RESOURCE
 
 if TYPE_CHECKING:
+    from outbox_operator.events import Event
     from outbox_operator.observed import Observed
     from outbox_operator.store import Body
 
@@ -127,7 +128,10 @@ class Server:
         self.objects["resource"] = {**self.objects["resource"], "metadata": meta, "status": manifest["status"]}
         return self.objects["resource"]
 
-    async def round(self) -> list[str]:
+    async def write(self, _processor: object, event: Event) -> None:
+        self.calls.append(f"Event {event.reason}")
+
+    async def round(self, *, suspend: bool = True) -> list[str]:
         """What one round of a process that was just started calls."""
         self.calls.clear()
         self.store = store = Store()
@@ -136,20 +140,15 @@ class Server:
         images = Images()
         body = store.all_of(RESOURCE["kind"])[0]
         status = ProcessorStatus.model_validate(body.get("status") or {})
-        processor = build_processor(suspend=True)
+        processor = build_processor(suspend=suspend)
         workload = store.all_of("Deployment")
         observed = build_observed(processor=processor, previous=status)
         if workload:
             view = view_workload(workload[0])
             observed = replace(observed, workload=view, intent_hash=view.intent_hash)
-        applier = Applier(cast("Any", self), store, images, cast("Any", Silent()))
+        applier = Applier(cast("Any", self), store, images, cast("Any", self))
         await applier.apply(body, observed, decide(observed, datetime.now(UTC)))
         return list(self.calls)
-
-
-class Silent:
-    async def write(self, *_: object) -> None:
-        """Write no Event."""
 
 
 APPLIED = ["apply ConfigMap", "apply Deployment"]
@@ -169,6 +168,29 @@ async def test_what_the_cluster_has_by_its_hash_is_not_applied_again():
     assert await server.round() == []
     del server.objects["ConfigMap"]
     assert [call for call in await server.round() if call in APPLIED] == APPLIED, "another client deleted it"
+
+
+async def test_status_is_written_first_then_events_and_then_pods_are_scaled():
+    """A process that is killed in between leaves written what it was about to do."""
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    await server.round(suspend=False)
+    assert server.objects["Deployment"]["spec"]["replicas"] == 1
+    calls = await server.round()
+    assert server.objects["Deployment"]["spec"]["replicas"] == 0
+    (event,) = (call for call in calls if call.startswith("Event"))
+    assert calls[0] == "apply status"
+    assert calls.index("apply status") < calls.index(event) < calls.index("apply Deployment")
+
+
+async def test_a_status_that_says_the_same_is_not_written():
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    for _ in range(3):
+        await server.round()
+    before = server.objects["resource"]["metadata"]["resourceVersion"]
+    assert await server.round() == []
+    assert server.objects["resource"]["metadata"]["resourceVersion"] == before
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Deployment"])
