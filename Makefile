@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 PYTHON ?= python3
+# Whatever the machine's environment says, bytecode is kept, outside the checkout: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX ?= $(or $(OUTBOX_CACHE),$(HOME)/.cache/outbox-operator)/bytecode
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -67,4 +70,7 @@ down: ## Remove everything that up, demo and test started
 test: ## Run every test (sets up what they need)
 	@tests/run.sh
 
-.PHONY: help init lint check format crds lock model chaos scale follow up images push try demo down test
+test-all: ## Before a release: also on every version of PostgreSQL, the longer chaos, sabotage, the large models, upgrades
+	@tests/run.sh --nightly
+
+.PHONY: help init lint check format crds lock model chaos scale follow up images push try demo down test test-all

@@ -18,21 +18,46 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
-SPARK = "tests/integration/test_spark_"
-"""Files that wait for JVMs, and are patient: after the light ones, beside each other."""
 HEAVY = (
-    "tests/model/",
+    "tests/acceptance/",
     "tests/chart/test_release",
     "tests/chart/test_server",
+    "tests/keda/",
+    "tests/model/",
     "tests/chaos/",
-    "tests/acceptance/",
 )
-"""Files that load both cores: model checker, cluster and chaos. They run last, in one process."""
+"""Files that need the cluster or load both cores. One process runs them one after the other, from the first second on:
+together they take longer than anything else. Chaos comes last, when the other processes are done."""
+FIRST = (
+    *HEAVY,
+    "tests/unit/",
+    "tests/property/",
+    "tests/integration/test_spark_",
+    "tests/integration/worker/test_rebalance",
+    "tests/integration/cli/test_try",
+    "tests/integration/moving/",
+    "tests/integration/copies/",
+    "tests/integration/worker/",
+)
+"""What begins first: a broken decision is told soon, and long files do not end last. The rest follows as collected."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what is heavy last."""
-    items.sort(key=lambda item: 2 * item.nodeid.startswith(HEAVY) + item.nodeid.startswith(SPARK))
+def rank(item: pytest.Item) -> int:
+    """Return the place of a test's file in FIRST."""
+    return next((place for place, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make test-all` ask for everything."""
+    parser.addoption("--nightly", action="store_true", help="also the tests that only `make test-all` runs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for the night, and put the rest in order."""
+    if not config.getoption("nightly"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    items.sort(key=rank)
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
@@ -69,8 +94,11 @@ def empty_database(servers: postgres.Servers) -> Iterator[postgres.Database]:
         yield fresh
 
 
-@pytest.fixture(params=[*postgres.VERSIONS, postgres.POOLED])
+@pytest.fixture(params=postgres.mostly_nightly(*postgres.VERSIONS, postgres.POOLED))
 def each_database(servers: postgres.Servers, request: pytest.FixtureRequest) -> Iterator[postgres.Database]:
-    """An empty outbox on every version, and behind PgBouncer in transaction mode; many tests share the schema."""
+    """An empty outbox, at night on every version and behind PgBouncer in transaction mode; many tests share the schema.
+
+    A test marked `postgres.EVERYWHERE` runs on all of them by day too.
+    """
     with servers.shared(request.param) as emptied:
         yield emptied

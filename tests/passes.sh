@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 status=0 chosen=''
+reports=${OUTBOX_CACHE:-$HOME/.cache/outbox-operator}/durations
 
 run_tests() {
   local answer=0
@@ -14,10 +15,10 @@ run_tests() {
   esac
 }
 
-# Three processes: most tests wait. tests/conftest.py says which of them run last.
-run_tests -m "not calm" --numprocesses=3 --dist=loadscope --no-loadscope-reorder --durations=25 "$@"
+# Three processes: most tests wait. tests/conftest.py says which of them begin first.
+run_tests -m "not calm" --numprocesses=3 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
 # What promises seconds is measured when nothing else runs.
-run_tests -m calm --durations=5 "$@"
+run_tests -m calm --durations=5 --junitxml="$reports/calm.xml" "$@"
 if [ -z "$chosen" ]; then
   echo "tests: no test is chosen by: $*" >&2
   status=5

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Every test, on real servers and a cluster of their own; sets up what they need. Arguments go to pytest.
+# --nightly: also what only `make test-all` runs.
 # OUTBOX_KEEP_CLUSTER=1 uses the cluster that is up, and leaves it up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,9 +14,9 @@ fi
 tests/cluster/up.sh --hold $$ "make test"
 tests/cluster/images.sh
 status=0
-# Fast to slow, so that a broken decision is told before a cluster is asked; unit tests run shuffled in `make check`.
+# tests/conftest.py says what begins first; unit tests run shuffled in `make check`.
 layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/chaos tests/acceptance)
-[ $# -gt 0 ] || set -- "${layers[@]}"
+[ "${*:---nightly}" != --nightly ] || set -- "$@" "${layers[@]}"
 tests/passes.sh "$@" || status=$?
 [ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
 exit "$status"

@@ -149,9 +149,24 @@ def _observed(kubectl: Kubectl, namespace: str) -> bool:
     return current and any(condition["type"] == "Ready" for condition in status.get("conditions", []))
 
 
-def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]):
-    served = place.served[0]
+def test_install_and_uninstall(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]):
+    worker = _installed(release, kubectl, place, kept_crd)
+    _uninstalled(release, kubectl, place, worker)
 
+
+@pytest.mark.nightly
+def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]):
+    worker = _installed(release, kubectl, place, kept_crd)
+    _upgraded(release, kubectl, place)
+    assert _running_worker(kubectl, place.served[0]) == worker, "an upgrade of the operator alone moved a worker"
+    _rolled_back(release, kubectl, place, worker)
+    _uninstalled(release, kubectl, place, worker)
+    _installed_again(release, kubectl, place, worker)
+
+
+def _installed(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]) -> str:
+    """Install the chart; return the uid of the worker that the operator made."""
+    served = place.served[0]
     said = release("install", str(CHART), *kept_crd, "--wait", "--timeout", "120s", values=_values(place))
     assert f"kubectl -n {place.release} rollout status deploy/{FULL_NAME}" in said
     assert "A processor in any other namespace gets no status" in said
@@ -165,20 +180,23 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
 
     kubectl.must("create", objects=_processor(served))
     eventually("the operator's first look", lambda: _observed(kubectl, served), within=30)
-    worker = eventually("a worker in a restricted namespace", lambda: _running_worker(kubectl, served), within=60)
+    worker: str = eventually("a worker in a restricted namespace", lambda: _running_worker(kubectl, served), within=60)
+    return worker
 
-    _upgraded(release, kubectl, place)
-    assert _running_worker(kubectl, served) == worker, "an upgrade of the operator alone moved a worker"
 
+def _rolled_back(release: Helm, kubectl: Kubectl, place: Place, worker: str) -> None:
     release("rollback", "1", "--wait", "--timeout", "120s")
     deployment = _deployment(kubectl, place)
     assert (_environment(deployment)["OUTBOX_LOG_LEVEL"], deployment["spec"]["replicas"]) == ("INFO", 2)
     assert kubectl.get("poddisruptionbudget", FULL_NAME, "--namespace", place.release) is not None
-    assert _running_worker(kubectl, served) == worker, "a rollback moved a worker"
+    assert _running_worker(kubectl, place.served[0]) == worker, "a rollback moved a worker"
     assert "Succeeded" in release("test", "--timeout", "60s")
     log = kubectl.must("logs", f"deployment/{FULL_NAME}", "--namespace", place.release, "--all-pods=true")
     assert [line for line in log.splitlines() if "orbidden" in line] == []
 
+
+def _uninstalled(release: Helm, kubectl: Kubectl, place: Place, worker: str) -> None:
+    served = place.served[0]
     release("uninstall", "--wait", "--timeout", "60s")
     assert _deployment(kubectl, place) is None
     assert kubectl.items("role,rolebinding", "--namespace", served) == []
@@ -187,8 +205,6 @@ def test_install_upgrade_rollback_uninstall(release: Helm, kubectl: Kubectl, pla
         "log": {"payload": False}
     }
     assert _running_worker(kubectl, served) == worker, "workers go on without the operator"
-
-    _installed_again(release, kubectl, place, worker)
 
 
 def _upgraded(release: Helm, kubectl: Kubectl, place: Place) -> None:

@@ -21,6 +21,7 @@ from tests.support.contract import (
     store_by_position,
     stored,
 )
+from tests.support.postgres import EVERYWHERE
 
 TOKEN = str(uuid4())
 FAR = (2**63 + 7, 5)
@@ -109,6 +110,7 @@ def test_step_1_is_an_error_and_changes_nothing(each_database, new, expected):
     ],
 )
 @pytest.mark.parametrize("new", [(20, 5), (10, 1)], ids=["a new pair", "the stored pair: 4 comes before 0"])
+@EVERYWHERE
 def test_step_2_is_4(each_database, change, owner, new):
     assert own(each_database, TOKEN) == 1
     connection = each_database.connect()
@@ -121,6 +123,7 @@ def test_step_2_is_4(each_database, change, owner, new):
     assert stored(connection) == (10, 1)
 
 
+@EVERYWHERE
 def test_a_vacated_claim_is_still_a_claim(each_database):
     own(each_database, TOKEN)
     connection = each_database.connect()
@@ -154,6 +157,7 @@ class TestTheArticlesForm:
         assert answers == [STORED, IGNORED, AHEAD, STORED, AHEAD, OLDER, OLDER]
         assert stored(connection) == (101, 6)
 
+    @EVERYWHERE
     def test_is_4_wherever_a_claim_exists_and_counted_although_it_rolls_back(self, each_database):
         own(each_database, TOKEN)
         put(each_database.direct(), (100, 5))

@@ -15,7 +15,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.contract import own, put, stored
 from tests.support.messages import insert
-from tests.support.postgres import build_source
+from tests.support.postgres import EVERYWHERE, build_source
 from tests.support.stored import stored_pair
 
 KEY = ProcessorKey("outbox", "orders")
@@ -93,6 +93,7 @@ class TestStart:
     def test_not_for_somebody_who_is_not_the_owner(self, each_database):
         assert begin(each_database, StartFrom(), epoch=7) is None
 
+    @EVERYWHERE
     def test_end_keeps_what_is_in_flight(self, each_database):
         insert(each_database, "old")
         in_flight = each_database.direct(autocommit=False)
@@ -104,6 +105,7 @@ class TestStart:
 
         assert read_all(each_database.connect(), start.pair) == ["in flight", "committed meanwhile"]
 
+    @EVERYWHERE
     def test_position_is_the_first_row_in_reading_order_at_or_above_it(self, each_database):
         early = each_database.direct(autocommit=False)
         early.execute("SELECT pg_current_xact_id()")
@@ -129,6 +131,7 @@ class TestStart:
         assert read_all(each_database.connect(), start.pair) == ["two", "three"]
 
     @pytest.mark.parametrize("kind", ["Position", "Timestamp"])
+    @EVERYWHERE
     def test_a_start_that_no_row_has_reached_keeps_what_is_in_flight(self, each_database, kind):
         insert(each_database, "old")
         in_flight = each_database.direct(autocommit=False)
@@ -144,6 +147,7 @@ class TestStart:
 
         assert read_all(each_database.connect(), start.pair) == ["in flight"]
 
+    @EVERYWHERE
     def test_a_row_above_the_bound_does_not_hide_one_in_flight_below_it(self, each_database):
         in_flight = each_database.direct(autocommit=False)
         in_flight.execute("SELECT pg_current_xact_id()")
@@ -192,6 +196,7 @@ class TestSettle:
         assert settled == checkpoints.Settled(False, None)
 
     @pytest.mark.parametrize("row", [None, (10, 1)], ids=["first row", "a row"])
+    @EVERYWHERE
     def test_does_not_answer_while_the_old_transaction_is_open(self, each_database, row):
         epoch = own(each_database, str(TOKEN))
         put(each_database.direct(), row)

@@ -32,7 +32,7 @@ from tests.support.consuming import (
     put,
     taker,
 )
-from tests.support.postgres import build_source
+from tests.support.postgres import EVERYWHERE, build_source
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ def test_batches_are_cut_in_order_and_do_not_overlap(connection):
     assert [claimed.count for _, claimed in works] == [10, 10, 5]
 
 
+@EVERYWHERE
 def test_who_commits_late_comes_in_a_later_window_and_nobody_waits_for_it(connection, each_database):
     join(connection)
     late = each_database.connect(autocommit=False)
@@ -70,6 +71,7 @@ def test_who_commits_late_comes_in_a_later_window_and_nobody_waits_for_it(connec
     assert drain(connection, by) == []
 
 
+@EVERYWHERE
 def test_what_was_rolled_back_never_comes(connection, each_database):
     join(connection)
     other = each_database.connect(autocommit=False)
@@ -79,6 +81,7 @@ def test_what_was_rolled_back_never_comes(connection, each_database):
     assert drain(connection, taker()) == expected
 
 
+@EVERYWHERE
 def test_only_one_cuts_at_a_time_and_the_other_does_not_wait(connection, each_database):
     join(connection)
     produce(connection, 3)
@@ -90,6 +93,7 @@ def test_only_one_cuts_at_a_time_and_the_other_does_not_wait(connection, each_da
 
 
 @pytest.mark.parametrize("what", ["owner", "attempt"])
+@EVERYWHERE
 def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, what):
     join(connection)
     (position, *_) = produce(connection, 3)
@@ -109,6 +113,7 @@ def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, wh
     assert not second.complete(connection, new, new.upto, 3)
 
 
+@EVERYWHERE
 def test_a_lapsed_batch_goes_to_any_other_and_a_live_one_to_nobody(connection):
     join(connection)
     produce(connection, 3)
@@ -196,6 +201,7 @@ def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(conne
     assert pairs == sorted(pairs)
 
 
+@EVERYWHERE
 def test_without_the_claim_nothing_is_taken(connection):
     join(connection)
     produce(connection, 3)
@@ -205,6 +211,7 @@ def test_without_the_claim_nothing_is_taken(connection):
     assert look(connection, stranger) is None
 
 
+@EVERYWHERE
 def test_a_start_at_the_end_has_what_was_in_flight(connection, each_database):
     produce(connection, 3)
     flying = each_database.connect(autocommit=False)
@@ -223,6 +230,7 @@ def test_types_that_do_not_match_are_passed_over_without_batches(connection):
     assert drain(connection, by) == wanted
 
 
+@EVERYWHERE
 def test_in_a_serializable_or_repeatable_read_transaction_a_lost_batch_is_refused_or_fails(connection, each_database):
     join(connection)
     produce(connection, 3)

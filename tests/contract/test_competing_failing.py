@@ -26,6 +26,7 @@ from tests.support.consuming import (
     put,
     taker,
 )
+from tests.support.postgres import EVERYWHERE
 
 NO = HandlerError("no", classes=("ValueError",))
 
@@ -73,6 +74,7 @@ def test_only_the_beginning_of_a_batch_is_behind_and_the_rest_stays_in_hand(conn
     assert rest == [(2, produced[3], "one")]
 
 
+@EVERYWHERE
 def test_of_a_batch_that_another_consumer_has_nothing_leaves(connection):
     join(connection)
     produce(connection, 3)
@@ -169,6 +171,7 @@ def test_starve_nothing_in_a_queue_what_failed_before_is_handed_out_again_as_it_
     assert set(by.reader.fetch_attempts(queue, Stretch.of(claimed)).values()) == {1}
 
 
+@EVERYWHERE
 def test_the_frontier_reaches_the_last_message_once_what_was_in_progress_beside_it_is_over(connection, each_database):
     """Also where that stored nothing: else a consumer that has done all would never be seen to have caught up."""
     join(connection)
@@ -190,6 +193,7 @@ def test_the_frontier_reaches_the_last_message_once_what_was_in_progress_beside_
     assert count(connection, "competing_frontiers") == rows, "an idle consumer writes nothing"
 
 
+@EVERYWHERE
 def test_a_consumer_that_comes_later_moves_the_frontier_to_the_last_message_too(connection, each_database):
     join(connection)
     beside = each_database.connect(autocommit=False)

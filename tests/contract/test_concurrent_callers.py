@@ -12,7 +12,9 @@ from psycopg import IsolationLevel
 
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import AHEAD, IGNORED, NOT_OWNER, NOTHING, OLDER, STORED, own, put, store, stored
+from tests.support.postgres import EVERYWHERE
 
+pytestmark = EVERYWHERE
 TOKEN = str(uuid4())
 SERIALIZATION_FAILURE = 40001
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]

@@ -15,6 +15,7 @@ from outbox_worker.postgres import conflicts, ownership
 from outbox_worker.postgres.conflicts import ResolveAnswer
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.contract import put
+from tests.support.postgres import EVERYWHERE
 from tests.support.stored import stored_pair
 
 KEY = ProcessorKey("outbox", "orders")
@@ -112,6 +113,7 @@ def test_one_decision_closes_every_open_conflict_of_the_partition(connection):
     assert conflicts.summary(connection, KEY).open is None
 
 
+@EVERYWHERE
 def test_nothing_moves_while_an_owner_lives(connection):
     number = conflicts.record_refusal(connection, KEY, refusal())
     connection.execute(

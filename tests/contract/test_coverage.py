@@ -15,6 +15,7 @@ from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints, ownership, rebuilds
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
+from tests.support.postgres import EVERYWHERE
 from tests.support.stored import stored_pair
 
 OLD, NEW = ProcessorKey("outbox", "orders"), ProcessorKey("outbox", "orders-v2")
@@ -117,6 +118,7 @@ def test_no_partition_may_be_behind(swap):
     assert supersede(connection, owner) is SupersedeAnswer.DONE
 
 
+@EVERYWHERE
 def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
     connection, owner = swap
     assert advance(connection, owner, Window("20:20:"))
@@ -127,6 +129,7 @@ def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
     assert stored_pair(connection, OTHER_LANE).window == Window("20:20:")
 
 
+@EVERYWHERE
 def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
     connection, owner = swap
     mine, theirs = rebuilds.find_coverage(connection, NEW, but_partition=0), rebuilds.find_coverage(connection, OLD)
@@ -135,6 +138,7 @@ def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
     assert supersede(connection, owner, theirs) is SupersedeAnswer.MOVED
 
 
+@EVERYWHERE
 def test_only_the_live_owner_moves_partitions(swap):
     connection, owner = swap
     assert not advance(connection, owner | {"token": uuid4()}, Window("20:20:"))

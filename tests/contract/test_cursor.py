@@ -14,7 +14,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_worker.postgres import messages
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.messages import insert
-from tests.support.postgres import build_source
+from tests.support.postgres import EVERYWHERE, build_source
 
 if TYPE_CHECKING:
     from outbox_core.message import Message
@@ -81,6 +81,7 @@ def test_what_a_producer_does_not_name_has_defaults(each_database):
     assert second.scheduled > first.scheduled
 
 
+@EVERYWHERE
 def test_a_transaction_in_flight_holds_back_what_came_after_it(each_database):
     reader = each_database.connect()
     slow = each_database.direct(autocommit=False)
@@ -96,6 +97,7 @@ def test_a_transaction_in_flight_holds_back_what_came_after_it(each_database):
     assert rest.messages[0].checkpoint.position < rest.messages[1].checkpoint.position
 
 
+@EVERYWHERE
 def test_a_number_that_was_rolled_back_is_not_waited_for(each_database):
     failing = each_database.direct(autocommit=False)
     insert(each_database, "one")
@@ -106,6 +108,7 @@ def test_a_number_that_was_rolled_back_is_not_waited_for(each_database):
     assert names(EVERYTHING.fetch(each_database.connect(), BEGINNING, 10)) == ["one", "two"]
 
 
+@EVERYWHERE
 def test_positions_that_commit_out_of_order_come_by_pair(each_database):
     first, second = each_database.direct(autocommit=False), each_database.direct(autocommit=False)
     first.execute("SELECT pg_current_xact_id()")
@@ -123,6 +126,7 @@ def test_positions_that_commit_out_of_order_come_by_pair(each_database):
     assert batch.examined == batch.messages[1].checkpoint
 
 
+@EVERYWHERE
 def test_savepoints_belong_to_their_transaction(each_database):
     writer = each_database.direct(autocommit=False)
     insert(writer, "kept")
@@ -162,6 +166,7 @@ def test_full_means_that_more_is_probably_waiting(each_database):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@EVERYWHERE
 def test_random_producers_lose_nothing_and_repeat_nothing(each_database, seed):
     """Transactions that begin, write, save, commit and roll back in any order, and a reader that polls in between."""
     rng = random.Random(seed)
@@ -288,6 +293,7 @@ def test_lag_in_seconds_is_the_age_of_the_oldest(each_database):
     assert EVERYTHING.lag(connection, EVERYTHING.fetch(connection, old, 1).examined).seconds == 0
 
 
+@EVERYWHERE
 def test_lag_sees_what_the_bound_still_hides(each_database):
     open_writer = each_database.direct(autocommit=False)
     open_writer.execute("SELECT pg_current_xact_id()")
@@ -315,6 +321,7 @@ def test_a_filter_looks_at_a_bounded_window(each_database):
     assert (names(second), second.examined_count, second.full) == (["rare"], 500, False)
 
 
+@EVERYWHERE
 def test_reading_takes_no_transaction_id(each_database):
     insert(each_database, *"abc")
     connection = each_database.connect(autocommit=False)

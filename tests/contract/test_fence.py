@@ -16,7 +16,7 @@ from outbox_worker.postgres.ownership import Stuck, end_stuck_transactions
 from outbox_worker.transaction import StoreRequest, TransactionRunner
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
-from tests.support.postgres import wait_until
+from tests.support.postgres import EVERYWHERE, wait_until
 
 KEY = ProcessorKey("outbox", "orders")
 OLD, NEW = str(uuid4()), str(uuid4())
@@ -36,12 +36,14 @@ def owner(each_database):
     return batch
 
 
+@EVERYWHERE
 def test_the_heartbeat_does_not_wait_for_the_batch(each_database, owner):
     assert each_database.connect().execute(RENEW, (1, OLD)).fetchone() == (True,)
     owner.commit()
     assert stored(each_database.direct()) == (20, 5)
 
 
+@EVERYWHERE
 def test_no_takeover_between_store_and_commit(each_database, owner):
     each_database.connect().execute(RENEW, (1, OLD))
     each_database.direct().execute(LAPSE)
@@ -56,6 +58,7 @@ def test_no_takeover_between_store_and_commit(each_database, owner):
     assert stored(each_database.direct()) == (20, 5)
 
 
+@EVERYWHERE
 def test_a_takeover_waits_briefly_for_a_commit(each_database, owner):
     each_database.direct().execute(LAPSE)
     standby = each_database.connect()
@@ -68,6 +71,7 @@ def test_a_takeover_waits_briefly_for_a_commit(each_database, owner):
     assert stored(each_database.direct()) == (10, 1)
 
 
+@EVERYWHERE
 def test_a_store_waits_for_a_takeover_and_is_told_4(each_database):
     epoch = own(each_database, OLD)
     put(each_database.direct(), (10, 1))
@@ -84,6 +88,7 @@ def test_a_store_waits_for_a_takeover_and_is_told_4(each_database):
     assert answer.result() == NOT_OWNER
 
 
+@EVERYWHERE
 def test_force_ends_the_lease_of_whoever_had_the_claim(each_database):
     epoch = own(each_database, OLD)
     batch = each_database.connect(autocommit=False)
@@ -96,6 +101,7 @@ def test_force_ends_the_lease_of_whoever_had_the_claim(each_database):
     assert acts == [("TakeOver", "x/y/z", "claim of c/n/a taken by force")]
 
 
+@EVERYWHERE
 def test_a_refused_caller_leaves_no_lock_behind(each_database):
     epoch = own(each_database, OLD, lease="0 seconds")
     lapsed, script = each_database.connect(autocommit=False), each_database.connect(autocommit=False)
@@ -108,6 +114,7 @@ def test_a_refused_caller_leaves_no_lock_behind(each_database):
     assert time.monotonic() - started < 1.5
 
 
+@EVERYWHERE
 def test_a_lease_that_lapses_after_the_store_does_not_undo_it(each_database, owner):
     each_database.direct().execute(LAPSE)
     owner.commit()
@@ -116,6 +123,7 @@ def test_a_lease_that_lapses_after_the_store_does_not_undo_it(each_database, own
     assert store(each_database.connect(), (30, 1), (20, 5), owner=(1, OLD)) == NOT_OWNER
 
 
+@EVERYWHERE
 def test_no_claim_is_made_while_a_caller_without_one_is_committing(each_database):
     script = each_database.connect(autocommit=False)
     assert store(script, (5, 5)) == STORED
@@ -128,6 +136,7 @@ def test_no_claim_is_made_while_a_caller_without_one_is_committing(each_database
     assert stored(each_database.direct()) == (5, 5)
 
 
+@EVERYWHERE
 def test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start(each_database):
     old_transaction = each_database.connect(autocommit=False)
     old_transaction.execute("SELECT now()")
@@ -140,6 +149,7 @@ def test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start(each_da
     assert old_transaction.execute(ACQUIRE, (NEW,)).fetchone() == (True, 2)
 
 
+@EVERYWHERE
 def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each_database):
     epoch = own(each_database, OLD)
     put(each_database.direct(), (10, 1))

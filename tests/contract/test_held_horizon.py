@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.contract import own, put, store
+from tests.support.postgres import EVERYWHERE
 
 STORES = 4000
 STORE = """EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT outbox.store_processor_checkpoint(
@@ -52,6 +53,7 @@ def test_a_checkpoint_stored_often_is_found_at_once(database, owned):
     assert connection.execute("SELECT count(*) FROM outbox.processor_checkpoints").fetchone() == (1,)
 
 
+@EVERYWHERE
 def test_an_older_snapshot_sees_every_checkpoint_whatever_was_stored_since(each_database):
     """So a dump has them all. Workers of former versions still ask for the table to be written anew."""
     connection = each_database.direct()

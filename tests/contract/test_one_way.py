@@ -14,6 +14,7 @@ from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
 from tests.support.concurrency import background, wait_until_blocked
+from tests.support.postgres import EVERYWHERE
 
 HOUR = timedelta(hours=1)
 BY = "partition key"
@@ -62,6 +63,7 @@ def test_who_replaced_one_processor_cannot_let_it_go_by_replacing_another(each_d
         connection.execute("SELECT outbox.claim_processor('first', 'c', 'n', 'first', 'uid-first', p_force => true)")
 
 
+@EVERYWHERE
 def test_two_processes_that_begin_at_once_are_both_told_the_source_that_one_wrote_down(each_database):
     key = ProcessorKey("outbox", "orders")
     first, second = each_database.connect(autocommit=False), each_database.connect()

@@ -11,7 +11,9 @@ from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres import conflicts, ownership
 from outbox_worker.postgres.key import ProcessorKey
+from tests.support.postgres import EVERYWHERE
 
+pytestmark = EVERYWHERE
 KEY = ProcessorKey("outbox", "orders")
 HOUR = timedelta(hours=1)
 
@@ -59,6 +61,15 @@ class TestClaim:
         ownership.claim(connection, KEY, resource())
 
         assert ownership.claim(connection, KEY, resource("u2")).holder == resource("u2")
+
+    def test_it_never_lapses_while_its_resource_exists(self, connection):
+        """Its pods may all be gone, for a year: only the operator or a person ends it."""
+        assert ownership.claim(connection, KEY, resource()).granted
+        assert acquire(connection, lease=timedelta(0)).acquired
+        connection.execute("UPDATE outbox.processor_claims SET claimed_at = clock_timestamp() - interval '1 year'")
+        refused = ownership.claim(connection, KEY, resource("u2", "b"))
+        assert (refused.granted, refused.holder) == (False, resource())
+        assert ownership.claim(connection, KEY, resource()).granted
 
     @pytest.mark.parametrize(("seconds", "granted"), [(29, False), (31, True)])
     def test_a_vacated_claim_is_anybodys_after_30_seconds(self, connection, seconds, granted):

@@ -13,7 +13,7 @@ from outbox_core.partition import slot_of
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres import ownership, partitions
 from outbox_worker.postgres.key import ProcessorKey
-from tests.support.postgres import wait_until
+from tests.support.postgres import EVERYWHERE, wait_until
 from tests.support.stored import stored_pair
 
 KEY = ProcessorKey("outbox", "orders")
@@ -74,6 +74,7 @@ class TestBegin:
         assert (answer.count, answer.by, answer.begun) == (4, "column partition_key", False)
         assert stored_pair(connection, KEY) == START
 
+    @EVERYWHERE
     def test_without_the_lease_nothing_is_begun(self, connection):
         epoch, token = acquire(connection)
 
@@ -89,6 +90,7 @@ class TestBegin:
 
         assert (answer.owned, answer.count, answer.begun) == (True, None, False)
 
+    @EVERYWHERE
     def test_of_two_at_once_one_begins_and_both_know_the_same(self, each_database, connection):
         first, second = (each_database.connect(autocommit=False) for _ in range(2))
         one, other = acquire(connection, KEY), acquire(connection, OTHER)
@@ -115,6 +117,7 @@ class TestMembership:
         ).fetchall()
         assert left == []
 
+    @EVERYWHERE
     def test_what_lapsed_is_not_renewed(self, connection):
         _, token = acquire(connection, lease=timedelta(0))
 
@@ -152,6 +155,7 @@ class TestMembership:
             renew(connection, uuid4(), brief)
         assert connection.execute("SELECT count(*) FROM outbox.processor_members").fetchone()[0] < 20
 
+    @EVERYWHERE
     def test_without_the_claim_nobody_is_a_member(self, connection):
         renew(connection, uuid4(), uid="another resource")
 

@@ -10,6 +10,7 @@ import pytest
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.contract import AHEAD, IGNORED, NOT_OWNER, OLDER, STORED, own, put
 from tests.support.contract import store as store_pair
+from tests.support.postgres import EVERYWHERE
 
 TOKEN = str(uuid4())
 NOTHING = (None, None, None, None)
@@ -63,6 +64,7 @@ def test_step(each_database, owned, row, new, expected, answer):
 
 
 @pytest.mark.parametrize("owner", [(None, None), (1, str(uuid4())), (99, TOKEN)], ids=["none", "token", "epoch"])
+@EVERYWHERE
 def test_step_2_not_the_owner(each_database, owner):
     own(each_database, TOKEN)
 
@@ -88,6 +90,7 @@ def test_step_1_is_an_error(each_database, new, expected):
         store(each_database.connect(), new, expected)
 
 
+@EVERYWHERE
 def test_of_two_callers_at_once_exactly_one_gets_1(each_database):
     assert store(each_database.connect(), (1, *A)) == STORED
     first, second = each_database.connect(autocommit=False), each_database.connect(autocommit=False)
@@ -142,6 +145,7 @@ def test_a_rewind_to_a_position_passes_over_nothing(each_database, row, position
         rewind(connection, ("17", position))
 
 
+@EVERYWHERE
 def test_a_rewind_is_refused_while_an_owner_is_live(each_database):
     connection = each_database.connect()
     assert store(connection, (4, *B)) == STORED

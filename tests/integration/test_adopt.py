@@ -12,7 +12,7 @@ from outbox_sql.adopt import Adoption, AdoptionError
 from outbox_worker.postgres import schema
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.concurrency import background, wait_until_blocked
-from tests.support.postgres import VERSIONS, build_source
+from tests.support.postgres import VERSIONS, build_source, mostly_nightly
 
 SCALED = """
 CREATE TABLE public.outbox_messages (
@@ -56,7 +56,7 @@ SCALED_ADOPTION = Adoption(
 )
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=mostly_nightly(*VERSIONS))
 def anywhere(servers, request):
     with servers.database(request.param) as database:
         yield database

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from outbox_sql import adopt
 from tests.integration.cli.conftest import Cli
-from tests.support.postgres import VERSIONS, wait_until
+from tests.support.postgres import VERSIONS, mostly_nightly, wait_until
 from tests.support.worker import build_config
 
 
@@ -127,7 +127,7 @@ class Producer(threading.Thread):
         self.join()
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=mostly_nightly(*VERSIONS))
 def anywhere(servers, request):
     with servers.database(request.param) as database:
         database.direct().execute("CREATE TABLE handled (n int, scheduled timestamptz)")

@@ -13,7 +13,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
 from tests.support.contract import own, put
 from tests.support.messages import insert
-from tests.support.postgres import VERSIONS, build_source
+from tests.support.postgres import VERSIONS, build_source, mostly_nightly
 
 SOURCE = build_source()
 KEY = ProcessorKey("outbox", "orders")
@@ -26,7 +26,7 @@ def refusal(connection, key=None):
     return caught.value
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=mostly_nightly(*VERSIONS))
 def anywhere(servers, request):
     with servers.database(request.param) as database:
         yield database

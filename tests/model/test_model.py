@@ -10,7 +10,7 @@ from outbox_core.checkpoint import StoreAnswer
 from outbox_core.spec import Delivery, Guarantee
 from outbox_core.state import STANDBY_POLL, Policy
 from outbox_worker import transaction
-from tests.model.cases import BAD, GOOD, POSSIBLE
+from tests.model.cases import BAD, GOOD, LARGE, POSSIBLE
 from tests.model.checker import MODELS, ROOT, Question, check, configuration, run
 from tests.support.contract import NOTHING, Model
 from tests.support.sql_functions import read_function
@@ -22,9 +22,12 @@ ACTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*GOOD, *BAD, *POSSIBLE], ids=lambda case: f"{case.name} ({case.verdict})")
+AT_NIGHT = [pytest.param(case, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]) for case in LARGE]
+
+
+@pytest.mark.parametrize("case", [*GOOD, *BAD, *POSSIBLE, *AT_NIGHT], ids=lambda case: f"{case.name} ({case.verdict})")
 def test_the_model_says(case, tmp_path):
-    result = check(case.question, tmp_path)
+    result = check(case.question, tmp_path, long=case in LARGE)
     assert result.verdict == case.verdict, result.output
 
 
@@ -72,32 +75,6 @@ def test_times_are_those_of_the_worker():
     assert int(said["Poll"]) == policy.standby_poll == STANDBY_POLL
     assert f"lock_timeout = '{said['LockWait']}s'" in acquire
     assert int(said["Bound"]) == lease + STANDBY_POLL
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("holds_lease", "l.expires_at > clock_timestamp()"),
-        ("holds_lease", "FOR KEY SHARE"),
-        ("acquire_lease", "FOR UPDATE"),
-        ("store_processor_checkpoint", "FOR UPDATE"),
-        ("settle_processor_checkpoint", "FOR UPDATE"),
-        ("record_refusal", "s.epoch > p_epoch"),
-    ],
-)
-def test_locks_are_those_of_the_functions(name, words):
-    assert words in read_function(name)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("worker/src/outbox_worker/steps.py", "checkpoints.TamperedError"),
-        ("worker/src/outbox_worker/transaction.py", "idle_in_transaction_session_timeout"),
-    ],
-)
-def test_locks_are_those_of_the_product(path, words):
-    assert words in (ROOT / path).read_text()
 
 
 def test_every_file_that_the_page_names_is_there():

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from outbox_core.spec import Source
@@ -34,6 +35,17 @@ SCHEMA = "outbox"
 VERSIONS = ("14", "15", "18")
 DEFAULT_VERSION = "15"
 POOLED = "pgbouncer"
+DAILY_VERSION = "18"
+"""What `make test` uses where the server does not matter: the newest, because other layers use the default one."""
+
+
+def mostly_nightly(*kinds: str) -> list[Any]:
+    """Parameters of a fixture: `make test` uses DAILY_VERSION, `make test-all` every one."""
+    return [pytest.param(kind, marks=() if kind == DAILY_VERSION else pytest.mark.nightly) for kind in kinds]
+
+
+EVERYWHERE = pytest.mark.parametrize("each_database", [*VERSIONS, POOLED], indirect=True)
+"""Where the server matters (locks, snapshots, fence, ownership), `make test` uses every version and PgBouncer too."""
 ROLES = ("owner", "producer", "processor", "stranger")
 """Logins without a right of their own; `locked` needs the password `open sesame`."""
 

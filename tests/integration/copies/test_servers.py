@@ -204,6 +204,7 @@ def test_the_snapshot_of_a_batch_that_fails_is_forgotten_when_a_standby_is_promo
         assert report.conflicts.open is None
 
 
+@pytest.mark.nightly
 def test_a_base_backup_run_as_another_system_runs_nothing_until_a_person_says_what_it_is(primary, workers, tmp_path):
     outbox = outbox_on(primary)
     name = outbox.database.name
@@ -233,6 +234,7 @@ def test_a_base_backup_run_as_another_system_runs_nothing_until_a_person_says_wh
     outbox.database.close()
 
 
+@pytest.mark.nightly
 def test_a_base_backup_without_a_timeline_of_its_own_is_kept_by_the_originals_claim(primary, workers):
     outbox = outbox_on(primary)
     name = outbox.database.name
@@ -244,6 +246,7 @@ def test_a_base_backup_without_a_timeline_of_its_own_is_kept_by_the_originals_cl
     outbox.database.close()
 
 
+@pytest.mark.nightly
 def test_an_upgraded_server_keeps_its_ids_and_waits_for_keep(tmp_path):
     old = Primary("14")
     try:

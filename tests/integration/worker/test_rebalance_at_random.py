@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.worker import Outbox, Worker, Workers
 
 SECONDS = float(os.environ.get("OUTBOX_CHANGES_SECONDS", "12"))
-pytestmark = pytest.mark.timeout(SECONDS + 240)
+pytestmark = [pytest.mark.timeout(SECONDS + 240), pytest.mark.nightly]
 KEYS = 60
 ORDER = {"TransactionOrder": "m.transaction_id, m.position", "Snapshot": "m.position"}
 MOST_WAITING = 300
