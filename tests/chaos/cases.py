@@ -22,6 +22,9 @@ COUNTS: Final = (4, 5, 6, 7, 8)
 SLOTS: Final = 64
 RECOVERY_SECONDS: Final = LEASE_SECONDS + 5
 """Mode Competing: what a killed consumer had in hand is handled after so long, at most."""
+TAKEOVER_SECONDS: Final = LEASE_SECONDS + 10
+"""The other modes: partitions of a killed or frozen process have an effect after so long, at most. The lease and the
+standby's wait are 4 s of it; a machine that is busy with all cases needs the rest."""
 
 CHECKPOINTS: Final[LiteralString] = """
 SELECT processor_id, partition, ARRAY[last_processed_transaction_id::text::numeric, last_processed_position]

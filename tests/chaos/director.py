@@ -28,10 +28,10 @@ from tests.chaos.pods import Pods
 from tests.chaos.proxies import Proxies
 from tests.chaos.recovery import find_late, measure
 from tests.chaos.result import as_json, build_result
-from tests.chaos.schedule import LAST
+from tests.chaos.schedule import LAST, find_not_struck
 from tests.chaos.servers import Databases
 from tests.chaos.summary import format_result
-from tests.chaos.verdict import Evidence, check_judge, find_not_at_end, judge
+from tests.chaos.verdict import Evidence, check_judge, find_missing, find_not_at_end, judge
 from tests.ledger.commitlog import count_overtaken, read_commit_logs
 from tests.support.postgres import wait_until
 from tests.support.rabbitmq import RabbitmqServer
@@ -121,8 +121,8 @@ class Director:
             for pods in self._pods.values():
                 pods.keep()
 
-    def run(self) -> bool:
-        """Run to the end; say whether every promise was kept.
+    def run(self) -> int:
+        """Run to the end; return the exit code of `Result.status`.
 
         Raises:
             RuntimeError: chaos itself failed, so nothing can be said.
@@ -237,7 +237,7 @@ class Director:
             or read_complaints(self._databases, case, partitions)
         )
 
-    def _judge(self, produced: Sequence[Committed], began: float, stuck: dict[str, list[str]]) -> bool:
+    def _judge(self, produced: Sequence[Committed], began: float, stuck: dict[str, list[str]]) -> int:
         cases = self._plan.cases
         journal = Journal(self._plan.directory / "observed.jsonl", began)
         broker = None if self._broker is None else self._broker.client()
@@ -254,13 +254,17 @@ class Director:
             for case in cases
             for what in check_judge(case, produced, evidence[case.name], random)
         ]
-        result = build_result(verdicts, struck, recoveries, overtaken=count_overtaken(produced), overlooked=overlooked)
+        missing = [what for case in cases for what in find_missing(case, evidence[case.name])]
+        result = build_result(
+            verdicts, struck, recoveries, overtaken=count_overtaken(produced), overlooked=overlooked,
+            missing=[*missing, *find_not_struck(self._plan.schedule, struck)],
+        )  # fmt: skip
         (self._plan.directory / RESULT).write_text(json.dumps(as_json(result)) + "\n")
         lines = format_result(result)
         (self._plan.directory / "ledger.txt").write_text("\n".join(lines) + "\n")
         for line in lines:
             self._say(line)
-        return result.is_good
+        return result.status
 
     def close(self) -> None:
         """Leave no server's files behind; processes would end with this one's namespaces anyhow."""

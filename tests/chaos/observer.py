@@ -12,6 +12,7 @@ import json
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, LiteralString
 
@@ -28,6 +29,10 @@ SELECT processor_id, partition, epoch, pod, token::text FROM outbox.processor_le
 
 
 DIVISIONS: Final[LiteralString] = "SELECT processor_id, partition_count, next_count FROM outbox.processor_partitions"
+
+
+_DOWN: Final = (psycopg.OperationalError, psycopg.InternalError, psycopg.InterfaceError)
+"""A server that is crashed, full or not there, and what its crash leaves of a connection."""
 
 
 class Journal:
@@ -57,9 +62,14 @@ class Sampler:
         self._last: dict[tuple[str, str, int], Any] = {}
 
     def run(self, stopping: threading.Event) -> None:
-        """Look until it is time to stop; a server that is down is looked for again."""
+        """Look until it is time to stop; a server that is down is looked for again.
+
+        Raises:
+            psycopg.Error: the server does not understand the question: what cannot be seen must not pass as kept.
+
+        """
         while not stopping.is_set():
-            with contextlib.suppress(psycopg.Error), self._connect() as connection:
+            with contextlib.suppress(*_DOWN), self._connect() as connection:
                 while not stopping.wait(LOOK_SECONDS):
                     self._look(connection)
             stopping.wait(LOOK_SECONDS)
@@ -111,18 +121,17 @@ def main() -> None:
         journal = Journal(file)
         looks = [(arguments.source, [case for case in cases if not case.apart])]
         looks += [(arguments.reporting, [case for case in cases if case.apart])] if arguments.reporting else []
-        threads = [
-            threading.Thread(target=Sampler(uri, tuple(seen), journal).run, args=(stopping,)) for uri, seen in looks
-        ]
         taps = [
             threading.Thread(target=tap, args=(case, arguments.broker, journal, stopping), daemon=True)
             for case in cases
             if case.target is Target.RABBITMQ
         ]
-        for thread in (*threads, *taps):
+        for thread in taps:
             thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(looks)) as pool:
+            sampling = [pool.submit(Sampler(uri, tuple(seen), journal).run, stopping) for uri, seen in looks]
+        for one in sampling:
+            one.result()
 
 
 if __name__ == "__main__":

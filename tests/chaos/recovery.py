@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tests.chaos.cases import RECOVERY_SECONDS
+from tests.chaos.cases import RECOVERY_SECONDS, TAKEOVER_SECONDS
 from tests.chaos.schedule import Kind, strikes
 
 if TYPE_CHECKING:
@@ -81,17 +81,20 @@ def measure(struck: Sequence[Struck], cases: Sequence[Case], seen: Mapping[str, 
     return found
 
 
+_KILLS: Final = (Kind.KILL, Kind.KILL_IN_BATCH)
+_STOPS: Final = (*_KILLS, Kind.FREEZE, Kind.FREEZE_IN_BATCH)
+
+
 def find_late(recoveries: Sequence[Recovery], case: Case) -> list[str]:
-    """Name each killed consumer whose messages were handled later than mode Competing promises."""
-    if case.fenced:
-        return []
+    """Name each takeover that lasted too long, where no other fault struck the case meanwhile."""
+    kinds, limit = (_STOPS, TAKEOVER_SECONDS) if case.fenced else (_KILLS, RECOVERY_SECONDS)
     return [
-        f"{recovery.kind}: its messages were handled after {recovery.seconds:.1f} s, not {RECOVERY_SECONDS:g} s"
+        f"{recovery.kind}: it took {recovery.seconds:.1f} s until others went on, not {limit:g} s"
         for recovery in recoveries
         if recovery.case == case.name
-        and recovery.kind in (Kind.KILL, Kind.KILL_IN_BATCH)
+        and recovery.kind in kinds
         and recovery.seconds is not None
-        and recovery.seconds > RECOVERY_SECONDS
+        and recovery.seconds > limit
     ]
 
 

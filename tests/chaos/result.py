@@ -53,16 +53,19 @@ class Result:
     overtaken: int = 0
     overlooked: list[str] = field(default_factory=list)
     violations: dict[str, list[str]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
 
     @property
-    def is_good(self) -> bool:
-        """Every promise was kept, and the judge would have found it otherwise."""
-        return not (self.overlooked or any(self.violations.values()))
+    def status(self) -> int:
+        """Return the exit code: 0 every promise was kept, 1 one was broken or overlooked, 2 too little was seen."""
+        if self.overlooked or any(self.violations.values()):
+            return 1
+        return 2 if self.missing else 0
 
 
 def build_result(
     verdicts: Sequence[Verdict], struck: Sequence[Struck], recoveries: Sequence[Recovery], *, overtaken: int,
-    overlooked: Sequence[str],
+    overlooked: Sequence[str], missing: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """Put the result of one run together."""
     frozen = [one for one in struck if one.fault.kind is Kind.FREEZE_IN_BATCH and not one.harmless]
@@ -83,6 +86,7 @@ def build_result(
         overtaken=overtaken,
         overlooked=list(overlooked),
         violations={verdict.case.name: list(verdict.violations) for verdict in verdicts},
+        missing=list(missing),
     )
 
 
@@ -113,6 +117,7 @@ def add_up(results: Iterable[Result]) -> Result:
         total.overtaken += result.overtaken
         total.overlooked += result.overlooked
         total.violations |= result.violations
+        total.missing += result.missing
         for name, found in result.kinds.items():
             kind = total.kinds.setdefault(name, KindResult())
             kind.struck += found.struck

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.chaos.cases import Case
+    from tests.chaos.faults import Struck
 
 FIRST: Final = 4.0
 """Seconds until the first fault."""
 LAST: Final = 10.0
 """No fault in the last so many seconds, so that each recovery can be seen."""
+LEFT_OUT: Final = 0.1
+"""Of the faults: more than these may not be left out, or the run says too little."""
 
 
 class Kind(StrEnum):
@@ -179,6 +182,23 @@ def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
         amount=round(amount, 3),
         target=at_target and case is not None and case.has_target_connection,
     )
+
+
+def find_not_struck(schedule: Sequence[Fault], struck: Sequence[Struck]) -> list[str]:
+    """Name what a run did not try: then it says nothing about that."""
+    seen = {one.fault.kind for one in struck}
+    missing = [f"{kind}: it was scheduled, and never struck" for kind in Kind if kind in _kinds(schedule) - seen]
+    left_out = len(schedule) - len(struck)
+    if left_out > LEFT_OUT * len(schedule):
+        missing.append(f"{left_out} of {len(schedule)} faults were left out: this machine is too slow for them")
+    frozen = Kind.FREEZE_IN_BATCH
+    if frozen in seen and not any(one.expired for one in struck if one.fault.kind is frozen):
+        missing.append(f"{frozen}: none lost its lease in its batch; choose more seconds, or another seed")
+    return missing
+
+
+def _kinds(schedule: Sequence[Fault]) -> set[Kind]:
+    return {fault.kind for fault in schedule}
 
 
 def as_json(seed: int, seconds: float, cases: Sequence[Case], schedule: Sequence[Fault]) -> dict[str, Any]:

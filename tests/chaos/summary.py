@@ -25,6 +25,7 @@ def format_result(result: Result) -> list[str]:
         f"Messages that committed later than one of their key with a higher pair: {result.overtaken:,}.",
         f"Self-test: a loss, a double, a swap, a stranger, a step back, a second owner: {found}.",
         *(f"OVERLOOKED {what}" for what in result.overlooked),
+        *(f"MISSING {what}" for what in result.missing),
         *format_violations(result),
     ]  # fmt: skip
 

@@ -83,6 +83,21 @@ def _name_findings(case: Case, account: Account) -> list[str]:
     return findings or ["the account is wrong"]
 
 
+def find_missing(case: Case, evidence: Evidence) -> list[str]:
+    """Name what was not seen: without it the judge finds nothing, whatever happened."""
+    sampled = {sample.partition for sample in evidence.stored}
+    missing = [
+        f"no sample of the checkpoint of partition {number}" for number in evidence.final if number not in sampled
+    ]
+    if not evidence.stored:
+        missing.append("no sample of a checkpoint")
+    if case.fenced and not evidence.held:
+        missing.append("no sample of a lease")
+    if not evidence.effects:
+        missing.append("no effect with the time of its commit")
+    return [f"{case.name}: {what}" for what in missing]
+
+
 def check_judge(case: Case, produced: Sequence[Committed], evidence: Evidence, random: Random) -> list[str]:
     """Plant every fault into copies of the evidence; return those that were overlooked."""
     effects = evidence.effects if case.fenced and case.transactional else ()

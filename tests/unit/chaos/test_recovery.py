@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.cases import RECOVERY_SECONDS, Case, Target, select_cases
+from tests.chaos.cases import RECOVERY_SECONDS, TAKEOVER_SECONDS, Case, Target, select_cases
 from tests.chaos.faults import Struck
 from tests.chaos.recovery import Recovery, Seen, find_late, measure, summarize
 from tests.chaos.schedule import Fault, Kind
@@ -84,6 +84,15 @@ def test_what_a_consumer_had_in_hand_counts_and_nothing_else_does(messages, seco
 def test_a_change_of_the_number_of_partitions_counts_until_the_database_has_it() -> None:
     (recovery,) = measure([make_struck(Kind.DIVIDE)], CASES, SEEN)
     assert recovery.seconds == 4.5
+
+
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.KILL_IN_BATCH, Kind.FREEZE, Kind.FREEZE_IN_BATCH])
+def test_a_takeover_that_lasts_too_long_is_a_violation(kind) -> None:
+    (case,) = select_cases(["ordered-sql"])
+    assert find_late([Recovery(kind, case.name, TAKEOVER_SECONDS)], case) == []
+    (said,) = find_late([Recovery(kind, case.name, 50.0)], case)
+    assert "50.0 s" in said
+    assert find_late([Recovery(kind, case.name, None, overlapped=True)], case) == []
 
 
 def test_a_consumer_that_is_killed_has_its_messages_handled_in_time_or_it_is_a_violation() -> None:

@@ -33,14 +33,21 @@ def test_rounds_are_added_up() -> None:
     kind = total.kinds[Kind.FREEZE_IN_BATCH]
     assert (kind.struck, kind.idle, kind.seconds) == (4, 2, [2.0, 6.0])
     assert (total.frozen, total.expired, total.overtaken) == (2, 2, 8)
-    assert total.is_good
+    assert total.status == 0
 
 
 def test_a_violation_of_one_round_is_one_of_all() -> None:
     total = add_up([make_result(), make_result(RABBITMQ, violations=("message 7 is lost",))])
-    assert not total.is_good
+    assert total.status == 1
     assert "VIOLATION ordered-rabbitmq: message 7 is lost" in format_result(total)
-    assert not Result(overlooked=["a loss"]).is_good
+    assert Result(overlooked=["a loss"]).status == 1
+
+
+def test_what_was_not_seen_is_no_proof_and_a_violation_is_worse() -> None:
+    blind = make_result(missing=["ordered-sql: no sample of a lease"])
+    assert blind.status == 2
+    assert "MISSING ordered-sql: no sample of a lease" in format_result(add_up([make_result(), blind]))
+    assert add_up([blind, make_result(violations=("message 7 is lost",))]).status == 1
 
 
 def test_a_result_survives_its_file() -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from tests.chaos.cases import CASES, COUNTS, PARTITIONS, Target, select_cases
 from tests.chaos.config import build_config, build_handler
-from tests.chaos.rounds import MOST_AT_ONCE, deal_rounds, draw_sample
-from tests.chaos.schedule import LAST, Kind, as_json, build_schedule, strikes
+from tests.chaos.faults import Struck
+from tests.chaos.rounds import MOST_AT_ONCE, SEED, deal_rounds, draw_sample
+from tests.chaos.schedule import LAST, Fault, Kind, as_json, build_schedule, find_not_struck, strikes
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = range(20)
@@ -160,3 +161,29 @@ def test_every_mode_runs_with_messages_that_fail_for_a_while(monkeypatch) -> Non
 def test_another_number_of_partitions_is_never_below_the_most_replicas() -> None:
     most = max(fault.amount for seed in SEEDS for fault in build_schedule(seed, 600, CASES) if fault.kind is Kind.SCALE)
     assert most <= min(COUNTS) == PARTITIONS
+
+
+def carry_out(fault: Fault, *, expired: bool = True) -> Struck:
+    return Struck(fault, fault.at, fault.ends, fault.ends, expired=expired)
+
+
+def test_a_run_that_did_not_strike_as_it_should_says_so() -> None:
+    schedule = build_schedule(1, 300, CASES)
+    all_of_it = [carry_out(fault) for fault in schedule]
+    assert find_not_struck(schedule, all_of_it) == []
+    assert find_not_struck([], []) == []
+    (said,) = find_not_struck(schedule, [one for one in all_of_it if one.fault.kind is not Kind.DISK])
+    assert said == "fill the disk: it was scheduled, and never struck"
+    asleep = [carry_out(fault, expired=fault.kind is not Kind.FREEZE_IN_BATCH) for fault in schedule]
+    (said,) = find_not_struck(schedule, asleep)
+    assert said.startswith("freeze in mid-batch: none lost its lease")
+    half = [one for number, one in enumerate(all_of_it) if number % 2]
+    assert f"{len(schedule) - len(half)} of {len(schedule)} faults were left out" in find_not_struck(schedule, half)[-1]
+
+
+def test_the_seed_of_make_test_strikes_with_every_kind() -> None:
+    cases = draw_sample(SEED, CASES)
+    schedule = build_schedule(SEED, 100, cases)
+    assert {fault.kind for fault in schedule} == set(Kind)
+    frozen = [fault.case for fault in schedule if fault.kind is Kind.FREEZE_IN_BATCH]
+    assert set(frozen) == {case.name for case in cases}

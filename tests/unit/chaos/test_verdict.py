@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.chaos.cases import CASES, Ending
-from tests.chaos.verdict import Evidence, check_judge, judge, last_pairs, partition_of
+from tests.chaos.verdict import Evidence, check_judge, find_missing, judge, last_pairs, partition_of
 from tests.ledger.account import Handled
 from tests.ledger.commitlog import Committed
 from tests.ledger.history import Effect, Held, Stored
@@ -52,6 +52,20 @@ def test_clean_run_of_every_case_has_no_violation(case) -> None:
     verdict = judge(case, PRODUCED, make_evidence(case))
     assert verdict.violations == ()
     assert (verdict.account.produced, verdict.account.handled) == (60, 60)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_evidence_that_is_missing_is_named(case) -> None:
+    whole = make_evidence(case)
+    assert find_missing(case, whole) == []
+    leases = [f"{case.name}: no sample of a lease"] if case.fenced else []
+    assert find_missing(case, replace(whole, held=())) == leases
+    assert find_missing(case, replace(whole, effects=())) == [f"{case.name}: no effect with the time of its commit"]
+    assert f"{case.name}: no sample of a checkpoint" in find_missing(case, replace(whole, stored=()))
+    others = [sample for sample in whole.stored if sample.partition]
+    assert f"{case.name}: no sample of the checkpoint of partition 0" in find_missing(
+        case, replace(whole, stored=others)
+    )
 
 
 @pytest.mark.parametrize(
