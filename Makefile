@@ -44,6 +44,10 @@ scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RU
 	@tests/cluster/setup.sh python cluster
 	@$(PY) -m tests.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
+mutants: ## Plant known faults into a copy, and see the tests catch them (ONLY='word,word')
+	@tests/cluster/setup.sh python postgres rabbitmq spark cluster
+	@$(PY) -m tests.tools.mutants $(if $(ONLY),--only '$(ONLY)')
+
 follow: ## Count what one batch costs in calls of our own functions, in each mode
 	@tests/cluster/setup.sh python postgres
 	@$(PY) -m tests.tools.follow_batch
@@ -73,4 +77,4 @@ test: ## Run every test (sets up what they need)
 test-all: ## Before a release: also on every version of PostgreSQL, the longer chaos, sabotage, the large models, upgrades
 	@tests/run.sh --nightly
 
-.PHONY: help init lint check format crds lock model chaos scale follow up images push try demo down test test-all
+.PHONY: help init lint check format crds lock model chaos scale mutants follow up images push try demo down test test-all

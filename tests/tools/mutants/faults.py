@@ -1,0 +1,358 @@
+"""The table of known faults: what is planted, and which tests of `make test` must find it.
+
+A fault is text that stands in a file exactly once, and what takes its place. Where that text is gone, `make mutants`
+says so: then find where the same fault would be made now. Tests without a cluster are preferred: they are quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SQL: Final = "sql/functions"
+CORE: Final = "worker/src/outbox_core"
+WORKER: Final = "worker/src/outbox_worker"
+OPERATOR: Final = "operator/src/outbox_operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Text of a file, and what takes its place."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault in words, how it is made, and pytest's arguments that choose the tests for it."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def _fault(name: str, path: str, old: str, new: str, *tests: str) -> Fault:
+    return Fault(name, (Edit(path, old, new),), tests)
+
+
+_PAIR: Final = "(v_stored.last_processed_transaction_id, v_stored.last_processed_position)"
+_HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > clock_timestamp();"
+_TEST_IDLE: Final = "tests/unit/operator/test_idle.py"
+_WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
+            return False
+"""
+_WRITE_EVENTS: Final = """        for event in decision.events:
+            await self._events.write(processor, event)
+"""
+
+DATABASE: Final = (
+    _fault(
+        "FOR KEY SHARE removed: a takeover does not wait for a commit",
+        f"{SQL}/leases.sql",
+        "    FOR KEY SHARE;\n    RETURN coalesce(\n",
+        "    ;\n    RETURN coalesce(\n",
+        "tests/contract/test_fence.py",
+    ),
+    _fault(
+        "positions compared alone when a checkpoint is stored",
+        f"{SQL}/checkpoints.sql",
+        f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) THEN\n        UPDATE",
+        "    ELSIF v_stored.last_processed_position = p_expected_position THEN\n        UPDATE",
+        "tests/contract/test_checkpoint_steps.py",
+    ),
+    _fault(
+        "now() for clock_timestamp() in the fence",
+        f"{SQL}/leases.sql",
+        "v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);",
+        "v_lease.token = p_owner_token AND v_lease.expires_at > now(), false);",
+        "tests/contract/test_fence.py",
+    ),
+    _fault(
+        "now() for clock_timestamp() when a lease is asked for",
+        f"{SQL}/leases.sql",
+        "    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)\n",
+        "    v_refused := coalesce(v_lease.expires_at > now() AND v_lease.token <> p_token, false)\n",
+        "tests/contract/test_ownership.py",
+        "tests/contract/test_fence.py",
+    ),
+    _fault(
+        "now() for clock_timestamp() in the heartbeat",
+        f"{SQL}/leases.sql",
+        f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
+        "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
+        f"      {_HELD.replace('clock_timestamp()', 'now()')}\n    RETURN FOUND;",
+        "tests/contract/test_ownership.py",
+        "tests/contract/test_fence.py",
+    ),
+    _fault(
+        "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
+        f"{SQL}/checkpoints.sql",
+        "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
+        "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
+        "tests/contract/test_checkpoint_steps.py",
+    ),
+    _fault(
+        "the heartbeat renews without the token",
+        f"{SQL}/leases.sql",
+        f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
+        "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
+        f"      {_HELD.replace(' AND l.token = p_token', '')}\n    RETURN FOUND;",
+        "tests/contract/test_ownership.py",
+    ),
+    _fault(
+        "a batch is completed without its attempt",
+        f"{SQL}/competing.sql",
+        "    DELETE FROM competing_batches b\n    WHERE b.processor_id = p_processor_id AND b.id = p_batch "
+        "AND b.owner = p_owner AND b.attempt = p_attempt\n      AND (b.upto",
+        "    DELETE FROM competing_batches b\n    WHERE b.processor_id = p_processor_id AND b.id = p_batch "
+        "AND b.owner = p_owner\n      AND (b.upto",
+        "tests/contract/test_competing.py",
+    ),
+    _fault(
+        "a claim lapses 30 s after it was made",
+        f"{SQL}/claims.sql",
+        "coalesce(p_claim.vacated_at < clock_timestamp()",
+        "coalesce(coalesce(p_claim.vacated_at, p_claim.claimed_at) < clock_timestamp()",
+        "tests/contract/test_ownership.py",
+    ),
+    _fault(
+        "a lease is given during an open conflict",
+        f"{SQL}/leases.sql",
+        "AND f.needs_person AND f.resolved_at IS NULL);\n    IF NOT v_refused THEN",
+        "AND false);\n    IF NOT v_refused THEN",
+        "tests/contract/test_ownership.py",
+    ),
+    _fault(
+        "the hash is of another byte, in SQL",
+        f"{SQL}/partitions.sql",
+        "pg_catalog.convert_to(p_key, 'UTF8')), 0)",
+        "pg_catalog.convert_to(p_key, 'UTF8')), 1)",
+        "tests/contract/test_partitions.py",
+    ),
+    _fault(
+        "keys are folded to lower case, in SQL",
+        f"{SQL}/partitions.sql",
+        "pg_catalog.convert_to(p_key, 'UTF8')",
+        "pg_catalog.convert_to(pg_catalog.lower(p_key), 'UTF8')",
+        "tests/contract/test_partitions.py",
+    ),
+    _fault(
+        "a redriven dead letter loses its place",
+        f"{SQL}/held_messages.sql",
+        "coalesce(b.place, nextval('held_order'))",
+        "nextval('held_order')",
+        "tests/contract/test_held.py",
+    ),
+    _fault(
+        "migrations run without their lock",
+        "sql/runner.py",
+        '    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))\n',
+        "",
+        "tests/migration/test_migrations.py::test_from_several_places_at_once_each_is_applied_once",
+    ),
+)
+
+READING: Final = (
+    _fault(
+        "positions compared alone when the outbox is read",
+        f"{WORKER}/postgres/messages.py",
+        '[sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]',
+        '[sql.SQL("o.position > {}::bigint").format(place("after_position"))]',
+        "tests/contract/test_cursor.py",
+    ),
+    _fault(
+        "positions compared alone when Spark goes on",
+        "worker/src/outbox_spark/resume.py",
+        "    if directory.committed > stored:\n",
+        "    if directory.committed.position > stored.position:\n",
+        "tests/unit/engine/test_resume.py",
+    ),
+    _fault(
+        "the last message handled is stored instead of the last examined",
+        f"{WORKER}/postgres/messages.py",
+        "            return replace(reach, messages=messages, matched_count=len(messages))\n",
+        "            examined = messages[-1].checkpoint if messages else reach.examined\n"
+        "            return replace(reach, messages=messages, matched_count=len(messages), examined=examined)\n",
+        "tests/contract/test_cursor.py",
+    ),
+    _fault(
+        "a window is read up to now",
+        f"{WORKER}/postgres/windows.py",
+        "        span = Span(window.end, upper, LOWEST_POSITION)\n",
+        '        span = Span(window.end, "", LOWEST_POSITION)\n',
+        "tests/contract/test_window_interleavings.py",
+    ),
+    _fault(
+        "the hash is of another byte, in Python",
+        f"{CORE}/partition.py",
+        ".digest()[0] % SLOTS",
+        ".digest()[1] % SLOTS",
+        "tests/unit/core/test_partition.py",
+    ),
+    _fault(
+        "keys are folded to lower case, in Python",
+        f"{CORE}/partition.py",
+        "hashlib.sha256(key.encode())",
+        "hashlib.sha256(key.lower().encode())",
+        "tests/unit/core/test_partition.py",
+    ),
+    _fault(
+        "null in deliver_after is the first day of year 1",
+        f"{WORKER}/postgres/table.py",
+        "\"CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z') END\"",
+        "\"least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z')\"",
+        "tests/integration/worker/test_nulls.py::test_a_message_without_a_delay_is_not_delayed",
+    ),
+    _fault(
+        "null in deliver_after is a delay",
+        f"{WORKER}/postgres/queries/survey_range.sql",
+        "coalesce(b.deliver_after > clock_timestamp(), false)",
+        "coalesce(b.deliver_after > clock_timestamp(), true)",
+        "tests/integration/worker/test_failures.py",
+    ),
+    _fault(
+        "a session of another run of the server than memory knows is trusted",
+        f"{WORKER}/transaction.py",
+        "        if self.server_run is not None and (row is None or row[-1] != self.server_run):\n",
+        "        if False and (row is None or row[-1] != self.server_run):\n",
+        "tests/integration/worker/test_crashed_backend.py",
+    ),
+)
+
+OWNER: Final = (
+    _fault(
+        "code 2 commits",
+        f"{CORE}/checkpoint.py",
+        "        return self is not StoreAnswer.STORED\n",
+        "        return self not in (StoreAnswer.STORED, StoreAnswer.AHEAD)\n",
+        "tests/unit/core/test_checkpoint.py",
+    ),
+    _fault(
+        "AtLeastOnce hands over without a look at the lease",
+        f"{WORKER}/steps.py",
+        "        if (told := self._find_loss(state, batch)) is not None:\n            return told\n"
+        "        if self._context.transactional_target:",
+        "        if self._context.transactional_target:",
+        "tests/integration/worker/test_rabbitmq.py::test_a_frozen_publisher_hands_nothing_over_after_its_lease",
+    ),
+    _fault(
+        "no idle timeout",
+        f"{WORKER}/transaction.py",
+        "idle=sql.Literal(str(self._idle_limit))",
+        'idle=sql.Literal("0")',
+        "tests/contract/test_fence.py",
+    ),
+    _fault(
+        "a lost COMMIT is taken for failed",
+        f"{WORKER}/transaction.py",
+        "        if connection.closed and request is not None:\n",
+        "        if connection.closed and request is not None and not committing:\n",
+        "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",
+    ),
+    _fault(
+        "the circuit breaker's probe is a retry",
+        f"{CORE}/breaker.py",
+        "        return self.phase is not Phase.CLOSED\n",
+        "        return False\n",
+        "tests/unit/core/test_breaker.py",
+    ),
+    _fault(
+        "Parquet is shown before its manifest commits",
+        "worker/src/outbox_spark/pipeline.py",
+        "            prepared.effects.list_files(transaction.connection)\n",
+        "            prepared.effects.list_files(transaction.connection)\n"
+        "            from outbox_spark.files import reveal\n\n            reveal(prepared.effects.pending)\n",
+        "tests/integration/test_spark_driver.py::test_a_driver_that_lost_ownership_is_told_4_and_rolls_back",
+    ),
+)
+
+BROKER: Final = (
+    _fault(
+        "a lone nack is taken for an ack",
+        f"{WORKER}/confirm.py",
+        "            if not accepted:\n",
+        "            if not accepted and multiple:\n",
+        "tests/unit/worker/test_confirm.py",
+    ),
+    _fault(
+        "every nack is taken for an ack",
+        f"{WORKER}/amqp.py",
+        "accepted = isinstance(value, commands.Basic.Ack)",
+        "accepted = True",
+        "tests/integration/worker/test_rabbitmq.py::test_a_refusal_by_the_broker_counts_as_attempt",
+    ),
+    _fault(
+        "what the broker returns is ignored",
+        f"{WORKER}/amqp.py",
+        '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))\n',
+        "",
+        "tests/integration/worker/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
+    ),
+)
+
+SECRETS: Final = (
+    _fault(
+        "a database's URI is quoted in the error",
+        f"{WORKER}/postgres/connection.py",
+        'self._invalid("`uri` is not postgresql://user:password@host:port/database") from None',
+        'self._invalid(f"`uri` {uri} is not postgresql://user:password@host:port/database") from None',
+        "tests/integration/test_connection.py",
+    ),
+    _fault(
+        "a broker's URI is quoted in the error",
+        f"{WORKER}/broker.py",
+        '_invalid("`uri` is not a URI such as',
+        '_invalid(f"`uri` {uri} is not a URI such as',
+        "tests/unit/worker/test_broker.py",
+    ),
+    _fault(
+        "a broker's password is shown with its address",
+        f"{WORKER}/broker.py",
+        "    password: str = field(repr=False)\n",
+        "    password: str\n",
+        "tests/unit/worker/test_broker.py",
+    ),
+)
+
+CLUSTER: Final = (
+    _fault(
+        "pods are scaled before the status says it",
+        f"{OPERATOR}/apply.py",
+        _WRITE_STATUS + _WRITE_EVENTS,
+        "        await self._apply_owned(body, observed, decision)\n" + _WRITE_STATUS + _WRITE_EVENTS,
+        _TEST_IDLE,
+    ),
+    _fault(
+        "Events are written before the status",
+        f"{OPERATOR}/apply.py",
+        _WRITE_STATUS + _WRITE_EVENTS,
+        _WRITE_EVENTS + _WRITE_STATUS,
+        _TEST_IDLE,
+    ),
+    _fault(
+        "a status is written although nothing changed",
+        f"{OPERATOR}/apply.py",
+        '        if not is_news(body.get("status"), status):\n            return True\n',
+        "",
+        _TEST_IDLE,
+    ),
+    _fault(
+        "a pod that does not answer is scaled down",
+        f"{OPERATOR}/decide.py",
+        "    replicas = 0 if result.stops_workers else wanted_replicas(observed)\n",
+        "    silent = any(not pod.reachable for pod in observed.runners)\n"
+        "    replicas = 0 if result.stops_workers or silent else wanted_replicas(observed)\n",
+        "tests/unit/operator/test_decide.py",
+    ),
+    _fault(
+        "RBAC with a wildcard",
+        "charts/outbox-operator/templates/_rules.tpl",
+        "  resources: [secrets]\n  verbs: [create]\n",
+        '  resources: [secrets]\n  verbs: ["*"]\n',
+        "tests/chart/test_rbac.py",
+    ),
+)
+
+FAULTS: Final = (*DATABASE, *READING, *OWNER, *BROKER, *SECRETS, *CLUSTER)
