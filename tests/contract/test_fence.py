@@ -150,6 +150,27 @@ def test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start(each_da
 
 
 @EVERYWHERE
+def test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease(each_database):
+    """A frozen process can end nothing itself, and keeps the fence locked until then."""
+    epoch, watch = own(each_database, OLD), each_database.direct()
+    put(watch, (10, 1))
+    request = StoreRequest(HeldLease(0, epoch, UUID(OLD)), Checkpoint(10, 1), Checkpoint(20, 5), first=True)
+
+    def freeze(transaction):
+        inside = transaction.connection
+        assert inside.execute("SHOW idle_in_transaction_session_timeout").fetchone() == ("1600ms",)
+        (backend,) = inside.execute("SELECT pg_backend_pid()").fetchone()
+        is_over = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s AND state LIKE 'idle in transaction%%'"
+        wait_until(lambda: watch.execute(is_over, [backend]).fetchone() == (True,), "the server ended it")
+        return 1
+
+    answer = TransactionRunner(KEY, lease=2, timeout=60).run(each_database.connect(), request.lease, request, freeze)
+
+    assert isinstance(answer, CommitUnknown | Failed)
+    assert stored(watch) == (10, 1)
+
+
+@EVERYWHERE
 def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each_database):
     epoch = own(each_database, OLD)
     put(each_database.direct(), (10, 1))

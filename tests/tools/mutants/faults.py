@@ -53,29 +53,28 @@ DATABASE: Final = (
         f"{SQL}/leases.sql",
         "    FOR KEY SHARE;\n    RETURN coalesce(\n",
         "    ;\n    RETURN coalesce(\n",
-        "tests/contract/test_fence.py",
+        "tests/contract/test_fence.py::test_no_takeover_between_store_and_commit[18]",
     ),
     _fault(
         "positions compared alone when a checkpoint is stored",
         f"{SQL}/checkpoints.sql",
         f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) THEN\n        UPDATE",
         "    ELSIF v_stored.last_processed_position = p_expected_position THEN\n        UPDATE",
-        "tests/contract/test_checkpoint_steps.py",
+        "tests/contract/test_checkpoint_steps.py::test_step",
     ),
     _fault(
         "now() for clock_timestamp() in the fence",
         f"{SQL}/leases.sql",
         "v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);",
         "v_lease.token = p_owner_token AND v_lease.expires_at > now(), false);",
-        "tests/contract/test_fence.py",
+        "tests/contract/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
     ),
     _fault(
         "now() for clock_timestamp() when a lease is asked for",
         f"{SQL}/leases.sql",
         "    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)\n",
         "    v_refused := coalesce(v_lease.expires_at > now() AND v_lease.token <> p_token, false)\n",
-        "tests/contract/test_ownership.py",
-        "tests/contract/test_fence.py",
+        "tests/contract/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
     ),
     _fault(
         "now() for clock_timestamp() in the heartbeat",
@@ -83,15 +82,14 @@ DATABASE: Final = (
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
         "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
         f"      {_HELD.replace('clock_timestamp()', 'now()')}\n    RETURN FOUND;",
-        "tests/contract/test_ownership.py",
-        "tests/contract/test_fence.py",
+        "tests/contract/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
     ),
     _fault(
         "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
         f"{SQL}/checkpoints.sql",
         "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
         "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
-        "tests/contract/test_checkpoint_steps.py",
+        "tests/contract/test_checkpoint_steps.py::test_step",
     ),
     _fault(
         "the heartbeat renews without the token",
@@ -99,7 +97,7 @@ DATABASE: Final = (
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
         "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
         f"      {_HELD.replace(' AND l.token = p_token', '')}\n    RETURN FOUND;",
-        "tests/contract/test_ownership.py",
+        "tests/contract/test_ownership.py::TestLease::test_renewed_by_its_holder_only[18]",
     ),
     _fault(
         "a batch is completed without its attempt",
@@ -108,49 +106,49 @@ DATABASE: Final = (
         "AND b.owner = p_owner AND b.attempt = p_attempt\n      AND (b.upto",
         "    DELETE FROM competing_batches b\n    WHERE b.processor_id = p_processor_id AND b.id = p_batch "
         "AND b.owner = p_owner\n      AND (b.upto",
-        "tests/contract/test_competing.py",
+        "tests/contract/test_competing.py::test_completion_failure_and_heartbeat_check_owner_and_attempt[18-attempt]",
     ),
     _fault(
         "a claim lapses 30 s after it was made",
         f"{SQL}/claims.sql",
         "coalesce(p_claim.vacated_at < clock_timestamp()",
         "coalesce(coalesce(p_claim.vacated_at, p_claim.claimed_at) < clock_timestamp()",
-        "tests/contract/test_ownership.py",
+        "tests/contract/test_ownership.py::TestClaim::test_it_never_lapses_while_its_resource_exists[18]",
     ),
     _fault(
         "a lease is given during an open conflict",
         f"{SQL}/leases.sql",
         "AND f.needs_person AND f.resolved_at IS NULL);\n    IF NOT v_refused THEN",
         "AND false);\n    IF NOT v_refused THEN",
-        "tests/contract/test_ownership.py",
+        "tests/contract/test_ownership.py::TestLease::test_refused_while_a_conflict_waits_for_a_person[18]",
     ),
     _fault(
         "the hash is of another byte, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')), 0)",
         "pg_catalog.convert_to(p_key, 'UTF8')), 1)",
-        "tests/contract/test_partitions.py",
+        "tests/contract/test_partitions.py::test_sql_hashes_as_python_does",
     ),
     _fault(
         "keys are folded to lower case, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')",
         "pg_catalog.convert_to(pg_catalog.lower(p_key), 'UTF8')",
-        "tests/contract/test_partitions.py",
+        "tests/contract/test_partitions.py::test_sql_hashes_as_python_does",
     ),
     _fault(
         "a redriven dead letter loses its place",
         f"{SQL}/held_messages.sql",
         "coalesce(b.place, nextval('held_order'))",
         "nextval('held_order')",
-        "tests/contract/test_held.py",
+        "tests/contract/test_held.py::test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_order",
     ),
     _fault(
         "migrations run without their lock",
         "sql/runner.py",
         '    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))\n',
         "",
-        "tests/migration/test_migrations.py::test_from_several_places_at_once_each_is_applied_once",
+        "tests/migration/test_migrations.py::test_from_several_places_at_once_each_is_applied_once[18]",
     ),
 )
 
@@ -160,7 +158,7 @@ READING: Final = (
         f"{WORKER}/postgres/messages.py",
         '[sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]',
         '[sql.SQL("o.position > {}::bigint").format(place("after_position"))]',
-        "tests/contract/test_cursor.py",
+        "tests/contract/test_cursor.py::test_positions_that_commit_out_of_order_come_by_pair[18]",
     ),
     _fault(
         "positions compared alone when Spark goes on",
@@ -175,7 +173,7 @@ READING: Final = (
         "            return replace(reach, messages=messages, matched_count=len(messages))\n",
         "            examined = messages[-1].checkpoint if messages else reach.examined\n"
         "            return replace(reach, messages=messages, matched_count=len(messages), examined=examined)\n",
-        "tests/contract/test_cursor.py",
+        "tests/contract/test_cursor.py::TestFilters::test_examined_goes_beyond_what_matched",
     ),
     _fault(
         "a window is read up to now",
@@ -242,7 +240,7 @@ OWNER: Final = (
         f"{WORKER}/transaction.py",
         "idle=sql.Literal(str(self._idle_limit))",
         'idle=sql.Literal("0")',
-        "tests/contract/test_fence.py",
+        "tests/contract/test_fence.py::test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease[18]",
     ),
     _fault(
         "a lost COMMIT is taken for failed",
