@@ -37,7 +37,7 @@ class Row:
 
 @dataclass
 class PartitionRunner:
-    """The database in memory, and a partition runner that works on it as `held_steps.py` does."""
+    """The database in memory, and a partition runner that works on it as `handling.py` does."""
 
     total: int
     size: int

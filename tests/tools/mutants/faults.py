@@ -229,10 +229,10 @@ OWNER: Final = (
     ),
     _fault(
         "AtLeastOnce hands over without a look at the lease",
-        f"{WORKER}/steps.py",
-        "        if (told := self._find_loss(state, batch)) is not None:\n            return told\n"
-        "        if self._context.transactional_target:",
-        "        if self._context.transactional_target:",
+        f"{WORKER}/handling.py",
+        "        if (told := self._fresh.find_loss(state, batch)) is not None:\n            return told\n"
+        "        if not self._effects.are_inside:",
+        "        if not self._effects.are_inside:",
         "tests/integration/worker/test_rabbitmq.py::test_a_frozen_publisher_hands_nothing_over_after_its_lease",
     ),
     _fault(

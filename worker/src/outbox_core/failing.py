@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from outbox_core import retry
+from outbox_core.errors import HandlerError
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, WhenExhausted
 
@@ -131,6 +132,15 @@ def is_refusal(error: OutboxError, settings: Retry) -> bool:
     if error.reason in (Reason.HANDLER_ENDED_TRANSACTION, Reason.HANDLER_TIMEOUT):
         return False
     return retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
+
+
+def build_poison_error(crash_count: int) -> HandlerError:
+    """Say of a message that it killed too many processes to be tried again."""
+    return HandlerError(
+        f"{crash_count} processes in a row died while they handled this message alone, without an error: killed for "
+        "its memory, or crashed; it is not tried again until the resource or the handler is changed",
+        reason=Reason.PROCESS_KILLED,
+    )
 
 
 def is_given_up(error: OutboxError) -> bool:

@@ -110,10 +110,18 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The outbox was read; `at_once`: how far it was examined is stored now, although there is nothing to handle."""
+    """The outbox was read.
+
+    Attributes:
+        batch: what was found.
+        at_once: how far it was examined is stored now, although there is nothing to handle.
+        is_last: the worker is to stop, and this batch is to be handled in the same step: after it the loop ends.
+
+    """
 
     batch: Batch
     at_once: bool = False
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

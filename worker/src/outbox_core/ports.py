@@ -1,18 +1,126 @@
-"""What the worker's loop asks of the world: the shapes that adapters fill. No adapter is imported here."""
+"""What the worker's loop asks of the world: the shapes that adapters fill. No adapter is imported here.
+
+Two ports. Towards the database: a `Feed` finds batches, a `Settling` acknowledges them (the fence is there and nowhere
+else), an `OwnedUnit` says how a mode owns what it reads. Towards the outside: a `Target` takes what batches hold.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from outbox_core.checkpoint import Checkpoint
+    from outbox_core.failing import Failure
     from outbox_core.isolation import Found, Search
     from outbox_core.message import Batch
+    from outbox_core.outcomes import HeldLease, StepOutcome
+    from outbox_core.part import Place
+    from outbox_core.state import ProcessorState
+
+    Settle = Callable[[Any, Batch, tuple[Failure, ...]], StepOutcome | None]
+    """Called last in the open transaction, with its connection, the part of the batch that was tried and the messages
+    that failed. None: acknowledged. Else the transaction is rolled back, and this is the outcome."""
 
 
-class Target(Protocol):
+class Supply(Protocol):
+    """What is told to that which finds batches, before it is asked for any. What inherits from it needs none of it."""
+
+    def check(self) -> None:
+        """Look, before anything is connected, whether it can work at all.
+
+        Raises:
+            ConfigurationError: it cannot.
+
+        """
+        return  # without a statement it would count as abstract
+
+    def note_crash(self) -> None:
+        """Called when connected to a server that recovered from a crash: what was prepared before means nothing."""
+        return
+
+    def await_ready(self) -> None:
+        """Wait, before the lease is asked for, until batches can be prepared.
+
+        Raises:
+            OutboxError: they cannot.
+
+        """
+        return
+
+
+class Feed(Supply, Protocol):
+    """One supply of batches of one owned unit. It reads, and stores nothing."""
+
+    def fetch(self, state: ProcessorState) -> StepOutcome:
+        """Find the next batch after the state's cursor; `Fetched`, or what is in its way.
+
+        Raises:
+            OutboxError: it could not be read.
+
+        """
+
+    def note_stored(self, stored: Checkpoint) -> None:
+        """Called when a batch of this supply was handled and its checkpoint is committed."""
+        del stored
+
+
+class Settling(Protocol):
+    """Acknowledges the batches of one supply, in transactions of the checkpoint's database."""
+
+    def request(self, state: ProcessorState, batch: Batch) -> Any | None:
+        """Return the checkpoint to store with the batch, and under which lease; None: the supply has none."""
+
+    def settle_with(self, state: ProcessorState, batch: Batch, pairs: Iterable[Checkpoint]) -> Settle:
+        """Return what settles the batch in the transaction of its effects; called before that begins.
+
+        Args:
+            state: the state in which the batch is in hand.
+            batch: all of it.
+            pairs: of the messages that may have to be held.
+
+        """
+
+    def places(self, batch: Batch) -> tuple[Place, ...]:
+        """Return where the messages of the batch are that are to be handled, with their keys, in order."""
+
+
+class OwnedUnit(Protocol):
+    """How a mode owns what it reads, beyond claim and lease. What inherits from it is all of a processor."""
+
+    def after_claim(self, connection: Any) -> None:
+        """Called when the claim was granted.
+
+        Raises:
+            ConfigurationError: the processor is not as the resource asks for.
+
+        """
+        del connection
+
+    def after_refusal(self, connection: Any) -> StepOutcome | None:
+        """Say what the refusal of the lease means; None: another process has it."""
+        del connection
+        return None
+
+    def before_load(self, connection: Any) -> None:
+        """Look, before that transaction, for what takes long to find."""
+        del connection
+
+    def load(self, connection: Any, lease: HeldLease) -> Any | None:
+        """Return what is stored, in the open transaction; the first owner writes down where to start.
+
+        Raises:
+            OutboxError: what is stored is not what the resource asks for.
+
+        """
+
+    def after_load(self) -> StepOutcome | None:
+        """Say what was learned while loading; None: nothing."""
+        return None
+
+
+class AnyTarget(Protocol):
     """Where messages go; one instance lives as long as the process and reconnects by itself.
 
     A target that inherits from it has nothing that changes and nothing open, unless it says so.
@@ -39,8 +147,9 @@ class Target(Protocol):
         return
 
 
-class TransactionTarget(Target, Protocol):
-    """A target whose effects happen in a transaction of the source database."""
+@runtime_checkable
+class InTransaction(AnyTarget, Protocol):
+    """A target whose effects happen in a transaction of the checkpoint's database."""
 
     @property
     def needs_payload(self) -> bool:
@@ -56,7 +165,7 @@ class TransactionTarget(Target, Protocol):
 
 
 @runtime_checkable
-class SearchTarget(TransactionTarget, Protocol):
+class SearchTarget(InTransaction, Protocol):
     """A transaction target that finds the messages of a batch that fail with one call, not part by part."""
 
     def open_search(
@@ -81,8 +190,14 @@ class SearchTarget(TransactionTarget, Protocol):
         """
 
 
-class BrokerTarget(Target, Protocol):
+@runtime_checkable
+class OutsideTransaction(AnyTarget, Protocol):
     """A target outside the database: what was handed over cannot be recalled."""
+
+    @property
+    def needs_payload(self) -> bool:
+        """Always: the receiver cannot read the database."""
+        return True
 
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Hand the batch over and return when all of it is confirmed; return the messages handled.
@@ -95,3 +210,7 @@ class BrokerTarget(Target, Protocol):
             OutboxError: not everything is confirmed; some of it may have been delivered.
 
         """
+
+
+Target = InTransaction | OutsideTransaction
+"""`outbox_worker.effects` matches it, once."""

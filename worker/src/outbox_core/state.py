@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.errors import TransientError
 from outbox_core.report import Reason, WorkerState
 from outbox_core.turns import Turns
 
@@ -217,3 +218,17 @@ class ProcessorState:
 def initial_state(now: float) -> ProcessorState:
     """Before anything was tried."""
     return ProcessorState(step=Step.PREPARE, due=now)
+
+
+def lease_of(state: ProcessorState) -> outcomes.HeldLease:
+    """Return the lease of a state in a step that only owners do."""
+    if state.lease is None:
+        raise TransientError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
+    return state.lease
+
+
+def batch_of(state: ProcessorState) -> Batch:
+    """Return the batch of a state in a step about one."""
+    if state.batch is None:
+        raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
+    return state.batch

@@ -1,7 +1,7 @@
 """The driver of a Spark processor: the worker's loop, with batches that Spark prepares.
 
-Claim, lease, heartbeat, conflicts, retries, status, signals are `outbox_worker`'s own code. What differs is one
-step: FETCH waits for Spark. The database is the authority, so HANDLE stores the checkpoint under the epoch in the
+Claim, lease, heartbeat, conflicts, retries, status, signals are `outbox_worker`'s own code. What differs is the feed:
+FETCH waits for Spark. The database is the authority, so HANDLE stores the checkpoint under the epoch in the
 transaction of the effects, as for any worker, and only then Spark is let go on.
 """
 
@@ -11,8 +11,7 @@ import os
 import sys
 import time
 import uuid
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -20,6 +19,7 @@ from outbox_core import outcomes
 from outbox_core.checkpoint import StoreAnswer
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch
+from outbox_core.ports import Feed
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
 from outbox_spark.pipeline import AheadError, SparkPipeline
@@ -29,11 +29,12 @@ from outbox_worker.main import main as run_worker
 from outbox_worker.postgres import conflicts
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.shutdown import Interrupted
-from outbox_worker.steps import Steps
 from outbox_worker.transaction import StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import psycopg
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from outbox_core.state import ProcessorState
     from outbox_spark.handover import PreparedBatch
     from outbox_worker.settings import Settings
-    from outbox_worker.steps import StepContext
+    from outbox_worker.wiring import Unit
 
 _LOOK_SECONDS: Final = 0.2
 """How often a wait for Spark looks whether it is still wanted."""
@@ -52,38 +53,58 @@ _SESSION_SECONDS: Final = 120.0
 """Below what the liveness probe allows the loop for one step."""
 
 
-class SparkSteps(Steps):
-    """The worker's steps, with Spark's batches."""
+class SparkFeed(Feed):
+    """Batches that Spark prepares."""
 
-    def __init__(self, context: StepContext, *, take_over: bool) -> None:
+    def __init__(self, unit: Unit) -> None:
         """Keep the parts; the target is a pipeline.
 
         Raises:
             ConfigurationError: it is another target.
 
         """
-        super().__init__(context, take_over=take_over)
-        if not isinstance(context.target, SparkPipeline):
+        self._context = unit.context
+        if not isinstance(unit.context.target, SparkPipeline):
             raise ConfigurationError("engine Spark needs the Spark pipeline as target")
-        self._pipeline = context.target
+        self._pipeline = unit.context.target
+        self._runner = unit.runner
+        self._timeout = unit.context.config.delivery.timeout.total_seconds()
         self._counted = 0.0
 
     @override
-    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
-        """Stop the query where the server has crashed; FETCH opens it again, or finds that Spark is ahead."""
-        prepared = super()._prepare(state)
-        if isinstance(prepared, outcomes.Prepared) and prepared.crashed:
-            self._pipeline.stop()
-        return prepared
+    def note_crash(self) -> None:
+        """Stop the query; `fetch` opens it again, or finds that Spark is ahead."""
+        self._pipeline.stop()
 
     @override
-    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def await_ready(self) -> None:
+        """Wait for Spark: how long a session takes to start is no matter of delivery.timeout."""
+        until = time.monotonic() + _SESSION_SECONDS
+        while not self._pipeline.is_started(_LOOK_SECONDS):
+            if self._context.shutdown.requested:
+                raise TransientError("asked to stop while Spark was starting", reason=Reason.DRAINING)
+            if time.monotonic() > until:
+                raise TransientError(
+                    "the Spark session is still starting: look at the driver's log and at the executors' pods",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                )
+
+    @override
+    def note_stored(self, stored: Checkpoint) -> None:
+        """Tell Spark of what is committed.
+
+        Else it would run the batch again, and be told 0 although nothing is wrong.
+        """
+        self._pipeline.accept(stored)
+
+    @override
+    def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Wait for a batch of Spark's; begin the query if this lease has none."""
         if state.lease is None or state.stored is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
         if self._pipeline.epoch != state.lease.epoch or self._pipeline.changed():
             try:
-                self._pipeline.open(self._connection(), state.lease.epoch, state.stored)
+                self._pipeline.open(self._connection, state.lease.epoch, state.stored)
             except AheadError as error:
                 return outcomes.Rejected(
                     StoreAnswer.OLDER, error.committed, max(error.planned, error.committed), state.stored
@@ -94,10 +115,10 @@ class SparkSteps(Steps):
             # Neither idle nor well: how often it failed counts on until it is stored.
             return outcomes.Throttled(0.0, Reason.RUNNING, "")
         if prepared is None:
-            self._look_at_run()
+            self._runner.look_at_run(self._connection)
             return outcomes.Fetched(Batch(state.stored, state.stored, (), 0, full=True, matched_count=0))
         if prepared.effects is None:
-            return self._answer_replay(state.lease, prepared)
+            return self._answer_replay(state.lease, state.stored, prepared)
         if prepared.whole.start != state.stored:
             self._pipeline.stop()
             raise TransientError(
@@ -108,41 +129,12 @@ class SparkSteps(Steps):
         batch = Batch(
             state.stored, prepared.whole.end, (), prepared.count, full=True, matched_count=max(prepared.count, 1)
         )
-        if not self._context.shutdown.requested:
-            return outcomes.Fetched(batch)
-        return self._finish_before_stop(state, batch)
+        # Once the worker is to stop, the loop would end before the batch is handled.
+        return outcomes.Fetched(batch, is_last=self._context.shutdown.requested)
 
-    @override
-    def _check_target(self, state: ProcessorState) -> outcomes.StepOutcome:
-        """Wait for Spark too: how long a session takes to start is no matter of delivery.timeout."""
-        outcome = super()._check_target(state)
-        until = time.monotonic() + _SESSION_SECONDS
-        while not self._pipeline.is_started(_LOOK_SECONDS):
-            if self._context.shutdown.requested:
-                raise TransientError("asked to stop while Spark was starting", reason=Reason.DRAINING)
-            if time.monotonic() > until:
-                raise TransientError(
-                    "the Spark session is still starting: look at the driver's log and at the executors' pods",
-                    reason=Reason.TARGET_UNAVAILABLE,
-                )
-        return outcome
-
-    @override
-    def _handle(self, state: ProcessorState) -> outcomes.StepOutcome:
-        return self._let_spark_go_on(super()._handle(state))
-
-    @override
-    def _confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
-        return self._let_spark_go_on(super()._confirm(state))
-
-    def _let_spark_go_on(self, outcome: outcomes.StepOutcome) -> outcomes.StepOutcome:
-        """Tell Spark of what is committed.
-
-        Else it would run the batch again, and be told 0 although nothing is wrong.
-        """
-        if isinstance(outcome, outcomes.Stored):
-            self._pipeline.accept(outcome.pair)
-        return outcome
+    @property
+    def _connection(self) -> psycopg.Connection[Any]:
+        return self._context.databases.target.connection()
 
     def _wait_for_batch(self, state: ProcessorState) -> PreparedBatch | None:
         """Wait a while; once asked to stop, for the batch in hand as long as the grace period lasts."""
@@ -162,17 +154,11 @@ class SparkSteps(Steps):
             if not stopping and (time.monotonic() > until or self._context.ownership.lease_lost):
                 return None
 
-    def _finish_before_stop(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
-        """Commit the batch in hand although the worker is to stop: after FETCH the loop would end."""
-        outcome = self._handle(replace(state, batch=batch))
-        if isinstance(outcome, outcomes.Stored):
-            self._context.status.add_batch(outcome.count)
-        return outcome
-
-    def _answer_replay(self, lease: outcomes.HeldLease, prepared: PreparedBatch) -> outcomes.StepOutcome:
+    def _answer_replay(
+        self, lease: outcomes.HeldLease, stored: Checkpoint, prepared: PreparedBatch
+    ) -> outcomes.StepOutcome:
         """Ask the contract about a range that Spark runs again although it is stored; its 0 is put on record."""
-        stored = self._stored()
-        connection = self._connection()
+        connection = self._connection
         answer = self._runner.ask(
             connection, StoreRequest(lease, prepared.whole.start, max(prepared.whole.end, stored))
         )
@@ -191,12 +177,6 @@ class SparkSteps(Steps):
             self._pipeline.accept(prepared.whole.end)
         return outcomes.Rejected(answer, prepared.whole.start, stored, stored)
 
-    def _stored(self) -> Checkpoint:
-        stored = self._context.status.state.stored
-        if stored is None:
-            raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
-        return stored
-
     def _count_executors(self) -> None:
         now = time.monotonic()
         if now - self._counted > _EXECUTORS_SECONDS:
@@ -204,7 +184,7 @@ class SparkSteps(Steps):
             self._context.status.set_executors(self._pipeline.executors())
 
 
-def build_pipeline(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
+def build_pipeline(config: ProcessorConfig, settings: Settings) -> Target:
     """Build the pipeline that the resource names.
 
     Raises:
@@ -221,10 +201,10 @@ def build_pipeline(config: ProcessorConfig, settings: Settings) -> tuple[Target,
         handler=settings.handler,
         sessions=SessionStarter(lambda: start_session(configuration)),
     )
-    return pipeline, True
+    return pipeline
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a Spark processor's driver; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    return run_worker(given, Engine(build_pipeline, SparkSteps))
+    return run_worker(given, Engine(build_pipeline, SparkFeed))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.coverage import decide_catch_up
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from outbox_core.coverage import CatchUpPlan
-    from outbox_core.ports import TransactionTarget
+    from outbox_core.ports import InTransaction
     from outbox_worker.postgres.messages import MessageReader
     from outbox_worker.steps import StepContext
     from outbox_worker.transaction import Transaction
@@ -79,9 +79,10 @@ def plan_catch_up(
 class CatchUp:
     """Counts and handles what lies between this processor and others."""
 
-    def __init__(self, context: StepContext) -> None:
-        """Keep the context."""
+    def __init__(self, context: StepContext, target: InTransaction) -> None:
+        """Keep the context, and the target that the plans are handled into."""
         self._context = context
+        self._target = target
         self._readers: dict[int, MessageReader] = {}
 
     def count(self, plans: Sequence[PartitionPlan], *, cap: int) -> tuple[list[PartitionPlan], int, bool]:
@@ -137,7 +138,6 @@ class CatchUp:
         self, transaction: Transaction, partition: int, after: Checkpoint, end: Checkpoint, count: int
     ) -> int:
         context, reader = self._context, self._reader(partition)
-        target = cast("TransactionTarget", context.target)
         batch = Batch(after, end, (), count, full=True, matched_count=count, partition=partition)
         rows = reader.keyed_relation(after, end, context.config.delivery.message_key)
         if context.databases.has_remote_target:
@@ -145,9 +145,9 @@ class CatchUp:
         delayed = holding.find_delayed(transaction.connection, rows)
         if delayed is not None:
             raise NotNowError(f"message {delayed[0].message_id} is delayed, and lies between the two")
-        if target.needs_payload:
+        if self._target.needs_payload:
             batch = reader.fetch_range(context.databases.source.connection(), after, end)
-        return target.handle(transaction, batch)
+        return self._target.handle(transaction, batch)
 
     def _reader(self, partition: int) -> MessageReader:
         if partition not in self._readers:

@@ -7,8 +7,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from typing_extensions import override
-
 from outbox_core import outcomes
 from outbox_core.claimed_batch import Action, Chunk, Verdict
 from outbox_core.competing import (
@@ -21,20 +19,22 @@ from outbox_core.competing import (
     Taken,
 )
 from outbox_core.errors import ConfigurationError, MessagesFailedError, OutboxError, TransientError
-from outbox_core.ports import SearchTarget
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
 from outbox_core.state import ProcessorState, Step
 from outbox_core.turns import Turn, decide_turn
 from outbox_worker.consumer_count import NOTICED_SECONDS
+from outbox_worker.effects import Effects
 from outbox_worker.logs import get_logger
+from outbox_worker.owner_steps import NothingPrepared, OwnerSteps, Preparation, WholeProcessor
+from outbox_worker.partition_reader import PartitionReader
 from outbox_worker.postgres import competing as calls
 from outbox_worker.postgres import partitions
 from outbox_worker.postgres.giving_up import FoundMessage
 from outbox_worker.postgres.window import Stretch
-from outbox_worker.shutdown import Interrupted
 from outbox_worker.sifting import Sifting, most_at_once, tell
-from outbox_worker.steps import Steps
+from outbox_worker.stopped_steps import StoppedSteps
+from outbox_worker.transaction import TransactionRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from outbox_core.claimed_batch import ClaimedBatch
     from outbox_core.competing import ConsumerOutcome, ConsumerState
     from outbox_core.message import Message
-    from outbox_core.ports import BrokerTarget, TransactionTarget
     from outbox_core.stopping import Named
     from outbox_worker.consumer_count import ConsumerCount
     from outbox_worker.steps import StepContext
@@ -65,7 +64,7 @@ class BatchLostError(OutboxError):
     reason = Reason.LEASE_LOST
 
 
-class CompetingSteps(Steps):
+class CompetingSteps:
     """The steps of one consumer. Preparing, claiming and reviewing are those of every worker."""
 
     def __init__(
@@ -78,7 +77,25 @@ class CompetingSteps(Steps):
         consumer_count: ConsumerCount,
     ) -> None:
         """Keep the context, what takes batches, and what is known of other consumers."""
-        super().__init__(context, take_over=take_over)
+        self._context = context
+        delivery = context.config.delivery
+        self._runner = TransactionRunner(
+            context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds()
+        )
+        self._effects = Effects(context)
+        self._stopped = StoppedSteps(context)
+        owner = OwnerSteps(
+            context, self._runner, PartitionReader(context), NothingPrepared(), WholeProcessor(context), Preparation(),
+            take_over=take_over,
+        )  # fmt: skip
+        self._owner = owner
+        self._owner_steps = {
+            Step.PREPARE: owner.prepare,
+            Step.CLAIM: owner.claim,
+            Step.REVIEW: owner.review,
+            Step.CHECK_TARGET: owner.check_target,
+            Step.HOLD: self._stopped.look_for_decision,
+        }
         settings = context.config.delivery.competing
         if settings is None:
             raise ConfigurationError("delivery.mode Competing needs delivery.competing")
@@ -118,13 +135,12 @@ class CompetingSteps(Steps):
             return self._work_steps[state.step](state)
         # What comes before the first batch, and a person's decision, is every worker's; no lease, no checkpoint.
         told = ProcessorState(state.step, state.due, stopped=state.stopped)
-        return cast("ConsumerOutcome", self._actions[state.step](told))
-
-    @override
-    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
-        prepared = super()._prepare(state)
+        outcome = self._owner_steps[state.step](told)
         self._taker.server_run = self._runner.server_run
-        return prepared
+        return cast("ConsumerOutcome", outcome)
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        return self._context.databases.target.connection()
 
     def _join(self, _state: ConsumerState) -> ConsumerOutcome:
         context, source = self._context, self._context.config.source
@@ -222,7 +238,7 @@ class CompetingSteps(Steps):
 
     def _block_of(self, claimed: ClaimedBatch, state: ConsumerState) -> int | None:
         """Return how many messages at once are tried within a transaction; None: all of a chunk, without savepoints."""
-        if not self._context.transactional_target:
+        if not self._effects.are_inside:
             return None
         return 1 if claimed.again else state.block
 
@@ -231,8 +247,7 @@ class CompetingSteps(Steps):
         connection, reader = self._connection(), self._taker.reader
         least = limit if claimed.chunk is None else min(limit, claimed.chunk)
         most = None if least >= claimed.count else least
-        target = self._context.target
-        if self._context.transactional_target and not cast("TransactionTarget", target).needs_payload:
+        if not self._context.target.needs_payload:
             if most is None and claimed.count:
                 return _chunk(claimed, claimed.upto, (), claimed.count)
             examined = reader.examine(connection, Stretch.of(claimed), least)
@@ -255,7 +270,7 @@ class CompetingSteps(Steps):
         # What is handed over cannot be recalled: only for a batch that is ours, and for as long as that lasts.
         if not self._taker.renew(self._connection(), claimed):
             return Lost()
-        if self._context.transactional_target:
+        if self._effects.are_inside:
             outcome = self._run(claimed, chunk, complete=False)
             return outcomes.Delivered(outcome.count) if isinstance(outcome, Completed) else outcome
         return self._hand_to_broker(state)
@@ -263,11 +278,8 @@ class CompetingSteps(Steps):
     def _hand_to_broker(self, state: ConsumerState) -> ConsumerOutcome:
         """Hand the chunk to a broker; what that names as failed leaves the batch with the chunk's completion."""
         claimed, chunk = _in_hand(state)
-        target = cast("BrokerTarget", self._context.target)
         try:
-            count = self._context.shutdown.limited(self._timeout, lambda: target.deliver(chunk, claimed.attempt))
-        except Interrupted as err:
-            raise err.as_error("handing the batch over") from err
+            count = self._effects.deliver(chunk, claimed.attempt)
         except MessagesFailedError as err:
             sifted = self._sifting(state, chunk.messages).sort_named(err)
             tell(sifted)
@@ -279,7 +291,7 @@ class CompetingSteps(Steps):
         connection = self._connection()
 
         def effects(transaction: Transaction) -> int:
-            count = self._limited(transaction, lambda: self._hand_over(transaction, chunk))
+            count = self._effects.handle(transaction, chunk)
             if complete and not self._taker.complete(connection, claimed, chunk.examined, chunk.matched_count):
                 raise BatchLostError("the batch is another consumer's by now")
             return count
@@ -304,16 +316,12 @@ class CompetingSteps(Steps):
         found: list[Sifted] = []
 
         def effects(transaction: Transaction) -> int:
-            target = self._context.target
-            unmarked = replace(transaction, mark=None)
-            find = None
-            if isinstance(target, SearchTarget):
-                pairs = [message.checkpoint for message in messages]
-                find = target.open_search(transaction, chunk, pairs, None, sifting.seconds)
+            target, unmarked = self._effects.inside, replace(transaction, mark=None)
+            pairs = [message.checkpoint for message in messages]
+            find = self._effects.open_search(transaction, chunk, pairs, None, sifting.seconds)
             # One bound for all parts: a step must not take longer than the loop says of it.
-            sifted = self._limited(
-                transaction,
-                lambda: sifting.run(connection, lambda part: self._hand_over(unmarked, part), block, find),
+            sifted = self._effects.limited(
+                connection, lambda: sifting.run(connection, lambda part: target.handle(unmarked, part), block, find)
             )
             found.append(sifted)
             if complete and not self._settle(claimed, sifted):
@@ -336,18 +344,6 @@ class CompetingSteps(Steps):
         if sifted.upto is None:
             return True
         return self._taker.defer(self._connection(), claimed, sifted.upto, sifted.behind, sifted.refusals)
-
-    def _hand_over(self, transaction: Transaction, chunk: Chunk) -> int:
-        return cast("TransactionTarget", self._context.target).handle(transaction, chunk)
-
-    def _limited(self, transaction: Transaction, act: Callable[[], Answer]) -> Answer:
-        self._context.ownership.enter(transaction.connection)
-        try:
-            return self._context.shutdown.limited(self._timeout, act)
-        except Interrupted as err:
-            raise err.as_error("the batch") from err
-        finally:
-            self._context.ownership.leave()
 
     def _commit(self, claimed: ClaimedBatch, effects: Callable[[Transaction], int]) -> ConsumerOutcome:
         lease = outcomes.HeldLease(self._context.key.partition, claimed.id, self._context.token)
@@ -393,7 +389,7 @@ class CompetingSteps(Steps):
 
     def _named_message(self, message: Message) -> Named:
         key = message.message_id if message.partition_key is None else message.partition_key
-        return self._named(FoundMessage(message.checkpoint, message.message_id, message.message_type, key))
+        return self._stopped.name(FoundMessage(message.checkpoint, message.message_id, message.message_type, key))
 
     def _failed_before(self, claimed: ClaimedBatch, stretch: Stretch) -> Mapping[Checkpoint, int]:
         """Return how often messages failed before; of those that are left out: never."""

@@ -33,9 +33,7 @@ from outbox_worker.one_shot import run_once
 from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
 from outbox_worker.partition_reader import partitioned_into
 from outbox_worker.partition_runner import PartitionRunner
-from outbox_worker.partition_steps import PartitionSteps, Shared
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.rebuilding import PartitionRebuildSteps, RebuildSteps
 from outbox_worker.release import give_back
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Waker
@@ -43,9 +41,10 @@ from outbox_worker.sinks import build_target
 from outbox_worker.source_watch import SourceWatch
 from outbox_worker.speaker import Speaker
 from outbox_worker.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
-from outbox_worker.steps import Steps
+from outbox_worker.steps import StepContext
 from outbox_worker.telemetry import Telemetry
-from outbox_worker.throttle import HeldWatch, Throttle
+from outbox_worker.throttle import Throttle
+from outbox_worker.wiring import build_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,37 +52,18 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Target
-    from outbox_worker.databases import Databases
     from outbox_worker.session import Session
+    from outbox_worker.wiring import BuildFeed
 
 _log = get_logger("outbox.worker")
 
 
-@dataclass(slots=True)
-class WorkerContext:
-    """Everything a worker is made of."""
-
-    config: ProcessorConfig
-    key: ProcessorKey
-    pod: str
-    token: UUID
-    databases: Databases
-    ownership: Ownership
-    observer: Observer
-    status: ProcessStatus
-    shutdown: Shutdown
-    target: Target
-    transactional_target: bool
-    throttle: Throttle
-    watch: HeldWatch
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What tells one engine from another: where messages go, and how the steps are done."""
+    """What tells one engine from another: where messages go, and what prepares batches; None: the mode's own feed."""
 
-    build_target: Callable[[ProcessorConfig, Settings], tuple[Target, bool]]
-    make_steps: Callable[..., Steps]
+    build_target: Callable[[ProcessorConfig, Settings], Target]
+    feed: BuildFeed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
         name = f"outbox {config.processor_id} {settings.pod}"
         if settings.act is not Act.RUN:
             return run_once(settings, config, open_databases(config, settings.connections, name))
-        return _run(settings, config, name, engine or Engine(build_target, choose_steps(config)))
+        return _run(settings, config, name, engine or Engine(build_target))
     except ConfigurationError as err:
         _log.error("configuration", extra={"error": str(err)})
         write_last_word(str(err), settings.termination_log)
@@ -184,7 +164,7 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     chance = random.SystemRandom()
     outdated = False
     try:
-        all_steps = _make_steps(partitions, process, membership, take_over=take_over)
+        all_steps = build_steps(partitions, membership, take_over=take_over, feed=process.engine.feed)
         runners = [
             PartitionRunner(
                 each, steps, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
@@ -234,12 +214,12 @@ def _compete(process: Process, *, take_over: bool) -> None:
 
 def _build_partitions(
     process: Process, config: ProcessorConfig, membership: Membership | None
-) -> tuple[list[WorkerContext], Target]:
+) -> tuple[list[StepContext], Target]:
     key = ProcessorKey(config.source.schema_name, config.processor_id)
     seconds = config.delivery.lease_duration.total_seconds()
     observer = _build_observer(key, process.status, config, membership)
-    target, transactional = process.engine.build_target(config, process.settings)
-    context = WorkerContext(
+    target = process.engine.build_target(config, process.settings)
+    context = StepContext(
         config,
         key,
         process.settings.pod,
@@ -250,7 +230,6 @@ def _build_partitions(
         process.status,
         process.shutdown,
         target,
-        transactional,
         Throttle(config.delivery),
         observer.watch,
     )
@@ -274,7 +253,7 @@ def _build_observer(
     return PartitionedObserver(key, status, lease=seconds, membership=membership, config=config)
 
 
-def _heartbeat_wiring(partitions: Sequence[WorkerContext], process: Process, session: Session) -> dict[str, Any]:
+def _heartbeat_wiring(partitions: Sequence[StepContext], process: Process, session: Session) -> dict[str, Any]:
     context = partitions[0]
     return {
         "session": session,
@@ -290,35 +269,9 @@ def _heartbeat_wiring(partitions: Sequence[WorkerContext], process: Process, ses
 
 
 def _build_heartbeat(
-    partitions: Sequence[WorkerContext], process: Process, session: Session, membership: Membership | None
+    partitions: Sequence[StepContext], process: Process, session: Session, membership: Membership | None
 ) -> Heartbeat:
     wiring = _heartbeat_wiring(partitions, process, session)
     if membership is None:
         return Heartbeat(**wiring)
     return PartitionedHeartbeat(membership=membership, pod=partitions[0].pod, **wiring)
-
-
-def _make_steps(
-    partitions: Sequence[WorkerContext], process: Process, membership: Membership | None, *, take_over: bool
-) -> list[Steps]:
-    """Make the steps of each partition; the first of them takes the claim over, if that is asked."""
-    if membership is None:
-        return [process.engine.make_steps(partitions[0], take_over=take_over)]
-    shared, rest = Shared(), partitions
-    first: list[Steps] = []
-    if partitions[0].config.rebuild_of is not None:
-        first = [
-            PartitionRebuildSteps(
-                partitions[0], take_over=take_over, shared=shared, membership=membership, partitions=partitions
-            )
-        ]
-        rest = partitions[1:]
-    return first + [
-        PartitionSteps(context, take_over=take_over and context is partitions[0], shared=shared, membership=membership)
-        for context in rest
-    ]
-
-
-def choose_steps(config: ProcessorConfig) -> Callable[..., Steps]:
-    """Choose how the steps of a processor that is not partitioned are done."""
-    return Steps if config.rebuild_of is None else RebuildSteps

@@ -1,9 +1,9 @@
-"""The steps of a partition, where they differ from those of mode Ordered."""
+"""Mode Partitioned: how a partition is owned, and how it is read up to a barrier."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -12,15 +12,13 @@ from outbox_core import outcomes
 from outbox_core.barrier import describe_barrier, describe_key
 from outbox_core.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.coverage import as_window, covers
-from outbox_core.errors import ConfigurationError, OutboxError
+from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch
+from outbox_core.ports import Feed, OwnedUnit
 from outbox_core.report import Reason
-from outbox_core.state import Step
-from outbox_worker.held_steps import lease_of
 from outbox_worker.logs import get_logger
-from outbox_worker.partition_reader import reader_of
-from outbox_worker.postgres import checkpoints, ownership, partitions, rebalance, starts
-from outbox_worker.steps import Steps
+from outbox_worker.owner_steps import StartFinder
+from outbox_worker.postgres import checkpoints, partitions, rebalance, starts
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,66 +26,36 @@ if TYPE_CHECKING:
     from outbox_core.barrier import Partitioning
     from outbox_core.spec import Partitions
     from outbox_core.state import ProcessorState
+    from outbox_worker.cursor_feed import CursorFeed
     from outbox_worker.membership import Membership
+    from outbox_worker.partition_reader import PartitionReader
     from outbox_worker.steps import StepContext
 
 _log = get_logger("outbox.worker")
-_ECHO: Final = 0.5
-"""Seconds for which the failure to prepare of one partition is every partition's: they share the connection."""
 PASSING_SECONDS: Final = 5.0
 """Between two looks of an idle partition whether there are messages of others behind its checkpoint."""
 
 
-@dataclass(slots=True)
-class Shared:
-    """What the partitions of a process have in common.
+class Partition(OwnedUnit):
+    """One partition of a processor: with a lease of its own, as many as the database says."""
 
-    Attributes:
-        error: the last failure to prepare.
-        until: for so long it is every partition's.
+    def __init__(self, context: StepContext, membership: Membership) -> None:
+        """Keep the context, and what this process knows of the partitions.
 
-    """
+        Raises:
+            ConfigurationError: the resource names no partitions.
 
-    error: OutboxError | None = None
-    until: float = 0.0
-
-
-class PartitionSteps(Steps):
-    """The steps of one partition."""
-
-    def __init__(self, context: StepContext, *, take_over: bool, shared: Shared, membership: Membership) -> None:
-        """Keep the context, and what is shared with the process's other partitions."""
-        super().__init__(context, take_over=take_over)
-        self._shared = shared
+        """
+        self._context = context
+        self._start = StartFinder(context)
         self._membership = membership
-        self._partitioning: Partitioning | None = None
-        self._next_passing = 0.0
-        self._actions[Step.RELEASE] = self._release
         partitions = context.config.delivery.partitions
         if partitions is None:
             raise ConfigurationError("delivery.mode Partitioned needs delivery.partitions")
         self._partitions: Partitions = partitions
 
     @override
-    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
-        if self._shared.error is not None and time.monotonic() < self._shared.until:
-            raise self._shared.error
-        try:
-            prepared = super()._prepare(state)
-        except OutboxError as err:
-            self._shared.error, self._shared.until = err, time.monotonic() + _ECHO
-            raise
-        self._shared.error = None
-        return prepared
-
-    @override
-    def _claim(self, state: ProcessorState) -> outcomes.StepOutcome:
-        answered = super()._claim(state)
-        if isinstance(answered, outcomes.ClaimAnswered) and answered.granted:
-            self._ask(self._connection())
-        return answered
-
-    def _ask(self, connection: psycopg.Connection[Any]) -> None:
+    def after_claim(self, connection: psycopg.Connection[Any]) -> None:
         """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
         config, key, membership = self._context.config, self._context.key, self._membership
         if self._context.databases.has_remote_target:
@@ -107,22 +75,22 @@ class PartitionSteps(Steps):
         membership.note_count(there)
 
     @override
-    def _acquire(self, state: ProcessorState) -> outcomes.StepOutcome:
-        answered = super()._acquire(state)
-        if not isinstance(answered, outcomes.LeaseAnswered) or answered.lease is not None:
-            return answered
-        # Another process has it, or there is no such partition any more.
-        self._membership.note_count(partitions.fetch_count(self._connection(), self._context.key))
-        return outcomes.Revoked() if self._membership.outdated else answered
+    def after_refusal(self, connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+        """Another process has it, or there is no such partition any more."""
+        self._membership.note_count(partitions.fetch_count(connection, self._context.key))
+        return outcomes.Revoked() if self._membership.outdated else None
 
     @override
-    def _load(self, state: ProcessorState) -> outcomes.StepOutcome:
-        loaded = super()._load(state)
+    def before_load(self, connection: psycopg.Connection[Any]) -> None:
+        self._start.look_ahead(connection)
+
+    @override
+    def after_load(self) -> outcomes.StepOutcome | None:
         # Checked under the lease: a lease granted since then holds under this number, for a change ends them all.
-        return outcomes.Revoked() if self._membership.outdated else loaded
+        return outcomes.Revoked() if self._membership.outdated else None
 
     @override
-    def _ensure_start(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
+    def load(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
         config, key = self._context.config, self._context.key
         count, by = self._partitions.count, describe_key(self._partitions.key)
@@ -133,15 +101,15 @@ class PartitionSteps(Steps):
             stored = checkpoints.load_untampered(connection, key)
         if answer.owned and answer.count is None and stored is None:
             # Computed once for all partitions: one that is first owned later must not start later.
-            answer = self._begin(connection, lease, self._start_pair(connection))
+            answer = self._begin(connection, lease, self._start.find(connection))
         if not answer.owned or not self._is_as_asked(answer):
             return None
         if answer.begun and config.start_from.processor_id is not None:
-            other = self._find_other(connection, config.start_from.processor_id)
+            other = self._start.find_other(connection, config.start_from.processor_id)
             if other.partitioned_like(count, by):
                 starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
         if answer.begun:
-            self._ask(connection)
+            self.after_claim(connection)
         if stored is None:
             stored = checkpoints.load_untampered(connection, key)
         if stored is None:
@@ -185,15 +153,30 @@ class PartitionSteps(Steps):
         self._membership.note_count(found.count)
         return found.count == count
 
+
+class PartitionFeed(Feed):
+    """Reads a partition after its checkpoint, and no further than a barrier."""
+
+    def __init__(
+        self, context: StepContext, cursor: CursorFeed, reader: PartitionReader, membership: Membership
+    ) -> None:
+        """Keep the context, what reads the partition, and what this process knows of the partitions."""
+        self._context = context
+        self._cursor = cursor
+        self._reader = reader
+        self._membership = membership
+        self._partitioning: Partitioning | None = None
+        self._next_passing = 0.0
+
     @override
-    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Read, then look for a barrier: a read before it is asked for cannot have gone beyond it."""
-        connection, known = self._connection(), self._partitioning
+        connection, known = self._context.databases.target.connection(), self._partitioning
         barrier = None if known is None else known.barrier
         # Before reading: from here on nothing more can appear below the barrier.
         settled = barrier is not None and rebalance.is_settled(connection, barrier)
         newest = self._find_newest()
-        fetched = super()._fetch(state)
+        fetched = self._cursor.fetch(state)
         now = self._look(connection)
         if not isinstance(fetched, outcomes.Fetched) or now is None:
             return fetched
@@ -206,9 +189,9 @@ class PartitionSteps(Steps):
                 return _pass(newest, state, fetched)
             return self._stop_at(now, state, fetched, settled=settled)
         self._partitioning = now
-        self._reader = reader_of(self._context.config, self._context.key.partition, now.barrier)
+        self._reader.stop_at(now.barrier)
         # What was read up to another line, or beyond this one, is dropped: nothing of it was handled.
-        return self._fetch(state) if beyond or barrier is not None else fetched
+        return self.fetch(state) if beyond or barrier is not None else fetched
 
     def _find_newest(self) -> int | None:
         """Return, now and then, the newest transaction whose messages nothing can join any more; of all partitions.
@@ -219,7 +202,7 @@ class PartitionSteps(Steps):
         if self._context.databases.has_remote_target or time.monotonic() < self._next_passing:
             return None
         self._next_passing = time.monotonic() + PASSING_SECONDS
-        return self._reader.find_newest(self._source_connection())
+        return self._reader.messages.find_newest(self._context.databases.source.connection())
 
     def _look(self, connection: psycopg.Connection[Any]) -> Partitioning | None:
         """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
@@ -239,7 +222,9 @@ class PartitionSteps(Steps):
         """
         batch = fetched.batch
         if now.is_beyond_barrier(batch.after) or (now.is_at_barrier(batch.after) and now.is_at_barrier(state.stored)):
-            if rebalance.change(self._connection(), self._context.key, self._context.config.resource.uid):
+            if rebalance.change(
+                self._context.databases.target.connection(), self._context.key, self._context.config.resource.uid
+            ):
                 _log.info("the number of partitions changed", extra={"barrier": describe_barrier(now)})
             return outcomes.Fetched(_nothing(batch))
         if now.barrier is None:  # another transaction holds the row for longer than we wait
@@ -249,12 +234,6 @@ class PartitionSteps(Steps):
         if not settled or batch.full:
             return fetched
         return outcomes.Fetched(replace(batch, examined=now.barrier), at_once=True)
-
-    def _release(self, state: ProcessorState) -> outcomes.StepOutcome:
-        lease = lease_of(state)
-        ownership.release_lease(self._connection(), self._context.key, epoch=lease.epoch, token=lease.token)
-        self._context.ownership.drop_lease()
-        return outcomes.Released()
 
 
 def _nothing(batch: Batch) -> Batch:

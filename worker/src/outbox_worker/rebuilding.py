@@ -27,20 +27,19 @@ from typing_extensions import override
 
 from outbox_core import outcomes
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.ports import Feed, InTransaction
 from outbox_core.report import Reason, RebuildState, RebuildView
+from outbox_core.state import lease_of
 from outbox_worker.catch_up import CatchUp, NotNowError, plan_catch_up
 from outbox_worker.guard import GuardedConnection
-from outbox_worker.held_steps import lease_of
 from outbox_worker.logs import get_logger
-from outbox_worker.partition_steps import PartitionSteps
 from outbox_worker.postgres import rebalance, rebuilds
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.statement import find_transaction_end
-from outbox_worker.steps import Steps
-from outbox_worker.transaction import StoreRequest, Transaction, TransactionRunner
+from outbox_worker.transaction import Reached, StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,10 +47,9 @@ if TYPE_CHECKING:
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.spec import Rebuild
     from outbox_core.state import ProcessorState
-    from outbox_worker.membership import Membership
-    from outbox_worker.partition_steps import Shared
     from outbox_worker.postgres.rebuilds import Coverage, Noted
     from outbox_worker.steps import StepContext
+    from outbox_worker.transaction import Transaction, TransactionRunner
 
 LOOK_SECONDS: Final = 0.5
 LONGEST_WAIT: Final = 30.0
@@ -67,48 +65,22 @@ _ANSWERS: Final = {
 }
 
 
-class SwapRunner(TransactionRunner):
-    """Runs the one transaction whose checkpoint is known only when the other processor stands still."""
-
-    def swap(
-        self,
-        connection: psycopg.Connection[Any],
-        lease: outcomes.HeldLease,
-        catch_up: Callable[[Transaction], tuple[StoreRequest | None, int]],
-        finish: Callable[[Transaction], None],
-    ) -> outcomes.Stored | outcomes.Rejected | outcomes.CommitUnknown | outcomes.Failed | None:
-        """Begin, catch up, store, finish, commit. None: committed, without a checkpoint to store."""
-        committing, request = False, None
-        try:
-            transaction = self._begin(connection, lease)
-            connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-            request, count = catch_up(transaction)
-            if request is not None and (refused := self._store(connection, request)) is not None:
-                return self._roll_back_refused(connection, refused)
-            finish(transaction)
-            committing = True
-            self._commit(connection)
-        except psycopg.Error as err:
-            return self._after_error(connection, request, translate(err), committing=committing)
-        except OutboxError as err:
-            return self._after_error(connection, request, err, committing=committing)
-        except BaseException:
-            self._roll_back(connection)
-            raise
-        return None if request is None else outcomes.Stored(request.new, count)
-
-
 class Rebuilder:
     """Looks how far the processor to be replaced is ahead, and swaps where that is near enough."""
 
-    def __init__(self, context: StepContext, *, on_swapped: Callable[[], None] = lambda: None) -> None:
-        """Keep the context; `on_swapped` is called when partitions of ours that others own were moved.
+    def __init__(
+        self, context: StepContext, runner: TransactionRunner, *, on_swapped: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep the context, and what runs its transactions.
+
+        `on_swapped` is called when partitions of ours that others own were moved.
 
         Raises:
             ConfigurationError: the resource has no `rebuildOf`, or a target that cannot be swapped.
 
         """
-        if context.config.rebuild_of is None or not context.transactional_target:
+        target = context.target
+        if context.config.rebuild_of is None or not isinstance(target, InTransaction):
             raise ConfigurationError("rebuildOf needs target.sql or target.python: a projection in the database")
         self._context = context
         self._on_swapped = on_swapped
@@ -116,8 +88,8 @@ class Rebuilder:
         self._old = ProcessorKey(context.key.schema, self._rebuild.processor_id)
         delivery = context.config.delivery
         self._timeout = delivery.timeout.total_seconds()
-        self._swapper = SwapRunner(context.key, lease=delivery.lease_duration.total_seconds(), timeout=self._timeout)
-        self._catching_up = CatchUp(context)
+        self._runner = runner
+        self._catching_up = CatchUp(context, target)
         self._partitions = delivery.partitions
         self._next_look = 0.0
         self._failures = 0
@@ -134,10 +106,6 @@ class Rebuilder:
             raise ConfigurationError(
                 f"rebuildOf.swapStatement holds {command}: the transaction is the worker's, take it out"
             )
-
-    def note_run(self, server_run: str | None) -> None:
-        """Keep under which run of the server the partition was loaded: a swap under another one is refused."""
-        self._swapper.server_run = server_run
 
     def look(self, state: ProcessorState) -> outcomes.StepOutcome | None:
         """See, every so often, how far the other processor is ahead; None: go on."""
@@ -220,11 +188,12 @@ class Rebuilder:
         try:
             outcome = self._context.shutdown.limited(
                 self._timeout,
-                lambda: self._swapper.swap(
+                lambda: self._runner.run(
                     connection,
                     lease,
+                    None,
                     lambda transaction: self._catch_up(state, lease, transaction, swap),
-                    lambda transaction: self._finish(lease, transaction, swap),
+                    lambda _: self._finish(lease, swap),
                 ),
             )
         except Interrupted as err:
@@ -235,13 +204,14 @@ class Rebuilder:
         if isinstance(outcome, outcomes.Failed) and not connection.closed:
             self._note_failure(outcome, behind)
             return None
-        if outcome is None or isinstance(outcome, outcomes.Stored):
+        if isinstance(outcome, outcomes.Stored):
             _log.info("swapped", extra={"of": self._old.processor_id})
             self._next_look = 0.0
             if swap.goals:
                 self._on_swapped()
-        if isinstance(outcome, outcomes.Stored) and outcome.count:
-            self._context.status.add_batch(outcome.count)
+            if swap.stores and outcome.count:
+                self._context.status.add_batch(outcome.count)
+            return outcome if swap.stores else None
         return outcome
 
     def _after_interruption(self, interrupted: Interrupted, behind: int) -> outcomes.Failed:
@@ -264,9 +234,11 @@ class Rebuilder:
 
     def _catch_up(
         self, state: ProcessorState, lease: outcomes.HeldLease, transaction: Transaction, swap: _Swap
-    ) -> tuple[StoreRequest | None, int]:
+    ) -> Reached:
         """Stop the other processor where it stands, and handle what it has handled."""
         connection, key = transaction.connection, self._context.key
+        swap.transaction = transaction
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
         rebuilds.stand_still(connection, self._old)
         if self._partitions is not None:
             rebuilds.stand_still(connection, key)
@@ -287,15 +259,19 @@ class Rebuilder:
         goals = {plan.partition: goal for plan in plans if (goal := plan.decide_checkpoint()) is not None}
         mine = goals.pop(key.partition, None)
         swap.goals = goals
-        return None if mine is None else StoreRequest(lease, state.stored, mine), count
+        swap.stores = mine is not None
+        return Reached(None if mine is None else StoreRequest(lease, state.stored, mine), count)
 
     def _check_partitioning(self, connection: psycopg.Connection[Any], count: int) -> None:
         now = rebalance.fetch(connection, self._context.key)
         if now is None or now.count != count or now.next_count is not None:
             raise NotNowError("the number of partitions is being changed")
 
-    def _finish(self, lease: outcomes.HeldLease, transaction: Transaction, swap: _Swap) -> None:
+    def _finish(self, lease: outcomes.HeldLease, swap: _Swap) -> None:
         """Run the user's statement; move our other partitions; let the other processor never store again."""
+        if swap.transaction is None or swap.coverage is None:
+            raise NotNowError("the other processor's checkpoint is gone")
+        transaction = swap.transaction
         connection, key = transaction.connection, self._context.key
         try:
             connection.execute(self._rebuild.swap_statement.encode())
@@ -306,8 +282,6 @@ class Rebuilder:
             connection, key, swap.others, swap.goals, epoch=lease.epoch, token=lease.token
         ):
             raise NotNowError("a partition of this processor stored something during the swap")
-        if swap.coverage is None:
-            raise NotNowError("the other processor's checkpoint is gone")
         answer = rebuilds.supersede(
             connection, key, self._old.processor_id, swap.coverage,
             epoch=lease.epoch, token=lease.token, decided_by=str(self._context.config.resource),
@@ -324,60 +298,36 @@ class Rebuilder:
 
 @dataclass(slots=True)
 class _Swap:
-    """What one attempt at a swap found while both processors waited."""
+    """What one attempt at a swap found while both processors waited; `stores`: a checkpoint of this partition."""
 
+    transaction: Transaction | None = None
+    stores: bool = False
     coverage: Coverage | None = None
     others: Coverage | None = None
     goals: Mapping[int, Checkpoint] = field(default_factory=dict)
 
 
-class _BesideFormer(Steps):
-    """A look at the processor that is replaced, before each fetch."""
+class RebuildFeed(Feed):
+    """Looks, before each fetch, at the processor that is replaced; else it is the feed of any processor."""
 
-    _rebuilder: Rebuilder
+    def __init__(self, rebuilder: Rebuilder, feed: Feed) -> None:
+        """Keep what makes the swap, and what finds batches meanwhile."""
+        self._rebuilder = rebuilder
+        self._feed = feed
 
     @override
-    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def check(self) -> None:
         self._rebuilder.check()
-        prepared = super()._prepare(state)
-        self._rebuilder.note_run(self._runner.server_run)
-        return prepared
 
     @override
-    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
-        return self._rebuilder.look(state) or super()._fetch(state)
+    def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+        return self._rebuilder.look(state) or self._feed.fetch(state)
 
 
-class RebuildSteps(_BesideFormer):
-    """The steps of a processor that is not partitioned."""
-
-    def __init__(self, context: StepContext, *, take_over: bool) -> None:
-        """Keep the context."""
-        super().__init__(context, take_over=take_over)
-        self._rebuilder = Rebuilder(context)
-
-
-class PartitionRebuildSteps(_BesideFormer, PartitionSteps):
-    """The steps of the first partition of a divided one: its owner makes the swap for all of them."""
-
-    def __init__(
-        self,
-        context: StepContext,
-        *,
-        take_over: bool,
-        shared: Shared,
-        membership: Membership,
-        partitions: Sequence[StepContext],
-    ) -> None:
-        """Keep the context; `partitions` are those of all partitions of this process."""
-        super().__init__(context, take_over=take_over, shared=shared, membership=membership)
-        self._rebuilder = Rebuilder(context, on_swapped=lambda: _let_go(partitions, context))
-
-
-def _let_go(partitions: Sequence[StepContext], but: StepContext) -> None:
+def let_go(contexts: Sequence[StepContext]) -> None:
     """The swap ended the leases of our other partitions: no step may try to store under them."""
-    for each in partitions:
-        if each is not but and (lease := each.ownership.lease) is not None:
+    for each in contexts[1:]:
+        if (lease := each.ownership.lease) is not None:
             each.ownership.lose_lease(lease, "the swap moved its checkpoint")
 
 

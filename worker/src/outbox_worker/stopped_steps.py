@@ -1,6 +1,6 @@
-"""The steps about the one message that a partition stops at: naming it for a person, and looking what they decided.
+"""The one message that a partition stops at: naming it for a person, and looking what they decided.
 
-Mixed into the steps of a partition by `outbox_worker.steps`; `outbox_core.stopping` decides.
+`outbox_core.stopping` decides.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.spec import Engine, Mode
 from outbox_core.state import Step
 from outbox_core.stopping import Named
-from outbox_worker.held_steps import HeldSteps
-from outbox_worker.postgres import giving_up, holding
+from outbox_worker.postgres import giving_up
 from outbox_worker.postgres.connection import limited
 
 if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_core.state import ProcessorState
+    from outbox_worker.partition_reader import PartitionReader
+    from outbox_worker.steps import StepContext
 
 DEFAULT_SCHEMA = "outbox"
 _NAMING_SECONDS: Final = 1.0
 """A name is for a person: where it takes longer (the table is locked), it is asked for again later."""
 
 
-class StoppedSteps(HeldSteps):
-    """What `Steps` does about a message that stops its partition."""
+class StoppedSteps:
+    """Names a message that stops its partition, and looks whether a person gave it up."""
+
+    def __init__(self, context: StepContext, reader: PartitionReader | None = None) -> None:
+        """Keep the context; without a reader no batch is looked up: its message is known."""
+        self._context = context
+        self._reader = reader
 
     def name_failed(self, state: ProcessorState, failed: outcomes.Failed) -> outcomes.Failed:
         """Say which message failed alone; a batch of several, or one that cannot be read now, stays without a name."""
@@ -40,22 +46,20 @@ class StoppedSteps(HeldSteps):
         return replace(failed, message=self._try_name(batch)) if batch is not None and alone else failed
 
     def _try_name(self, batch: Batch) -> Named | None:
-        if self._context.config.engine is not Engine.WORKER:
+        if self._reader is None or self._context.config.engine is not Engine.WORKER:
             return None
         with suppress(OutboxError, psycopg.Error):
-            return self._name(batch)
+            return self._name(batch, self._reader)
         return None
 
-    def _name(self, batch: Batch) -> Named | None:
-        rows = self._reader.keyed_relation(batch.after, batch.examined, self._context.config.delivery.message_key)
-        connection = self._source_connection()
+    def _name(self, batch: Batch, reader: PartitionReader) -> Named | None:
+        connection = self._context.databases.source.connection()
         with limited(connection, _NAMING_SECONDS):
-            found = giving_up.find_message(
-                connection, holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
-            )
-        return None if found is None else self._named(found)
+            found = giving_up.find_message(connection, reader.in_source(batch))
+        return None if found is None else self.name(found)
 
-    def _named(self, found: giving_up.FoundMessage) -> Named:
+    def name(self, found: giving_up.FoundMessage) -> Named:
+        """Say which message it is, and how a person gives it up."""
         of_type = "without a type" if found.message_type is None else f"of type {found.message_type!r}"
         text = f"message {found.message_id!r} {of_type}, key {found.key!r}, {found.place}"
         return Named(str(found.place), text, self._remedy(str(found.place)))
@@ -69,14 +73,15 @@ class StoppedSteps(HeldSteps):
             command += ["--schema", key.schema]
         return shlex.join([*command, "--reason", "it stopped the processor"])
 
-    def _look_for_decision(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def look_for_decision(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """See whether a person gave the message up; name it first, where that failed before."""
         stopped = state.stopped
         if stopped is not None and stopped.unnamed is not None:
             return outcomes.Decision(given_up=False, named=self._try_name(stopped.unnamed))
         if stopped is None or stopped.place is None:
             return outcomes.Decision(given_up=False)
         try:
-            found = giving_up.find(self._connection(), self._context.key, stopped.place)
+            found = giving_up.find(self._context.databases.target.connection(), self._context.key, stopped.place)
         except ConfigurationError:
             found = False  # this role may not read what people decided
         return outcomes.Decision(given_up=found)

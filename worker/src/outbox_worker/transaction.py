@@ -9,8 +9,9 @@ lock shows the transaction to the next owner, who ends it.
 
 from __future__ import annotations
 
+import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 _IDLE_SHARE: Final = 0.8
 """Of the lease: the server ends an idle transaction this early, before another process may take over."""
+
+
+RUN_LOOK_SECONDS: Final = 1.0
+"""Between two looks of an idle partition whether the server recovered from a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,9 @@ class StoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What effects answer that went only through a part: how far, with so many messages handled."""
+    """What effects answer that find out themselves how far they go: what to store, with so many messages handled."""
 
-    new: Checkpoint
+    request: StoreRequest | None
     count: int
 
 
@@ -73,6 +78,7 @@ class TransactionRunner:
         self._statement_limit = max(1, int(timeout * 1000))
         self.server_run: str | None = None
         """Of the server, in which everything was learned that a transaction may store; None: not asked yet."""
+        self._next_look = 0.0
 
     def run(
         self,
@@ -94,8 +100,7 @@ class TransactionRunner:
             refused = self._store(connection, request) if request and request.first else None
             count = effects(transaction) if effects and refused is None else 0
             if isinstance(count, Reached):
-                request = replace(request, new=count.new) if request else None
-                count = count.count
+                request, count = count.request, count.count
             if request and not request.first:
                 refused = self._store(connection, request)
             if refused is not None:
@@ -121,6 +126,27 @@ class TransactionRunner:
             return self._call(connection, request)
         finally:
             self._roll_back(connection)
+
+    def look_at_run(self, connection: psycopg.Connection[Any]) -> None:
+        """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
+
+        Raises:
+            TransientError: the server recovered from a crash that a pooler hid.
+
+        """
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + RUN_LOOK_SECONDS
+            self.check_run(connection)
+
+    def check_run(self, connection: psycopg.Connection[Any]) -> None:
+        """The same, at once.
+
+        Raises:
+            TransientError: the server recovered from a crash.
+
+        """
+        if self.server_run != identity.fetch_run(connection, self._key.schema):
+            raise identity.crashed()
 
     def _begin(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> Transaction:
         """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _KINDS: Final = [kind for kind in TARGETS if Engine.WORKER in kind.engines]
 
 
-def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, bool]:
-    """Build the target that the resource names, and say whether its effects happen in the database's transaction.
+def build_target(config: ProcessorConfig, settings: Settings) -> Target:
+    """Build the target that the resource names.
 
     Raises:
         ConfigurationError: no target of the worker's is named, or it cannot give the guarantee asked for.
@@ -33,4 +33,4 @@ def build_target(config: ProcessorConfig, settings: Settings) -> tuple[Target, b
         raise ConfigurationError(f"delivery.guarantee Transactional needs a target in the source's database: {able}")
     module = importlib.import_module(f"{__name__}.{kind.name}")
     target: Target = module.build(config.target.chosen, config, settings)
-    return target, kind.transactional
+    return target

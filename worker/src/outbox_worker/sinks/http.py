@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from outbox_core.barrier import key_of
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
-from outbox_core.ports import BrokerTarget
+from outbox_core.ports import OutsideTransaction
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_core.taken import TakenMessages
@@ -73,7 +73,7 @@ class _Attempt:
     stopped: bool = False
 
 
-class HttpSink(BrokerTarget):
+class HttpSink(OutsideTransaction):
     """Posts the messages of one processor."""
 
     def __init__(self, target: HttpTarget, directory: Path, delivery: Delivery) -> None:

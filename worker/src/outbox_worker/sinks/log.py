@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from outbox_core.ports import BrokerTarget
+from outbox_core.ports import OutsideTransaction
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
 
 
-class LogSink(BrokerTarget):
+class LogSink(OutsideTransaction):
     """Writes lines; there is nothing to open."""
 
     def __init__(self, target: LogTarget) -> None:

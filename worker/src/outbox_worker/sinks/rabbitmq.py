@@ -17,7 +17,7 @@ from pamqp import commands, frame, header
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
-from outbox_core.ports import BrokerTarget
+from outbox_core.ports import OutsideTransaction
 from outbox_core.report import Reason
 from outbox_core.taken import TakenMessages
 from outbox_worker.amqp import CHANNEL, AmqpConnection
@@ -55,7 +55,7 @@ class _Attempt:
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
 
-class RabbitmqSink(BrokerTarget):
+class RabbitmqSink(OutsideTransaction):
     """Publisher of one processor."""
 
     def __init__(self, target: RabbitmqTarget, directory: Path, *, timeout: float, processor_id: str, pod: str) -> None:
