@@ -205,7 +205,7 @@ READING: Final = (
     ),
     _fault(
         "null in deliver_after is a delay",
-        f"{WORKER}/postgres/queries/survey_range.sql",
+        f"{WORKER}/postgres/holding.sql",
         "coalesce(b.deliver_after > clock_timestamp(), false)",
         "coalesce(b.deliver_after > clock_timestamp(), true)",
         "tests/integration/worker/test_failures.py",

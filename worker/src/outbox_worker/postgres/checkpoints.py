@@ -22,6 +22,7 @@ from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
 from outbox_core.window import Window
 from outbox_worker.postgres import windows
+from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
@@ -98,9 +99,7 @@ class TamperedError(OutboxError):
 def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair; None where the processor never stored one."""
     with translated():
-        row = connection.execute(
-            in_schema("fetch_checkpoint", key.schema), {"processor_id": key.processor_id, "partition": key.partition}
-        ).fetchone()
+        row = connection.execute(in_schema("fetch_checkpoint", key.schema), key.names).fetchone()
     if row is None:
         return None
     transaction_id, position, stored_at, *window = row
@@ -117,9 +116,7 @@ def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> S
 
     """
     stored = load(connection, key)
-    parameters = {"processor_id": key.processor_id, "partition": key.partition}
-    with translated():
-        row = connection.execute(in_schema("find_edit", key.schema), parameters).fetchone()
+    row = call_row(connection, key.schema, "find_edit", **key.names)
     if row is not None:
         raise TamperedError(TamperCheck(_pair(*row[:2]), _pair(*row[2:])))
     return stored
@@ -141,19 +138,17 @@ def store(
         TransientError: not in READ COMMITTED, and another transaction stored since the snapshot.
 
     """
-    pairs = pair_parameters if new.window is None else window_parameters
-    parameters = {
-        "processor_id": key.processor_id,
-        "partition": key.partition,
-        **pairs("new", new),
-        **pairs("expected", expected),
-        "epoch": epoch,
-        "token": token,
-    }
-    query = "store_checkpoint" if new.window is None else "store_window"
-    with translated():
-        row = connection.execute(in_schema(query, key.schema), parameters).fetchone()
-    return StoreAnswer(row[0] if row is not None else StoreAnswer.NOT_OWNER)
+    if new.window is None:
+        answer = call(
+            connection, key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
+            **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    else:
+        answer = call(
+            connection, key.schema, "store_processor_window", **key.names, **window_parameters("new", new),
+            **window_parameters("expected", expected), epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    return StoreAnswer(answer)
 
 
 def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:
@@ -165,9 +160,7 @@ def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int
         TransientError: the old transaction is not over yet, ask again.
 
     """
-    parameters = {"processor_id": key.processor_id, "partition": key.partition, "epoch": epoch, "token": token}
-    with translated():
-        row = connection.execute(in_schema("settle_checkpoint", key.schema), parameters).fetchone()
+    row = call_row(connection, key.schema, "settle_processor_checkpoint", **key.names, epoch=epoch, owner_token=token)
     if row is None or not row[0]:
         return Settled(owned=False, pair=None)
     # Only the owner, which is asking, could store another one between the two.
@@ -321,10 +314,10 @@ def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]
     return {
         "partitions": list(pairs),
         "transaction_ids": [str(pair.transaction_id) for pair in pairs.values()],
-        "positions": [pair.position for pair in pairs.values()],
+        "counters": [pair.position for pair in pairs.values()],
         "lowers": [window.lower for window in windows_of],
         "uppers": [window.upper for window in windows_of],
-        "window_positions": [window.position for window in windows_of],
+        "positions": [window.position for window in windows_of],
     }
 
 

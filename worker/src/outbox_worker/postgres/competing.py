@@ -15,11 +15,12 @@ from psycopg import pq, sql
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.claimed_batch import ClaimedBatch, Window
 from outbox_core.competing import NothingTaken, choose_priority
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, PermanentError
 from outbox_core.failing import shown_error
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_core.snapshot import Snapshot, parse_snapshot
 from outbox_core.turns import Turn
+from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import crashed
@@ -72,7 +73,7 @@ def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *
     with translated():
         found = connection.execute(in_schema("fetch_queue", schema), {"queue": queue}).fetchone()
         if found is None and create:
-            connection.execute(in_schema("create_queue", schema), {"queue": queue})
+            call(connection, schema, "create_queue", queue=queue)
     if found is None and not create:
         raise ConfigurationError(
             f"there is no queue {queue!r}: run SELECT {schema}.create_queue('{queue}') as the schema's owner, or set "
@@ -102,16 +103,14 @@ def join(
     # A queue is handled from its beginning: what is in it is there to be handled.
     start = BEGINNING if known or competing.queue else start_pair(connection, source, start_from)
     horizon = max(1, start.transaction_id)
-    parameters = {
-        "processor_id": key.processor_id,
-        "claim_uid": consumer.claim_uid,
-        "queue": competing.queue,
-        "lower": str(Snapshot(horizon, horizon)),
-        **pair_parameters("after", start),
-    }
     try:
-        row = connection.execute(in_schema("begin_competing", key.schema), parameters).fetchone()
-    except psycopg.errors.ObjectNotInPrerequisiteState as err:
+        row = call_row(
+            connection, key.schema, "begin_competing", processor_id=key.processor_id, claim_uid=consumer.claim_uid,
+            queue=competing.queue, lower=str(Snapshot(horizon, horizon)), **pair_parameters("after", start),
+        )  # fmt: skip
+    except PermanentError as err:
+        if not isinstance(err.__cause__, psycopg.errors.ObjectNotInPrerequisiteState):
+            raise
         raise ConfigurationError(
             f"processor {key.processor_id!r} has checkpoints of another mode here: use another processorId",
             reason=Reason.PARTITIONS_DIFFER,
@@ -162,9 +161,9 @@ class BatchTaker:
         """
         again = turn is Turn.AGAIN
         most = self._most(limit)
+        if self._competing.queue is not None and not again:
+            self._promote(connection, PROMOTED, failed=False)
         with translated():
-            if self._competing.queue is not None and not again:
-                self._promote(connection, PROMOTED, failed=False)
             row = connection.execute(
                 in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
             ).fetchone()
@@ -172,13 +171,13 @@ class BatchTaker:
 
     def promote_failed(self, connection: psycopg.Connection[Any], limit: int) -> int:
         """Let at most `limit` messages of the queue that failed before be handed out again; return how many."""
-        with translated():
-            return self._promote(connection, limit, failed=True)
+        return self._promote(connection, limit, failed=True)
 
     def _promote(self, connection: psycopg.Connection[Any], limit: int, *, failed: bool) -> int:
-        parameters = {"queue": self._competing.queue, "limit": limit, "failed": failed}
-        row = connection.execute(in_schema("promote_waiting", self._key.schema), parameters).fetchone()
-        return 0 if row is None else int(row[0])
+        promoted: int = call(
+            connection, self._key.schema, "promote_waiting", queue=self._competing.queue, limit=limit, failed=failed
+        )
+        return promoted
 
     def _most(self, limit: int | None) -> int:
         return self._limit if limit is None else min(limit, self._limit)
@@ -309,16 +308,19 @@ class BatchTaker:
 
     def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
         """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
-        parameters = self._names | {"batch": claimed.id, "attempt": claimed.attempt}
-        with translated():
-            row = connection.execute(in_schema("renew_batches", self._key.schema), parameters).fetchone()
-        return 0 if row is None else int(row[0])
+        renewed: int = call(
+            connection, self._key.schema, "renew_batches", processor_id=self._key.processor_id,
+            owner=self._consumer.owner, lease=self._consumer.lease, batch=claimed.id, attempt=claimed.attempt,
+        )  # fmt: skip
+        return renewed
 
     def hand_back(self, connection: psycopg.Connection[Any]) -> int:
         """Give everything back that is in this consumer's name."""
-        with translated():
-            row = connection.execute(in_schema("hand_back_batches", self._key.schema), self._names).fetchone()
-        return 0 if row is None else int(row[0])
+        returned: int = call(
+            connection, self._key.schema, "hand_back_batches", processor_id=self._key.processor_id,
+            owner=self._consumer.owner,
+        )  # fmt: skip
+        return returned
 
 
 def fetch_heads(
@@ -361,7 +363,7 @@ def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: 
     """Store how far everything is done, and empty tables that hold only dead rows; return their names."""
     names = {"processor_id": key.processor_id}
     with translated():
-        connection.execute(in_schema("advance_competing_checkpoint", key.schema), names)
+        call(connection, key.schema, "advance_competing_checkpoint", processor_id=key.processor_id)
         row = connection.execute(
             in_schema("rotate_competing", key.schema),
             names | {"keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES},

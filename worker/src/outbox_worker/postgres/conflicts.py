@@ -12,7 +12,8 @@ from outbox_core.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.config import ResolutionAction
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Conflict, ConflictSummary, ResourceRef
-from outbox_worker.postgres.checkpoints import pair_parameters, window_parameters
+from outbox_worker.postgres.call import call
+from outbox_worker.postgres.checkpoints import pair_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -66,21 +67,13 @@ class Refusal:
 
 def record_refusal(connection: psycopg.Connection[Any], key: ProcessorKey, refusal: Refusal) -> int:
     """Record a refusal and return its number; in a transaction of its own, because the refused one rolls back."""
-    parameters = {
-        "processor_id": key.processor_id,
-        "partition": key.partition,
-        "code": int(refusal.code),
-        **pair_parameters("expected", refusal.expected),
-        **pair_parameters("stored", refusal.stored),
-        **pair_parameters("new", refusal.new),
-        "epoch": refusal.epoch,
-        "pod": refusal.pod,
-        "claim_uid": refusal.claim_uid,
-        "needs_person": refusal.needs_person,
-    }
-    with translated():
-        row = connection.execute(in_schema("record_refusal", key.schema), parameters).fetchone()
-    return int(row[0]) if row is not None else 0
+    number: int | None = call(
+        connection, key.schema, "record_refusal", **key.names, code=int(refusal.code),
+        **pair_parameters("expected", refusal.expected), **pair_parameters("stored", refusal.stored),
+        **pair_parameters("new", refusal.new), epoch=refusal.epoch, pod=refusal.pod, claim_uid=refusal.claim_uid,
+        needs_person=refusal.needs_person,
+    )  # fmt: skip
+    return number or 0
 
 
 def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictSummary:
@@ -88,7 +81,7 @@ def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictS
     parameters = {"processor_id": key.processor_id}
     with translated():
         counts = connection.execute(in_schema("count_conflicts", key.schema), parameters).fetchall()
-        strangers = connection.execute(in_schema("count_strangers", key.schema), parameters).fetchone()
+        strangers = call(connection, key.schema, "stranger_refusals", processor_id=key.processor_id)
         with connection.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(in_schema("fetch_conflicts", key.schema), parameters).fetchall()
     waiting = [row for row in rows if row["needs_person"] and row["resolved_at"] is None]
@@ -97,15 +90,14 @@ def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictS
         by_code={str(code): count for code, count in counts},
         last=_conflict(rows[-1]) if rows else None,
         open=_conflict(waiting[-1]) if waiting else None,
-        strangers=strangers[0] if strangers is not None else 0,
+        strangers=strangers,
     )
 
 
 def find_open(connection: psycopg.Connection[Any], key: ProcessorKey) -> Conflict | None:
     """Return the conflict of this partition that waits for a person."""
-    parameters = {"processor_id": key.processor_id, "partition": key.partition}
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(in_schema("fetch_open_conflict", key.schema), parameters).fetchone()
+        row = cursor.execute(in_schema("fetch_open_conflict", key.schema), key.names).fetchone()
     return None if row is None else _conflict(row)
 
 
@@ -122,36 +114,30 @@ def resolve(connection: psycopg.Connection[Any], schema: str, resolution: Resolu
             "write it as <conflict id>=<transaction_id>:<position>"
         )
     pair = parse_checkpoint(resolution.pair)
-    parameters = {
-        "conflict_id": resolution.conflict_id,
-        "action": ResolutionAction(resolution.action).value,
-        "transaction_id": str(pair.transaction_id),
-        "position": pair.position,
-        "decided_by": resolution.decided_by,
-    }
-    with translated():
-        row = connection.execute(in_schema("resolve_conflict", schema), parameters).fetchone()
-    return ResolveAnswer(row[0] if row is not None else ResolveAnswer.UNKNOWN)
+    answer = call(
+        connection, schema, "resolve_conflict", conflict_id=resolution.conflict_id,
+        action=ResolutionAction(resolution.action).value, transaction_id=str(pair.transaction_id),
+        position=pair.position, decided_by=resolution.decided_by,
+    )  # fmt: skip
+    return ResolveAnswer(answer)
 
 
 def rewind(
     connection: psycopg.Connection[Any], key: ProcessorKey, pair: Checkpoint, *, reason: str, decided_by: str
 ) -> bool:
     """Put the checkpoint where a person says, back or forward, and record it. False: an owner is live."""
-    parameters = {
-        "processor_id": key.processor_id,
-        "partition": key.partition,
-        "transaction_id": str(pair.transaction_id),
-        "position": pair.position,
-        "reason": reason,
-        "decided_by": decided_by,
-    }
-    query = "rewind_checkpoint"
-    if pair.window is not None:
-        query, parameters = "rewind_window", parameters | window_parameters("to", pair)
-    with translated():
-        row = connection.execute(in_schema(query, key.schema), parameters).fetchone()
-    return row is not None and row[0] == StoreAnswer.STORED
+    window = pair.window
+    if window is None:
+        answer = call(
+            connection, key.schema, "rewind_processor_checkpoint", **key.names, transaction_id=str(pair.transaction_id),
+            position=pair.position, reason=reason, decided_by=decided_by,
+        )  # fmt: skip
+    else:
+        answer = call(
+            connection, key.schema, "rewind_processor_window", **key.names, lower=window.lower, upper=window.upper,
+            position=window.position, reason=reason, decided_by=decided_by,
+        )  # fmt: skip
+    return bool(answer == StoreAnswer.STORED)
 
 
 def _conflict(row: dict[str, Any]) -> Conflict:

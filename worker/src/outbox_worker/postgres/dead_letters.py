@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import Checkpoint
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -130,14 +131,20 @@ def redrive(
         TransientError: the owner was at it for more than two seconds; ask again.
 
     """
-    return _act(connection, key, "redrive_dead_letters", ids=list(ids), reason=reason, decided_by=decided_by)
+    given: int = call(
+        connection, key.schema, "redrive_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
+    )
+    return given
 
 
 def drop(
     connection: psycopg.Connection[Any], key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str
 ) -> int:
     """Give dead letters up for good; otherwise like `redrive`."""
-    return _act(connection, key, "drop_dead_letters", ids=list(ids), reason=reason, decided_by=decided_by)
+    dropped: int = call(
+        connection, key.schema, "drop_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
+    )
+    return dropped
 
 
 def decide_held(
@@ -150,16 +157,11 @@ def decide_held(
     decided_by: str,
 ) -> int:
     """Try messages again that stop their key, or drop them; otherwise like `redrive`."""
-    return _act(
-        connection, key, "decide_held_messages", places=list(places), drop=drop, reason=reason, decided_by=decided_by
-    )
-
-
-def _act(connection: psycopg.Connection[Any], key: ProcessorKey, query: str, **parameters: Any) -> int:
-    named = {"processor_id": key.processor_id, "partition": key.partition} | parameters
-    with translated():
-        row = connection.execute(in_schema(query, key.schema), named).fetchone()
-    return 0 if row is None else int(row[0])
+    decided: int = call(
+        connection, key.schema, "decide_held_messages", **key.names, places=list(places), drop=drop, reason=reason,
+        decided_by=decided_by,
+    )  # fmt: skip
+    return decided
 
 
 def _list(values: Sequence[Any] | None) -> list[Any] | None:

@@ -17,6 +17,7 @@ from outbox_core.message import Batch, Delayed, Held, Message
 from outbox_core.outcomes import Review
 from outbox_core.part import Place
 from outbox_core.report import BlockedKey, FailureSummary
+from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import within_python
@@ -177,34 +178,29 @@ def take_due(
 
 def settle(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, held: Iterable[Held]) -> int:
     """Say, in the transaction of the effects, that these are handled; return how many were held, -1: not the owner."""
-    with translated():
-        row = connection.execute(
-            in_schema("settle_held_messages", key.schema),
-            _leased(key, lease)
-            | {
-                "transaction_ids": [str(each.checkpoint.transaction_id) for each in held],
-                "positions": [each.checkpoint.position for each in held],
-            },
-        ).fetchone()
-    return -1 if row is None else int(row[0])
+    pairs = [each.checkpoint for each in held]
+    settled: int = call(
+        connection, key.schema, "settle_held_messages", **_leased(key, lease),
+        transaction_ids=[str(pair.transaction_id) for pair in pairs], positions=[pair.position for pair in pairs],
+    )  # fmt: skip
+    return settled
 
 
 def fail(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
     """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
-    parameters = _leased(key, lease) | {"verdicts": _verdicts(failed)}
-    with translated():
-        row = connection.execute(in_schema("fail_held_messages", key.schema), parameters).fetchone()
-    return -1 if row is None else int(row[0])
+    held: int = call(connection, key.schema, "fail_held_messages", **_leased(key, lease), verdicts=_verdicts(failed))
+    return held
 
 
 def review(
     connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, generation: int, forgive: bool
 ) -> Review | None:
     """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
-    parameters = _leased(key, lease) | {"generation": generation, "forgive": forgive}
-    with translated():
-        row = connection.execute(in_schema("review_lane", key.schema), parameters).fetchone()
-    return None if row is None or not row[0] else Review(*row[1:])
+    row = call_row(connection, key.schema, "review_lane", **_leased(key, lease), generation=generation, forgive=forgive)
+    if row is None or not row[0]:
+        return None
+    _, any_held, blocking, *counts = row
+    return Review(any_held, blocking, *(count or 0 for count in counts))
 
 
 def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Checkpoint | None:
@@ -227,21 +223,16 @@ def mark_in_flight(
 
     Returns how many processes that one killed when it was tried alone, -1: not the owner.
     """
-    parameters = _leased(key, lease) | {
-        "transaction_id": str(pair.transaction_id),
-        "position": pair.position,
-        "suspects": in_flight,
-        "generation": generation,
-    }
-    with translated():
-        row = connection.execute(in_schema("begin_suspect", key.schema), parameters).fetchone()
-    return -1 if row is None else int(row[0])
+    killed: int = call(
+        connection, key.schema, "begin_suspect", **_leased(key, lease), transaction_id=str(pair.transaction_id),
+        position=pair.position, suspects=in_flight, generation=generation,
+    )  # fmt: skip
+    return killed
 
 
 def clear_in_flight(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
     """Write down that the attempt was answered, with or without success: this process did not die of it."""
-    with translated():
-        connection.execute(in_schema("end_suspect", key.schema), _leased(key, lease))
+    call(connection, key.schema, "end_suspect", **_leased(key, lease))
 
 
 def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
@@ -294,9 +285,7 @@ def _verdicts(failed: Iterable[Failure]) -> str:
 
 
 def _leased(key: ProcessorKey, lease: HeldLease) -> dict[str, Any]:
-    return {
-        "processor_id": key.processor_id, "partition": key.partition, "epoch": lease.epoch, "token": lease.token
-    }  # fmt: skip
+    return key.names | {"epoch": lease.epoch, "owner_token": lease.token}
 
 
 def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:

@@ -20,6 +20,7 @@ from psycopg.rows import dict_row
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.table import OutboxTable
@@ -114,16 +115,13 @@ def refuse_standby(connection: psycopg.Connection[Any]) -> None:
 
 def fetch_timeline(connection: psycopg.Connection[Any], schema: str) -> int:
     """Return the timeline that the server is on."""
-    with translated():
-        row = connection.execute(in_schema("fetch_timeline", schema)).fetchone()
-    return int(row[0]) if row is not None else 0
+    timeline: int = call(connection, schema, "current_timeline")
+    return timeline
 
 
 def fetch_run(connection: psycopg.Connection[Any], schema: str) -> str:
     """Return which run of the server this is: another one once it recovered from a crash, if only of one backend."""
-    with translated():
-        row = connection.execute(in_schema("fetch_run", schema)).fetchone()
-    return "" if row is None else str(row[0])
+    return str(call(connection, schema, "server_run"))
 
 
 def crashed() -> TransientError:
@@ -146,7 +144,7 @@ def _find_behind(connection: psycopg.Connection[Any], source: Source, key: Proce
         if found is None and key is not None:
             found = cursor.execute(
                 in_schema("fetch_checkpoint_ahead", key.schema),
-                {"processor_id": key.processor_id, "partition": key.partition},
+                key.names,
             ).fetchone()
     if found is None:
         return None
@@ -170,15 +168,8 @@ def _adopt(connection: psycopg.Connection[Any], schema: str, owner: Owner | None
     if owner is None:
         return False
     who = owner.resource
-    with translated():
-        row = connection.execute(
-            in_schema("adopt_timeline", schema),
-            {
-                "processor_id": owner.processor_id,
-                "cluster": who.cluster,
-                "namespace": who.namespace,
-                "name": who.name,
-                "uid": who.uid,
-            },
-        ).fetchone()
-    return row is not None and bool(row[0])
+    adopted = call(
+        connection, schema, "adopt_timeline", processor_id=owner.processor_id, cluster=who.cluster,
+        namespace=who.namespace, name=who.name, uid=who.uid,
+    )  # fmt: skip
+    return bool(adopted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,11 @@ class ProcessorKey:
     schema: str
     processor_id: str
     partition: int = 0
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The key as arguments of a function."""
+        return {"processor_id": self.processor_id, "partition": self.partition}
 
     @property
     def lock_name(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_core.spec import Source
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -20,17 +21,12 @@ if TYPE_CHECKING:
 def note(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: Source) -> None:
     """Write down table, columns and filters, as the claim's holder; nothing is written where nothing changed."""
     table = source.table
-    parameters = {
-        "processor_id": key.processor_id,
-        "claim_uid": claim_uid,
-        "table_schema": None if table is None else table.schema_name,
-        "table_name": None if table is None else table.name,
-        "columns": None if table is None else json.dumps(table.columns.model_dump(by_alias=True, exclude_none=True)),
-        "publications": source.publications,
-        "message_types": source.message_types,
-    }
-    with translated():
-        connection.execute(in_schema("note_mapping", key.schema), parameters)
+    call(
+        connection, key.schema, "note_mapping", processor_id=key.processor_id, claim_uid=claim_uid,
+        table_schema=None if table is None else table.schema_name, table_name=None if table is None else table.name,
+        columns=None if table is None else json.dumps(table.columns.model_dump(by_alias=True, exclude_none=True)),
+        publications=source.publications, message_types=source.message_types,
+    )  # fmt: skip
 
 
 def list_mappings(connection: psycopg.Connection[Any], schema: str) -> dict[str, Source]:

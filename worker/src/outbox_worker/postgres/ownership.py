@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
+from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -72,17 +73,10 @@ def claim(
     `force` takes it from its holder and ends that resource's leases. `sweep_uids` are resources of the same cluster
     that are gone for certain. Refused although open: the holder is committing right now, ask again.
     """
-    parameters = {
-        "processor_id": key.processor_id,
-        "cluster": resource.cluster,
-        "namespace": resource.namespace,
-        "name": resource.name,
-        "uid": resource.uid,
-        "force": force,
-        "sweep_uids": list(sweep_uids),
-    }
-    with translated():
-        row = connection.execute(in_schema("claim_processor", key.schema), parameters).fetchone()
+    row = call_row(
+        connection, key.schema, "claim_processor", processor_id=key.processor_id, cluster=resource.cluster,
+        namespace=resource.namespace, name=resource.name, uid=resource.uid, force=force, sweep_uids=list(sweep_uids),
+    )  # fmt: skip
     return _claim_answer(row)
 
 
@@ -103,20 +97,21 @@ def _claim_answer(row: tuple[Any, ...] | None) -> ClaimAnswer:
 
 def vacate_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str) -> bool:
     """Start the claim's grace. False: it was not ours, or vacated already."""
-    return _truth(connection, key, "vacate_claim", uid=uid)
+    return call(connection, key.schema, "vacate_claim", processor_id=key.processor_id, uid=uid) is True
 
 
 def release_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str) -> bool:
     """Give the claim up with its leases. False: it was not ours."""
-    return _truth(connection, key, "release_claim", uid=uid)
+    return call(connection, key.schema, "release_claim", processor_id=key.processor_id, uid=uid) is True
 
 
 def hand_over_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str, successor: ResourceRef) -> bool:
     """Give the claim to another resource, found by its cluster, namespace and name. False: it was not ours."""
-    return _truth(
-        connection, key, "hand_over_claim", uid=uid, cluster=successor.cluster, namespace=successor.namespace,
-        name=successor.name,
+    given = call(
+        connection, key.schema, "hand_over_claim", processor_id=key.processor_id, uid=uid, to_cluster=successor.cluster,
+        to_namespace=successor.namespace, to_name=successor.name,
     )  # fmt: skip
+    return given is True
 
 
 def acquire_lease(
@@ -133,9 +128,9 @@ def acquire_lease(
     Refused while another process is alive, the claim is not `claim_uid`'s, or a conflict waits for a person. `token` is
     random and new for each process.
     """
-    parameters = _names(key) | {"claim_uid": claim_uid, "pod": pod, "token": token, "lease": lease}
-    with translated():
-        row = connection.execute(in_schema("acquire_lease", key.schema), parameters).fetchone()
+    row = call_row(
+        connection, key.schema, "acquire_lease", **key.names, claim_uid=claim_uid, pod=pod, token=token, lease=lease
+    )
     if row is None:
         return LeaseAnswer(acquired=False, epoch=None, pod=None, expires_at=None)
     acquired, epoch, holder, expires_at = row
@@ -146,7 +141,7 @@ def renew_lease(
     connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta
 ) -> bool:
     """Extend the lease. False: it lapsed or is another's; it never comes back."""
-    return _truth(connection, key, "renew_lease", epoch=epoch, token=token, lease=lease)
+    return call(connection, key.schema, "renew_lease", **key.names, epoch=epoch, token=token, lease=lease) is True
 
 
 def keep_lease(
@@ -156,12 +151,12 @@ def keep_lease(
 
     Written only where it has less, so that it can be asked before each batch.
     """
-    return _truth(connection, key, "keep_lease", epoch=epoch, token=token, lease=lease)
+    return call(connection, key.schema, "keep_lease", **key.names, epoch=epoch, token=token, lease=lease) is True
 
 
 def release_lease(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> bool:
     """Let a standby in at once. False: it was not ours any more."""
-    return _truth(connection, key, "release_lease", epoch=epoch, token=token)
+    return call(connection, key.schema, "release_lease", **key.names, epoch=epoch, token=token) is True
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +179,7 @@ def end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKe
     Does nothing while another owner is live; `epoch` is our own, None before we have one. Sessions of other roles need
     pg_read_all_stats to be seen and pg_signal_backend to be ended.
     """
-    parameters = _names(key) | {"epoch": epoch, "lock_name": key.lock_name}
+    parameters = key.names | {"epoch": epoch, "lock_name": key.lock_name}
     with translated():
         row = connection.execute(in_schema("end_stuck_transactions", key.schema), parameters).fetchone()
     return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))
@@ -199,16 +194,6 @@ def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str)
     else:
         remedy = "it is a superuser's, end it as one"
     return f"session {pid} of role {role}, a former owner's, may keep the lease until it is ended; {remedy}"
-
-
-def _names(key: ProcessorKey) -> dict[str, Any]:
-    return {"processor_id": key.processor_id, "partition": key.partition}
-
-
-def _truth(connection: psycopg.Connection[Any], key: ProcessorKey, query: str, **parameters: object) -> bool:
-    with translated():
-        row = connection.execute(in_schema(query, key.schema), _names(key) | parameters).fetchone()
-    return row is not None and row[0] is True
 
 
 def limit_transaction(connection: psycopg.Connection[Any], lease: timedelta) -> None:

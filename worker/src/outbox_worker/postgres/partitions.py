@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.partition import PartitionOwners
-from outbox_worker.postgres.checkpoints import StoredCheckpoint, build_window, pair_parameters, window_parameters
+from outbox_worker.postgres.call import call, call_row, call_rows
+from outbox_worker.postgres.checkpoints import StoredCheckpoint, build_window
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -70,14 +71,17 @@ def begin(
     token: UUID,
 ) -> Begun:
     """Divide the processor and start it at `start`, as the owner of any partition; or learn how it is divided."""
-    parameters = _names(key) | {"count": count, "key": by, "epoch": epoch, "token": token}
-    parameters |= {"partition": key.partition} | pair_parameters("start", start)
-    with translated():
-        row = connection.execute(in_schema("begin_partitions", key.schema), parameters).fetchone()
+    row = call_row(
+        connection, key.schema, "begin_partitions", **key.names, count=count, key=by,
+        transaction_id=None if start is None else str(start.transaction_id),
+        position=None if start is None else start.position, epoch=epoch, owner_token=token,
+    )  # fmt: skip
     if row is not None and row[3] and start is not None and start.window is not None:
-        parameters = _names(key) | {"partition": key.partition, "epoch": epoch, "token": token}
-        with translated():
-            connection.execute(in_schema("begin_windows", key.schema), parameters | window_parameters("start", start))
+        window = start.window
+        call(
+            connection, key.schema, "begin_windows", **key.names, lower=window.lower, upper=window.upper,
+            position=window.position, epoch=epoch, owner_token=token,
+        )  # fmt: skip
     return Begun(*row) if row is not None else Begun(owned=False, count=None, by=None, begun=False)
 
 
@@ -98,16 +102,16 @@ def renew_membership(
     lease: timedelta,
 ) -> dict[int, int]:
     """Say that this process lives; return the epochs of the partitions it still owns."""
-    parameters = _names(key) | {"claim_uid": claim_uid, "pod": pod, "token": token, "lease": lease}
-    with translated():
-        rows = connection.execute(in_schema("renew_membership", key.schema), parameters).fetchall()
+    rows = call_rows(
+        connection, key.schema, "renew_membership", processor_id=key.processor_id, claim_uid=claim_uid, pod=pod,
+        token=token, lease=lease,
+    )  # fmt: skip
     return dict(rows)
 
 
 def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token: UUID) -> None:
     """Leave: everything that this process owns is free at once."""
-    with translated():
-        connection.execute(in_schema("end_membership", key.schema), _names(key) | {"token": token})
+    call(connection, key.schema, "end_membership", processor_id=key.processor_id, token=token)
 
 
 def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:

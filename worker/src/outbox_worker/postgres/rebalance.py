@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.barrier import Obstacle, Partitioning, snapshot_barrier
 from outbox_core.checkpoint import Checkpoint
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -32,25 +33,17 @@ def ask(
 
     Heeded only from the holder of the claim, and never from an older generation of the resource than was heeded before.
     """
-    parameters = {
-        "processor_id": key.processor_id,
-        "claim_uid": resource.uid,
-        "generation": generation,
-        "count": count,
-        "key": by,
-        "asked_by": f"{resource}, generation {generation}",
-    }
-    with translated():
-        row = connection.execute(in_schema("ask_partitions", key.schema), parameters).fetchone()
-    return None if row is None else int(row[0])
+    divided: int | None = call(
+        connection, key.schema, "ask_partitions", processor_id=key.processor_id, claim_uid=resource.uid,
+        generation=generation, count=count, key=by, asked_by=f"{resource}, generation {generation}",
+    )  # fmt: skip
+    return divided
 
 
 def change(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> bool:
     """Change the number if all partitions have stopped at the barrier; say whether this call did."""
-    parameters = {"processor_id": key.processor_id, "claim_uid": claim_uid}
-    with translated():
-        row = connection.execute(in_schema("change_partitions", key.schema), parameters).fetchone()
-    return row is not None and row[0] is True
+    changed = call(connection, key.schema, "change_partitions", processor_id=key.processor_id, claim_uid=claim_uid)
+    return changed is True
 
 
 def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitioning | None:
@@ -83,9 +76,7 @@ def build_partitioning(
 
 def draw(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> None:
     """Cursor Snapshot: draw the barrier of a change that was asked for, unless it is drawn; it is drawn once."""
-    parameters = {"processor_id": key.processor_id, "claim_uid": claim_uid}
-    with translated():
-        connection.execute(in_schema("draw_line", key.schema), parameters)
+    call(connection, key.schema, "draw_snapshot_line", processor_id=key.processor_id, claim_uid=claim_uid)
 
 
 def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> list[Obstacle]:

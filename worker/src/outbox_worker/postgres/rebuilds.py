@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import ConfigurationError
+from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
@@ -64,9 +65,9 @@ class RebuildRow:
 
 def note(connection: psycopg.Connection[Any], key: ProcessorKey, of: str, *, epoch: int, token: UUID) -> Noted:
     """Write down, as the owner, which processor is to be replaced; learn whether it is."""
-    parameters = {"processor_id": key.processor_id, "of": of, "epoch": epoch, "token": token}
-    with translated():
-        row = connection.execute(in_schema("note_rebuild", key.schema), parameters).fetchone()
+    row = call_row(
+        connection, key.schema, "note_rebuild", processor_id=key.processor_id, of=of, epoch=epoch, owner_token=token
+    )
     if row is None:
         return Noted(None, None)
     noted_of, swapped_at, superseded_by = row
@@ -180,16 +181,11 @@ def advance_partitions(
 
     `coverage` is where they stood when that began. False: one of them stored something since.
     """
-    parameters = partition_parameters(goals) | {
-        "processor_id": key.processor_id,
-        "partition": key.partition,
-        "epoch": epoch,
-        "token": token,
-        "standing": None if coverage is None else coverage.words,
-    }
-    with translated():
-        row = connection.execute(in_schema("advance_lanes", key.schema), parameters).fetchone()
-    return row is not None and row[0] is True
+    advanced = call(
+        connection, key.schema, "advance_lanes", **key.names, epoch=epoch, owner_token=token,
+        standing=None if coverage is None else coverage.words, **partition_parameters(goals),
+    )  # fmt: skip
+    return advanced is True
 
 
 def supersede(
@@ -203,18 +199,11 @@ def supersede(
     decided_by: str,
 ) -> SupersedeAnswer:
     """Let `of` never store again, in the open transaction of the swap."""
-    parameters = {
-        "processor_id": of,
-        "by": key.processor_id,
-        "partition": key.partition,
-        "epoch": epoch,
-        "token": token,
-        "standing": coverage.words,
-        "decided_by": decided_by,
-    }
-    with translated():
-        row = connection.execute(in_schema("supersede", key.schema), parameters).fetchone()
-    return SupersedeAnswer(row[0] if row is not None else SupersedeAnswer.NOT_OWNER)
+    answer = call(
+        connection, key.schema, "supersede_processor", processor_id=of, by=key.processor_id, partition=key.partition,
+        epoch=epoch, owner_token=token, standing=coverage.words, decided_by=decided_by,
+    )  # fmt: skip
+    return SupersedeAnswer(answer)
 
 
 def list_rebuilds(

@@ -15,6 +15,7 @@ from psycopg import pq, sql
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_core.snapshot import parse_snapshot
+from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 from outbox_worker.postgres.queries import in_schema, load
@@ -145,17 +146,13 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
         ConfigurationError: `SourceDiffers`: it reads another one.
 
     """
-    parameters = {
-        "processor_id": key.processor_id,
-        "claim_uid": claim_uid,
-        "source": None if source is None else source.identity,
-        "described": None if source is None else source.described,
-    }
-    with translated():
-        row = connection.execute(in_schema("bind_source", key.schema), parameters).fetchone()
+    row = call_row(
+        connection, key.schema, "bind_processor_source", processor_id=key.processor_id, claim_uid=claim_uid,
+        source=None if source is None else source.identity, described=None if source is None else source.described,
+    )  # fmt: skip
     if row is not None and row[0]:
         return
-    if source is not None and row is not None and _without_repairs(row[2]) == _without_repairs(source.identity):
+    if source is not None and row is not None and _without_repairs(row[1]) == _without_repairs(source.identity):
         raise ConfigurationError(
             f"the transaction ids of {source.described} were rebased by `outbox repair` since processor "
             f"{key.processor_id!r} stored its checkpoint, which names the ids of before. Messages kept their "
@@ -164,7 +161,7 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
             reason=Reason.SOURCE_DIFFERS,
         )
     here = "the database of its checkpoint" if source is None else source.described
-    written = row[1] if row is not None and row[1] is not None else "the database of its checkpoint"
+    written = row[2] if row is not None and row[2] is not None else "the database of its checkpoint"
     raise ConfigurationError(
         f"the checkpoint of processor {key.processor_id!r} belongs to messages of {written}, and {here} is to be read: "
         "its pairs mean nothing there. Use another processorId; where the source only moved, `outbox forget-source`",
@@ -196,7 +193,8 @@ def fetch_source(connection: psycopg.Connection[Any], key: ProcessorKey) -> Writ
 
 def forget_source(connection: psycopg.Connection[Any], key: ProcessorKey, *, reason: str, decided_by: str) -> int:
     """Let the next claim write down what it reads; 1 done, 0 nothing is written down, 4 an owner is live."""
-    parameters = {"processor_id": key.processor_id, "reason": reason, "decided_by": decided_by}
-    with translated():
-        row = connection.execute(in_schema("forget_source", key.schema), parameters).fetchone()
-    return int(row[0]) if row is not None else 0
+    answer: int = call(
+        connection, key.schema, "forget_processor_source", processor_id=key.processor_id, reason=reason,
+        decided_by=decided_by,
+    )  # fmt: skip
+    return answer

@@ -27,6 +27,7 @@ from typing_extensions import override
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import OutboxError
 from outbox_core.report import Reason
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.writers import describe, list_writers
 
@@ -237,9 +238,7 @@ class Repairer:
                 self._map(columns, parameters)
             for processor_id, partition in sealed:
                 # The pair's copy is mapped as the pair is; a window's is made anew, unless the row was tampered with.
-                self._execute(
-                    in_schema("repair_keep", self._schema), {"processor_id": processor_id, "partition": partition}
-                )
+                call(self._connection, self._schema, "keep_checkpoint", processor_id=processor_id, partition=partition)
             self._execute(in_schema("repair_finish", self._schema), parameters)
             return moved
 

@@ -16,6 +16,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
 from outbox_worker.postgres import remote_target
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
@@ -153,13 +154,15 @@ def spread(
     token: UUID,
 ) -> bool:
     """Give each partition the start that is its own, in the transaction that divided the processor."""
-    parameters = partition_parameters(pairs) | {
-        "processor_id": key.processor_id,
-        "partition": key.partition,
-        "epoch": epoch,
-        "token": token,
-    }
-    query = "spread_windows" if any(pair.window is not None for pair in pairs.values()) else "spread_start"
-    with translated():
-        row = connection.execute(in_schema(query, key.schema), parameters).fetchone()
-    return row is not None and row[0] is True
+    of = partition_parameters(pairs)
+    if any(pair.window is not None for pair in pairs.values()):
+        spread = call(
+            connection, key.schema, "spread_windows", **key.names, partitions=of["partitions"], lowers=of["lowers"],
+            uppers=of["uppers"], positions=of["positions"], epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    else:
+        spread = call(
+            connection, key.schema, "spread_start", **key.names, partitions=of["partitions"],
+            transaction_ids=of["transaction_ids"], positions=of["counters"], epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    return spread is True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_core.errors import ConfigurationError
 from outbox_core.failing import storable_text
 from outbox_core.report import Reason, WorkerState
+from outbox_worker.postgres.call import call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 
@@ -95,12 +96,10 @@ def say(
     ended: bool = False,
 ) -> None:
     """Say it; `ended`: the process ends."""
-    parameters = {
-        "processor_id": key.processor_id, "claim_uid": saying.claim_uid, "pod": saying.pod, "token": token,
-        "words": saying.words, "lease": lease, "ended": ended,
-    }  # fmt: skip
-    with translated():
-        connection.execute(in_schema("say_word", key.schema), parameters)
+    call(
+        connection, key.schema, "say_word", processor_id=key.processor_id, claim_uid=saying.claim_uid, pod=saying.pod,
+        token=token, words=saying.words, lease=lease, ended=ended,
+    )  # fmt: skip
 
 
 def list_words(connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None) -> list[SaidWord]:

@@ -1,0 +1,58 @@
+"""Calls the schema's functions by name and with named arguments.
+
+A statement is composed once for each function, schema and set of names. It has no casts: the server finds the types in
+the function's own text. Text goes for xid8, pg_snapshot and JSON, a list of text for an array of those. That each call
+fits its function is compared in tests/unit/worker/test_calls.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from outbox_worker.postgres.errors import translate
+
+
+def call(connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object) -> Any:
+    """Return the function's one value; of a row the first column, None where there is no row.
+
+    Raises:
+        OutboxError: as `translate` says.
+
+    """
+    try:
+        row = connection.execute(_compose(schema, function, tuple(arguments)), arguments).fetchone()
+    except psycopg.Error as err:
+        raise translate(err) from err
+    return None if row is None else row[0]
+
+
+def call_row(
+    connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object
+) -> tuple[Any, ...] | None:
+    """Return the first row, with the columns in the order of the function's RETURNS; otherwise like `call`."""
+    rows = call_rows(connection, schema, function, **arguments)
+    return rows[0] if rows else None
+
+
+def call_rows(
+    connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object
+) -> list[tuple[Any, ...]]:
+    """Return all rows; otherwise like `call_row`."""
+    try:
+        return connection.execute(_compose(schema, function, tuple(arguments)), arguments).fetchall()
+    except psycopg.Error as err:
+        raise translate(err) from err
+
+
+@cache
+def _compose(schema: str, function: str, names: tuple[str, ...]) -> sql.SQL:
+    """Write the call as one text, so that nothing is composed at each call."""
+    arguments = sql.SQL(", ").join(
+        sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.Placeholder(name)) for name in names
+    )
+    composed = sql.SQL("SELECT * FROM {}({})").format(sql.Identifier(schema, function), arguments)
+    return sql.SQL(composed.as_string(None))

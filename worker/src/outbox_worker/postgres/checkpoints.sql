@@ -1,0 +1,26 @@
+-- name: fetch_checkpoint
+-- The stored pair.
+SELECT last_processed_transaction_id::text AS t, last_processed_position, stored_at,
+       cursor_kind, lower_snapshot::text, upper_snapshot::text, window_position
+FROM {schema}.processor_checkpoints
+WHERE processor_id = %(processor_id)s AND partition = %(partition)s
+
+-- name: fetch_first_position
+-- The first message, in reading order, whose position is at least the one asked for.
+SELECT o.{transaction_id}::text AS t, o.{position}
+FROM {table} AS o
+WHERE o.{position} >= %(position)s AND o.{transaction_id} IS NOT NULL
+ORDER BY o.{transaction_id}, o.{position}
+LIMIT 1
+
+-- name: fetch_first_scheduled
+-- The first message, in reading order, stored at or after the time asked for.
+SELECT o.{transaction_id}::text AS t, o.{position}
+FROM {table} AS o
+WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
+ORDER BY o.{transaction_id}, o.{position}
+LIMIT 1
+
+-- name: fetch_bound
+-- The oldest transaction that is still open: everything below it is settled.
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text

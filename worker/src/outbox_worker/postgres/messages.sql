@@ -1,0 +1,40 @@
+-- name: examine_messages
+-- How far a batch of at most so many matching messages reaches, looking at a bounded window: nothing is shipped but the
+-- last pair and the counts. Rows behind the last match that do not match are examined too.
+WITH examined AS MATERIALIZED ({rows}),
+numbered AS (
+    SELECT e.transaction_id, e.position,
+           row_number() OVER in_order AS n,
+           count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
+           count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed
+    FROM examined AS e
+    WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
+)
+SELECT c.transaction_id::text AS t, c.position, c.n, c.matched, c.delayed
+FROM numbered AS c
+WHERE c.matched <= %(limit)s
+ORDER BY c.n DESC
+LIMIT 1
+
+-- name: count_lag
+-- What is committed behind the checkpoint, readable yet or not, counted up to a cap.
+SELECT count(*) FILTER (WHERE o.matches),
+       count(*),
+       coalesce(extract(epoch FROM clock_timestamp() - min(o.scheduled) FILTER (WHERE o.matches)), 0)::float8
+FROM ({rows}) AS o
+
+-- name: fetch_waiting
+-- The first committed message at or above the bound, if one waits there: for how long it has been stored.
+SELECT coalesce(extract(epoch FROM clock_timestamp() - {moment}), 0)::float8
+FROM {table} AS o
+WHERE o.{transaction_id} >= pg_snapshot_xmin(pg_current_snapshot())
+ORDER BY {pair}
+LIMIT 1
+
+-- name: fetch_messages
+-- The next messages of a processor without a filter on types, payloads as text. The order is that of the columns, never
+-- of an output that is cast to text.
+SELECT o.transaction_id::text AS t, o.position, o.message_id, o.message_type, o.publication_id, o.partition_key, o.data,
+       o.metadata, o.scheduled, o.deliver_after
+FROM ({rows}) AS o
+ORDER BY o.transaction_id, o.position

@@ -1,0 +1,28 @@
+-- name: fetch_partitions
+-- How the processor is divided, if it is, and what that changes to.
+SELECT d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS t, d.line_position,
+       d.line_mark::text AS mark, d.line_snapshot::text AS snapshot
+FROM {schema}.processor_partitions AS d
+WHERE d.processor_id = %(processor_id)s
+
+-- name: fetch_members
+-- Live processes, the oldest first.
+SELECT m.token
+FROM {schema}.processor_members AS m
+WHERE m.processor_id = %(processor_id)s AND m.claim_uid = %(claim_uid)s AND m.expires_at > clock_timestamp()
+ORDER BY m.joined_at, m.token
+
+-- name: fetch_owners
+-- Live leases of the processor.
+SELECT l.partition, l.token, l.epoch, l.pod
+FROM {schema}.processor_leases AS l
+WHERE l.processor_id = %(processor_id)s AND l.expires_at > clock_timestamp()
+ORDER BY l.partition
+
+-- name: fetch_checkpoints
+-- The stored pairs of all partitions.
+SELECT c.partition, c.last_processed_transaction_id::text AS t, c.last_processed_position, c.stored_at,
+       c.cursor_kind, c.lower_snapshot::text, c.upper_snapshot::text, c.window_position
+FROM {schema}.processor_checkpoints AS c
+WHERE c.processor_id = %(processor_id)s
+ORDER BY c.partition

@@ -1,2 +1,0 @@
--- Stores the pair up to which everything is done.
-SELECT {schema}.advance_competing_checkpoint(%(processor_id)s)

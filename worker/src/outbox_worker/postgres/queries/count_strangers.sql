@@ -1,2 +1,0 @@
--- Refused calls of callers without an epoch; approximate.
-SELECT {schema}.stranger_refusals(%(processor_id)s)

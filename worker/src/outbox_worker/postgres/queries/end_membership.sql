@@ -1,2 +1,0 @@
--- Leave, and give everything back.
-SELECT {schema}.end_membership(%(processor_id)s, %(token)s)

@@ -1,2 +1,0 @@
--- Is there such a queue?
-SELECT 1 FROM {schema}.queues WHERE queue = %(queue)s

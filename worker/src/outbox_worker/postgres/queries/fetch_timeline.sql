@@ -1,1 +1,0 @@
-SELECT {schema}.current_timeline()

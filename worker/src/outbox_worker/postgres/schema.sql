@@ -1,0 +1,29 @@
+-- name: fetch_columns
+-- The outbox's columns with what stands behind their defaults.
+SELECT a.attname, format_type(a.atttypid, NULL) AS type, a.attnotnull,
+       coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' THEN 'identity' END) AS default_text,
+       s.seqrelid::regclass::text AS sequence, s.seqcache, s.seqcycle, s.seqincrement
+FROM pg_class AS c
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum
+LEFT JOIN pg_depend AS p ON p.refclassid = 'pg_class'::regclass AND p.deptype IN ('n', 'i') AND (
+       (p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid AND p.deptype = 'n' AND p.refobjid <> c.oid))
+LEFT JOIN pg_depend AS i ON i.classid = 'pg_class'::regclass AND i.refclassid = 'pg_class'::regclass
+       AND i.refobjid = c.oid AND i.refobjsubid = a.attnum AND i.deptype = 'i'
+LEFT JOIN pg_sequence AS s ON s.seqrelid = coalesce(p.refobjid, i.objid)
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p', 'v', 'f', 'm')
+ORDER BY a.attnum
+
+-- name: fetch_index
+-- Is there a valid index of the whole table whose first columns are these, in this order?
+SELECT EXISTS (
+    SELECT 1
+    FROM pg_index AS x
+    JOIN pg_class AS c ON c.oid = x.indrelid
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND x.indisvalid AND x.indpred IS NULL
+      AND (SELECT array_agg(a.attname::text ORDER BY k.ordinality)
+           FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k (attnum, ordinality)
+           JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = k.attnum
+           WHERE k.ordinality <= cardinality(%(columns)s::text[])) = %(columns)s::text[])

@@ -1,0 +1,23 @@
+-- name: fetch_lowest_unexamined
+-- The oldest transaction that is still open, and below or above it the lowest pair of a message that a window leaves.
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text, f.transaction_id::text, f.position
+FROM (VALUES (1)) AS always
+LEFT JOIN ({rows}) AS f ON true
+
+-- name: find_processor
+-- The checkpoints of a processor by which another one may start, with how it is divided, what it reads, and whether it
+-- hands out batches.
+SELECT c.partition, c.last_processed_transaction_id::text AS t, c.last_processed_position,
+       d.partition_count, d.key, s.source,
+       c.cursor_kind, c.lower_snapshot::text, c.upper_snapshot::text, c.window_position,
+       EXISTS (SELECT 1 FROM {schema}.competing_processors AS p WHERE p.processor_id = c.processor_id) AS competing
+FROM {schema}.processor_checkpoints AS c
+LEFT JOIN {schema}.processor_partitions AS d ON d.processor_id = c.processor_id
+LEFT JOIN {schema}.processor_sources AS s ON s.processor_id = c.processor_id
+WHERE c.processor_id = %(processor_id)s
+ORDER BY c.partition
+
+-- name: find_relation
+-- Is there such a table, and may this role read it?
+SELECT f.relation IS NOT NULL, coalesce(has_table_privilege(f.relation, 'SELECT'), false)
+FROM (SELECT to_regclass(quote_ident(%(schema)s) || '.' || quote_ident(%(table)s)) AS relation) AS f
