@@ -164,7 +164,9 @@ def test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_withi
         wait_until(lambda: watch.execute(is_over, [backend]).fetchone() == (True,), "the server ended it")
         return 1
 
-    answer = TransactionRunner(KEY, lease=2, timeout=60).run(each_database.connect(), request.lease, request, freeze)
+    answer = TransactionRunner(KEY, lease=2, timeout=60).run(
+        each_database.connect(), request.lease.epoch, request, freeze
+    )
 
     assert isinstance(answer, CommitUnknown | Failed)
     assert stored(watch) == (10, 1)
@@ -191,7 +193,7 @@ def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each
             copy.write("m\t{}\n")
         return 1  # nothing to commit is left
 
-    happened = TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, lease, request, copy_and_wait)
+    happened = TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, lease.epoch, request, copy_and_wait)
 
     assert ended == [0, 1]
     assert isinstance(happened, CommitUnknown | Failed)
@@ -226,7 +228,7 @@ def test_what_another_role_left_stuck_is_named_with_the_grants_that_are_missing(
     for name in granted:
         admin.execute(f"GRANT {name} TO processor")
     try:
-        TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, request.lease, request, copy_and_wait)
+        TransactionRunner(KEY, lease=3600, timeout=3600).run(batch, request.lease.epoch, request, copy_and_wait)
     finally:
         for name in granted:
             admin.execute(f"REVOKE {name} FROM processor")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from outbox_core import outcomes
 from outbox_core.claimed_batch import Action, Chunk, Verdict
@@ -18,7 +19,7 @@ from outbox_core.competing import (
     Sifted,
     Taken,
 )
-from outbox_core.errors import ConfigurationError, MessagesFailedError, OutboxError, TransientError
+from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
 from outbox_core.state import ProcessorState, Step
@@ -54,14 +55,8 @@ LOOK_SECONDS: Final = 0.5
 """Between two looks for what others left: batches handed back, lapsed, or to be tried again; and delayed messages."""
 PROMOTED_AGAIN: Final = 100
 """Messages of a queue that failed before and are handed out again at once: so few delay others by little."""
-Answer = TypeVar("Answer")
+_LOST: Final = outcomes.OwnershipLost("the batch is another consumer's by now")
 _log = get_logger("outbox.worker")
-
-
-class BatchLostError(OutboxError):
-    """The batch is another consumer's by now: its effects must not be committed."""
-
-    reason = Reason.LEASE_LOST
 
 
 class CompetingSteps:
@@ -288,15 +283,12 @@ class CompetingSteps:
 
     def _run(self, claimed: ClaimedBatch, chunk: Chunk, *, complete: bool) -> ConsumerOutcome:
         """Effects, and with `complete` the batch's completion: both or neither."""
-        connection = self._connection()
 
-        def effects(transaction: Transaction) -> int:
-            count = self._effects.handle(transaction, chunk)
-            if complete and not self._taker.complete(connection, claimed, chunk.examined, chunk.matched_count):
-                raise BatchLostError("the batch is another consumer's by now")
-            return count
+        def finish(connection: psycopg.Connection[Any]) -> outcomes.OwnershipLost | None:
+            done = not complete or self._taker.complete(connection, claimed, chunk.examined, chunk.matched_count)
+            return None if done else _LOST
 
-        return self._commit(claimed, effects)
+        return self._commit(claimed, partial(self._effects.handle, chunk), finish)
 
     def sifts(self, state: ConsumerState) -> bool:
         """Say whether the chunk in hand is handled in parts, within one transaction."""
@@ -324,11 +316,12 @@ class CompetingSteps:
                 connection, lambda: sifting.run(connection, lambda part: target.handle(unmarked, part), block, find)
             )
             found.append(sifted)
-            if complete and not self._settle(claimed, sifted):
-                raise BatchLostError("the batch is another consumer's by now")
             return sifted.handled
 
-        outcome = self._commit(claimed, effects)
+        def finish(_: psycopg.Connection[Any]) -> outcomes.OwnershipLost | None:
+            return None if not complete or self._settle(claimed, found[0]) else _LOST
+
+        outcome = self._commit(claimed, effects, finish)
         if not isinstance(outcome, Completed):
             return outcome
         tell(found[0])
@@ -345,14 +338,20 @@ class CompetingSteps:
             return True
         return self._taker.defer(self._connection(), claimed, sifted.upto, sifted.behind, sifted.refusals)
 
-    def _commit(self, claimed: ClaimedBatch, effects: Callable[[Transaction], int]) -> ConsumerOutcome:
-        lease = outcomes.HeldLease(self._context.key.partition, claimed.id, self._context.token)
-        outcome = self._runner.run(self._connection(), lease, None, effects)
-        if isinstance(outcome, outcomes.Stored):
-            return Completed(outcome.count)
-        if isinstance(outcome, outcomes.Failed) and isinstance(outcome.error, BatchLostError):
-            return Lost()
-        return cast("ConsumerOutcome", outcome)
+    def _commit(
+        self,
+        claimed: ClaimedBatch,
+        effects: Callable[[Transaction], int],
+        finish: Callable[[psycopg.Connection[Any]], outcomes.OwnershipLost | None],
+    ) -> Completed | Lost | outcomes.Failed:
+        """Run the transaction; where `finish` finds the batch to be another consumer's, its effects are undone."""
+        match self._runner.run(self._connection(), claimed.id, None, effects, finish):
+            case outcomes.Stored() as stored:
+                return Completed(stored.count)
+            case outcomes.Failed() as failed:
+                return failed
+            case _:  # what `finish` says: there is no checkpoint that could be refused or in doubt
+                return Lost()
 
     def _complete(self, state: ConsumerState) -> ConsumerOutcome:
         claimed, chunk = _in_hand(state)

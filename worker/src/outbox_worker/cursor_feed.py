@@ -57,7 +57,7 @@ class CursorFeed(Feed):
         # Each read of a partition merges many index ranges: what is to be searched is read at once, not only counted.
         searched = state.block is not None and self._delivery.mode is Mode.PARTITIONED
         batch = self._reader.read(after, self._limit(state), with_messages=searched)
-        if batch.matched and (batch.delayed_count or state.blocking):
+        if (batch.delayed_count or state.blocking) and batch.matched:
             batch = self._exclude(state, batch)
         if not (batch.matched or batch.excluded):
             self._runner.look_at_run(self._target.connection())

@@ -5,6 +5,7 @@ While a target works the heartbeat keeps its transaction from being idle, and de
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from outbox_core.errors import ConfigurationError
@@ -60,10 +61,9 @@ class Effects:
         """Effects are in a transaction of the checkpoint's database."""
         return self._inside is not None
 
-    def handle(self, transaction: Transaction, batch: Batch) -> int:
+    def handle(self, batch: Batch, transaction: Transaction) -> int:
         """Apply the batch in the open transaction, within delivery.timeout; return the messages handled."""
-        target = self.inside
-        return self.limited(transaction.connection, lambda: target.handle(transaction, batch))
+        return self.limited(transaction.connection, partial(self.inside.handle, transaction, batch))
 
     def open_search(
         self, transaction: Transaction, batch: Batch, pairs: Sequence[Checkpoint], keys: Sequence[str] | None,
@@ -90,6 +90,6 @@ class Effects:
         if target is None:
             raise ConfigurationError("a target in the database has its effects in a transaction")
         try:
-            return self._shutdown.limited(self._timeout, lambda: target.deliver(batch, epoch))
+            return self._shutdown.limited(self._timeout, partial(target.deliver, batch, epoch))
         except Interrupted as err:
             raise err.as_error("handing the batch over") from err

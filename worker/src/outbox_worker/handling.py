@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -90,8 +91,8 @@ class Handling:
 
     def _attempt(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         if self._transactional:
-            lease, request = lease_of(state), self._fresh.request(state, batch)
-            return self._in_transaction(lease, request, batch, self._keeper(state))
+            request = self._fresh.request(state, batch)
+            return self._in_transaction(request.lease, request, batch, self._keeper(state))
         try:
             return self._deliver(state, batch)
         except MessagesFailedError as err:
@@ -118,10 +119,8 @@ class Handling:
     def _in_transaction(
         self, lease: outcomes.HeldLease, request: StoreRequest | None, batch: Batch, finish: Finish | None = None
     ) -> outcomes.StepOutcome:
-        def effects(transaction: Transaction) -> int:
-            return self._effects.handle(transaction, batch)
-
-        return self._runner.run(self._target.connection(), lease, request, effects, finish)
+        effects = partial(self._effects.handle, batch)
+        return self._runner.run(self._target.connection(), lease.epoch, request, effects, finish)
 
     def _deliver(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
@@ -150,7 +149,7 @@ class Handling:
         if new is None:
             raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
         request = StoreRequest(lease_of(state), state.stored, new)
-        outcome = self._runner.run(self._target.connection(), request.lease, request, None, self._keeper(state))
+        outcome = self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
         if isinstance(outcome, outcomes.Stored) and state.delivered and state.batch:
             return outcomes.Stored(outcome.pair, state.batch.matched_count)
         return outcome
@@ -158,7 +157,7 @@ class Handling:
     def hold_batch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Pass the batch without handling it."""
         request = self._fresh.request(state, batch_of(state))
-        return self._runner.run(self._target.connection(), request.lease, request, None, self._keeper(state))
+        return self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
 
     def confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Find out about a transaction whose connection broke."""
@@ -188,7 +187,7 @@ class Handling:
             if isinstance(outcome, outcomes.Rejected):
                 return outcomes.OwnershipLost("the lease went before held messages were handed over")
             if isinstance(outcome, outcomes.Delivered):
-                outcome = self._runner.run(self._target.connection(), lease, None, None, finish)
+                outcome = self._runner.run(self._target.connection(), lease.epoch, None, None, finish)
         return outcomes.HeldHandled(len(batch.held)) if isinstance(outcome, outcomes.Stored) else outcome
 
     def fail_held(self, state: ProcessorState) -> outcomes.StepOutcome:
@@ -225,7 +224,7 @@ class Handling:
 
         if not one and (told := self._fresh.find_loss(state, batch)) is not None:
             return told
-        outcome = self._runner.run(self._target.connection(), lease, request, effects, keep if one else None)
+        outcome = self._runner.run(self._target.connection(), lease.epoch, request, effects, keep if one else None)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         handled = len(parts.sorted.handled)
@@ -248,13 +247,13 @@ class Handling:
             return settle(connection, parts.done(), failed)
 
         if self._transactional:
-            outcome = self._runner.run(connection, lease, None, effects, finish)
+            outcome = self._runner.run(connection, lease.epoch, None, effects, finish)
         elif self._fresh.find_loss(state, batch) is not None:
             return outcomes.OwnershipLost("the lease went before held messages were handed over")
         else:
-            outcome = self._runner.run(connection, lease, None, effects)
+            outcome = self._runner.run(connection, lease.epoch, None, effects)
             if isinstance(outcome, outcomes.Stored):
-                outcome = self._runner.run(connection, lease, None, None, finish)
+                outcome = self._runner.run(connection, lease.epoch, None, None, finish)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         more = parts.tried < len(parts.places)
@@ -296,7 +295,7 @@ class Handling:
         def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
             return settle(connection, done, failed)
 
-        outcome = self._runner.run(self._target.connection(), lease_of(state), None, None, finish)
+        outcome = self._runner.run(self._target.connection(), lease_of(state).epoch, None, None, finish)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit, more=False)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.report import Conflict
-    from outbox_core.state import ProcessorState
+    from outbox_core.state import ProcessorState, Step
     from outbox_worker.partition_reader import PartitionReader
     from outbox_worker.steps import StepContext
     from outbox_worker.transaction import TransactionRunner
@@ -166,16 +166,20 @@ class OwnerSteps:
         self._force = take_over
         self._timeline: int | None = None
         self._prepared = (0, 0)
+        self._connections: tuple[psycopg.Connection[Any], ...] = ()
         self._lease = context.config.delivery.lease_duration
         self._timeout = context.config.delivery.timeout.total_seconds()
 
-    def is_unprepared(self, *, reads: bool) -> bool:
+    def is_unprepared(self, step: Step) -> bool:
         """Say whether a connection was opened since this partition prepared, by another one that shares it.
 
         It may lead to another server, and what was looked at on the one before means nothing there.
         """
+        # A session opens another connection only where the one before is closed.
+        if self._connections and not any(connection.closed for connection in self._connections):
+            return False
         self._databases.target.connection()
-        if reads:
+        if step.needs_lease:
             self._databases.source.connection()
         return self._databases.opened != self._prepared
 
@@ -187,6 +191,7 @@ class OwnerSteps:
     def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
         found = self._databases.prepare()
         self._prepared = self._databases.opened
+        self._connections = (self._connection(), self._databases.source.connection())
         self._context.observer.start(self._reader.messages)
         # Before anything is loaded: what is learned from here on is of this run, or is found not to be.
         run = identity.fetch_run(self._connection(), self._context.key.schema)

@@ -190,7 +190,7 @@ class Rebuilder:
                 self._timeout,
                 lambda: self._runner.run(
                     connection,
-                    lease,
+                    lease.epoch,
                     None,
                     lambda transaction: self._catch_up(state, lease, transaction, swap),
                     lambda _: self._finish(lease, swap),

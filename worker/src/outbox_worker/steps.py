@@ -99,7 +99,7 @@ class Steps:
 
         """
         step = state.step
-        if step is not Step.PREPARE and self._owner.is_unprepared(reads=step.needs_lease):
+        if step is not Step.PREPARE and self._owner.is_unprepared(step):
             step = Step.PREPARE
         return self._actions[step](state)
 

@@ -83,12 +83,14 @@ class TransactionRunner:
     def run(
         self,
         connection: psycopg.Connection[Any],
-        lease: outcomes.HeldLease,
+        epoch: int,
         request: StoreRequest | None,
         effects: Callable[[Transaction], int | Reached] | None = None,
         finish: Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None] | None = None,
     ) -> outcomes.StepOutcome:
         """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
+
+        `epoch` is the lease's, or the number of a batch in mode Competing: it shows the transaction to the next owner.
 
         Without a request only the effects are committed; the Stored that is returned then names no pair of ours.
         `finish` is the last in the transaction; what it says happened, instead of nothing, is the answer after a
@@ -96,7 +98,7 @@ class TransactionRunner:
         """
         committing = False
         try:
-            transaction = self._begin(connection, lease)
+            transaction = self._begin(connection, epoch)
             refused = self._store(connection, request) if request and request.first else None
             count = effects(transaction) if effects and refused is None else 0
             if isinstance(count, Reached):
@@ -122,7 +124,7 @@ class TransactionRunner:
     def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
         """Return what the contract answers now, without any effect."""
         try:
-            self._begin(connection, request.lease)
+            self._begin(connection, request.lease.epoch)
             return self._call(connection, request)
         finally:
             self._roll_back(connection)
@@ -148,7 +150,7 @@ class TransactionRunner:
         if self.server_run != identity.fetch_run(connection, self._key.schema):
             raise identity.crashed()
 
-    def _begin(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> Transaction:
+    def _begin(self, connection: psycopg.Connection[Any], epoch: int) -> Transaction:
         """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip.
 
         The server is the one that it was when this process last looked, and stays so to the end of the transaction: a
@@ -173,7 +175,7 @@ class TransactionRunner:
                 name=sql.Literal(MARK),
                 mark=sql.Literal(mark),
                 lock=sql.Literal(self._key.lock_name),
-                epoch=sql.Literal(lease.epoch),
+                epoch=sql.Literal(epoch),
             )
         )
         while cursor.nextset():
