@@ -10,7 +10,7 @@ from outbox_core.competing import NothingTaken
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres import checkpoints, competing
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.consuming import (
     HOUR,
@@ -103,7 +103,7 @@ def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, wh
     assert (new.id, new.attempt) == (old.id, 2)
 
     error = HandlerError("no")
-    message = first.reader.fetch(connection, Stretch.of(old, limit=1))[0]
+    message = first.reader.fetch(connection, ReadRange.of(old, limit=1))[0]
     assert message.checkpoint.position == position
     assert not first.complete(connection, old, old.upto, 3)
     assert not defer(connection, first, old, message, Verdict(Action.SKIP, 1), error, OVER)
@@ -147,7 +147,7 @@ def test_the_beginning_of_a_batch_can_be_done_alone(connection):
     expected = produce(connection, 10)
     one = taker("one", lease=OVER)
     claimed = cut(connection, one)
-    third = one.reader.fetch(connection, Stretch.of(claimed, limit=3))[-1]
+    third = one.reader.fetch(connection, ReadRange.of(claimed, limit=3))[-1]
     assert one.complete(connection, claimed, third.checkpoint, 3)
     rest = left(connection, taker("two"))
     assert rest.count == 7
@@ -159,7 +159,7 @@ def test_a_message_that_failed_waits_while_the_rest_goes_on(connection):
     expected = produce(connection, 5)
     by = taker()
     claimed = cut(connection, by)
-    first = by.reader.fetch(connection, Stretch.of(claimed, limit=1))[0]
+    first = by.reader.fetch(connection, ReadRange.of(claimed, limit=1))[0]
     assert defer(connection, by, claimed, first, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
     assert look(connection, by) is None
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
@@ -186,7 +186,7 @@ def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(conne
     assert two.complete(connection, second, second.upto, 10)
     advance()
     assert pairs[-1] < Checkpoint(first.upto.transaction_id, 0)
-    message = one.reader.fetch(connection, Stretch.of(first, limit=1))[0]
+    message = one.reader.fetch(connection, ReadRange.of(first, limit=1))[0]
     defer(connection, one, first, message, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
     advance()
     assert one.complete(connection, first, first.upto, 9)

@@ -10,7 +10,7 @@ from outbox_core.errors import HandlerError
 from outbox_core.snapshot import parse_snapshot
 from outbox_core.turns import Turn
 from outbox_worker.postgres import checkpoints, competing
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.consuming import (
     JOBS,
     KEY,
@@ -40,7 +40,7 @@ def connection(each_database):
 
 def fail_all(connection, by, claimed, actions, wait=0.0):
     """All messages of a batch are behind, and these of them failed."""
-    messages = by.reader.fetch(connection, Stretch.of(claimed))
+    messages = by.reader.fetch(connection, ReadRange.of(claimed))
     failed = [Refusal(messages[n], NO, Verdict(action, 1, wait)) for n, action in actions.items()]
     return by.defer(connection, claimed, claimed.upto, claimed.count, failed)
 
@@ -67,7 +67,7 @@ def test_only_the_beginning_of_a_batch_is_behind_and_the_rest_stays_in_hand(conn
     produced = produce(connection, 6)
     by = taker()
     claimed = cut(connection, by)
-    messages = by.reader.fetch(connection, Stretch.of(claimed))
+    messages = by.reader.fetch(connection, ReadRange.of(claimed))
     failed = [Refusal(messages[1], NO, Verdict(Action.RETRY, 1, 3600.0))]
     assert by.defer(connection, claimed, messages[3].checkpoint, 4, failed)
     rest = connection.execute("SELECT messages, after_position, owner FROM outbox.competing_batches").fetchall()
@@ -152,7 +152,7 @@ def test_a_delayed_message_that_fails_keeps_its_copy(connection):
     assert fail_all(connection, by, due, {1: Action.RETRY})
     again = by.take_left(connection, Turn.AGAIN)
     assert again is not None
-    assert [m.data for m in by.reader.fetch(connection, Stretch.of(again))] == ['{"n": 2}']
+    assert [m.data for m in by.reader.fetch(connection, ReadRange.of(again))] == ['{"n": 2}']
     assert count(connection, "competing_copies") == 1
 
 
@@ -163,12 +163,12 @@ def test_starve_nothing_in_a_queue_what_failed_before_is_handed_out_again_as_it_
     put(queue, 2, deliver_after="2020-01-01")
     assert by.take_left(queue, Turn.FRESH) is None
     claimed = cut(queue, by)
-    assert (claimed.count, by.reader.fetch_attempts(queue, Stretch.of(claimed))) == (2, {})
+    assert (claimed.count, by.reader.fetch_attempts(queue, ReadRange.of(claimed))) == (2, {})
     assert by.complete(queue, claimed, claimed.upto, 2)
     assert (by.promote_failed(queue, 4), by.promote_failed(queue, 4), by.promote_failed(queue, 4)) == (4, 2, 0)
     claimed = cut(queue, by)
     assert (claimed.priority, claimed.count) == (3, 6)
-    assert set(by.reader.fetch_attempts(queue, Stretch.of(claimed)).values()) == {1}
+    assert set(by.reader.fetch_attempts(queue, ReadRange.of(claimed)).values()) == {1}
 
 
 @EVERYWHERE

@@ -18,7 +18,7 @@ from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.consuming import defer, look
 from tests.support.postgres import build_source
 
@@ -112,7 +112,7 @@ class History:
         by = self.takers[number]
         most = self.chance.choice([None, 1, 2])
         with self.database.direct(autocommit=False) as connection:
-            messages = by.reader.fetch(connection, Stretch.of(claimed, limit=most))
+            messages = by.reader.fetch(connection, ReadRange.of(claimed, limit=most))
             upto = messages[-1].checkpoint if most is not None and len(messages) == most else claimed.upto
             for message in messages:
                 connection.execute("INSERT INTO effects VALUES (%s)", (message.message_id,))
@@ -135,7 +135,7 @@ class History:
         claimed, by = self.hands[number], self.takers[number]
         if claimed is None:
             return
-        messages = by.reader.fetch(self.look, Stretch.of(claimed, limit=1))
+        messages = by.reader.fetch(self.look, ReadRange.of(claimed, limit=1))
         action = self.chance.choice([Action.RETRY, Action.RETRY, Action.DEAD_LETTER])
         if defer(self.look, by, claimed, messages[0], Verdict(action, 1), HandlerError("no"), NOW):
             if action is Action.DEAD_LETTER:

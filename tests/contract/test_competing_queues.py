@@ -11,7 +11,7 @@ from outbox_core.report import ResourceRef
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.consuming import (
     HOUR,
@@ -182,16 +182,16 @@ def test_a_failed_message_of_a_queue_waits_in_it_with_its_attempts(queue):
     by = taker(settings=JOBS)
     put(queue, 2)
     claimed = cut(queue, by)
-    stretch = Stretch.of(claimed, limit=1)
+    stretch = ReadRange.of(claimed, limit=1)
     message = by.reader.fetch(queue, stretch)[0]
     assert by.reader.fetch_attempts(queue, stretch) == {}
     assert defer(queue, by, claimed, message, Verdict(Action.RETRY, 3), HandlerError("no"), OVER)
     assert by.complete(queue, claimed, claimed.upto, 1)
     look(queue, by)
     again = cut(queue, by)
-    found = by.reader.fetch(queue, Stretch.of(again))[0]
+    found = by.reader.fetch(queue, ReadRange.of(again))[0]
     assert found.message_id == message.message_id
-    assert by.reader.fetch_attempts(queue, Stretch.of(again)) == {found.checkpoint: 3}
+    assert by.reader.fetch_attempts(queue, ReadRange.of(again)) == {found.checkpoint: 3}
 
 
 def test_a_queue_asked_for_by_another_role_of_things_is_refused(queue):

@@ -8,7 +8,7 @@ from outbox_core.claimed_batch import Action, ClaimedBatch, Verdict
 from outbox_core.competing import NothingTaken
 from outbox_core.errors import HandlerError
 from outbox_worker.postgres import checkpoints, competing, dead_letters
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.consuming import (
     JOBS,
     KEY,
@@ -45,7 +45,7 @@ def make_due(connection):
 
 def fail_first(connection, by, claimed, verdict):
     """The first message of the batch fails alone; return it."""
-    message = by.reader.fetch(connection, Stretch.of(claimed, limit=1))[0]
+    message = by.reader.fetch(connection, ReadRange.of(claimed, limit=1))[0]
     assert defer(connection, by, claimed, message, verdict, REFUSED, OVER)
     return message
 
@@ -73,9 +73,9 @@ def test_a_delayed_message_is_not_in_its_batch_and_nobody_waits_for_it(connectio
     by = taker()
     claimed = cut(connection, by)
     assert (positions(connection, by, claimed), claimed.count) == ([*first, *others], 6)
-    relation = by.reader.relation(Stretch.of(claimed)).as_string(connection)
+    relation = by.reader.relation(ReadRange.of(claimed)).as_string(connection)
     assert connection.execute(f"SELECT array_agg(position) FROM ({relation}) AS b").fetchone() == ([*first, *others],)
-    examined = by.reader.examine(connection, Stretch.of(claimed), 4)
+    examined = by.reader.examine(connection, ReadRange.of(claimed), 4)
     assert examined is not None
     assert (examined.matched, examined.upto.position) == (4, others[0]), "a piece of it leaves them out too"
     assert by.complete(connection, claimed, claimed.upto, claimed.count)
@@ -122,7 +122,7 @@ def test_the_checkpoint_passes_a_delayed_message_whose_row_may_then_be_deleted(c
     assert drain(connection, by) == []
     make_due(connection)
     claimed = left(connection, by)
-    found = by.reader.fetch(connection, Stretch.of(claimed))
+    found = by.reader.fetch(connection, ReadRange.of(claimed))
     assert [(m.checkpoint.position, m.data) for m in found] == [(delayed[0], '{"n": 1}'), (delayed[1], '{"n": 2}')]
     # One of them fails, and its next attempt needs the copy again.
     fail_first(connection, by, claimed, Verdict(Action.RETRY, 1))
@@ -168,7 +168,7 @@ def test_dead_letters_of_the_outbox_are_handed_out_again_even_if_their_rows_are_
     assert redrive(connection, dead_letter.id) == 0, "not twice"
     again = left(connection, by)
     assert again.listed == ((gone.checkpoint, 0),), "with a fresh count of attempts"
-    assert [m.message_id for m in by.reader.fetch(connection, Stretch.of(again))] == [gone.message_id]
+    assert [m.message_id for m in by.reader.fetch(connection, ReadRange.of(again))] == [gone.message_id]
     assert by.complete(connection, again, again.upto, 1)
     assert dead(connection) == []
     assert stored(connection) >= before

@@ -11,7 +11,7 @@ import pytest
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.coverage import as_window, covers, decide_catch_up, join
 from outbox_core.report import ResourceRef
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres import checkpoints, ownership, rebuilds
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.rebuilds import SupersedeAnswer
@@ -40,11 +40,11 @@ def a_place(chance):
         return Checkpoint(chance.randrange(1, 12), chance.randrange(4))
     lower = a_snapshot(chance) if what < 0.9 else None
     upper = join(lower, a_snapshot(chance))
-    return Checkpoint(0, 7, Window(lower) if what < 0.6 else Window(lower, upper, chance.randrange(4)))
+    return Checkpoint(0, 7, SnapshotRange(lower) if what < 0.6 else SnapshotRange(lower, upper, chance.randrange(4)))
 
 
 def row_of(place):
-    window = place.window or Window()
+    window = place.window or SnapshotRange()
     snapshot = lambda text: "null" if text is None else f'"{text}"'  # noqa: E731 - JSON of a text
     kind = "TransactionOrder" if place.window is None else "Snapshot"
     return (
@@ -86,9 +86,9 @@ def swap(each_database):
     connection = each_database.connect()
     old, mine, other = uuid4(), uuid4(), uuid4()
     theirs = ResourceRef(cluster="c", namespace="n", name="v1", uid="u1")
-    put(connection, OLD, theirs, old, Window("20:20:"))
-    epoch = put(connection, NEW, OURS, mine, Window("20:20:"))
-    put(connection, OTHER_LANE, OURS, other, Window("10:10:"))
+    put(connection, OLD, theirs, old, SnapshotRange("20:20:"))
+    epoch = put(connection, NEW, OURS, mine, SnapshotRange("20:20:"))
+    put(connection, OTHER_LANE, OURS, other, SnapshotRange("10:10:"))
     return connection, {"epoch": epoch, "token": mine}
 
 
@@ -114,19 +114,19 @@ def supersede(connection, owner, coverage=None):
 def test_no_partition_may_be_behind(swap):
     connection, owner = swap
     assert supersede(connection, owner) is SupersedeAnswer.NOT_OWNER
-    assert advance(connection, owner, Window("20:20:"))
+    assert advance(connection, owner, SnapshotRange("20:20:"))
     assert supersede(connection, owner) is SupersedeAnswer.DONE
 
 
 @EVERYWHERE
 def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
     connection, owner = swap
-    assert advance(connection, owner, Window("20:20:"))
+    assert advance(connection, owner, SnapshotRange("20:20:"))
     rows = connection.execute(
         "SELECT partition, token IS NULL FROM outbox.processor_leases WHERE processor_id = 'orders-v2' ORDER BY 1"
     ).fetchall()
     assert rows == [(0, False), (1, True)]
-    assert stored_pair(connection, OTHER_LANE).window == Window("20:20:")
+    assert stored_pair(connection, OTHER_LANE).window == SnapshotRange("20:20:")
 
 
 @EVERYWHERE
@@ -134,12 +134,12 @@ def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
     connection, owner = swap
     mine, theirs = rebuilds.find_coverage(connection, NEW, but_partition=0), rebuilds.find_coverage(connection, OLD)
     connection.execute("UPDATE outbox.processor_checkpoints SET window_position = 3, upper_snapshot = '30:30:'")
-    assert not advance(connection, owner, Window("20:20:"), mine)
+    assert not advance(connection, owner, SnapshotRange("20:20:"), mine)
     assert supersede(connection, owner, theirs) is SupersedeAnswer.MOVED
 
 
 @EVERYWHERE
 def test_only_the_live_owner_moves_partitions(swap):
     connection, owner = swap
-    assert not advance(connection, owner | {"token": uuid4()}, Window("20:20:"))
+    assert not advance(connection, owner | {"token": uuid4()}, SnapshotRange("20:20:"))
     assert supersede(connection, owner | {"token": uuid4()}) is SupersedeAnswer.NOT_OWNER

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.windows import fetch_snapshot
+from outbox_worker.postgres.range_reader import fetch_snapshot
 from tests.support.clone import Primary
 from tests.support.crash import CrashingServer
 from tests.support.postgres import VERSIONS, binaries, build_source
@@ -110,7 +110,7 @@ def test_what_a_window_was_opened_with_is_forgotten_after_a_crash(database):
     """A batch that is read again keeps its window. Under another run that window may name ids that come again."""
     connection, reader = database.connect(), MessageReader(build_source(cursor="Snapshot"))
     store = "INSERT INTO outbox.messages (message_type, data) VALUES ('t', '{}')"
-    start = Checkpoint(0, 1, Window(fetch_snapshot(connection)))
+    start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(connection)))
     connection.execute(store)
     opened = reader.fetch(connection, start, 10).examined
     connection.execute(store)

@@ -14,12 +14,12 @@ from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.partition import partition_of
 from outbox_core.report import ResourceRef
 from outbox_core.snapshot import parse_snapshot
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import Partitions
-from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints, ownership, partitions, rebalance
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader, Slice
-from outbox_worker.postgres.windows import fetch_snapshot
+from outbox_worker.postgres.range_reader import fetch_snapshot
 from tests.support.concurrency import background, wait_until_blocked
 from tests.support.messages import insert
 from tests.support.postgres import POOLED, VERSIONS, build_source
@@ -36,7 +36,7 @@ def connection(anywhere):
     connection = anywhere.connect()
     assert ownership.claim(connection, KEY, OURS).granted
     epoch, token = acquire(connection, 0)
-    start = Checkpoint(0, 1, Window(fetch_snapshot(connection)))
+    start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(connection)))
     with connection.transaction():
         begun = partitions.begin(connection, KEY, count=3, by=BY, start=start, epoch=epoch, token=token)
     assert begun.begun
@@ -112,7 +112,7 @@ class TestTheBarrier:
             asking.commit()
             for _ in range(2):
                 window = fetch_snapshot(connection)
-                assert now(connection).is_beyond_barrier(Checkpoint(0, 2, Window(window))), (
+                assert now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(window))), (
                     "not drawn yet: to be dropped"
                 )
             asked = now(connection)
@@ -120,12 +120,12 @@ class TestTheBarrier:
             assert parse_snapshot(line).sees(asked.mark)
             for window in unaware:
                 assert sees(line, window)
-                assert not asked.is_beyond_barrier(Checkpoint(0, 2, Window(window)))
-                assert not now(connection).is_beyond_barrier(Checkpoint(0, 2, Window(window, line, 5))), (
+                assert not asked.is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(window)))
+                assert not now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(window, line, 5))), (
                     "the last window"
                 )
             insert(connection, "later")
-            assert now(connection).is_beyond_barrier(Checkpoint(0, 2, Window(fetch_snapshot(connection))))
+            assert now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(fetch_snapshot(connection))))
             ask(connection, 3, 2 * generation + 1)
             assert (now(connection).mark, now(connection).barrier) == (None, None)
 
@@ -227,7 +227,7 @@ class TestChanging:
         assert not change(connection), "no line is drawn"
         line = draw(connection).window
         go_to(connection, line, 0, 1)
-        open_window = Window(rows(connection)[2].window.lower, line.lower, 7)
+        open_window = SnapshotRange(rows(connection)[2].window.lower, line.lower, 7)
         go_to(connection, open_window, 2)
         assert not change(connection), "partition 2 is inside its last window"
         go_to(connection, line, 2)
@@ -261,7 +261,7 @@ class TestChanging:
         mark = now(connection).mark
         go_to(connection, line.window, 0, 2)
         insert(connection, "skipped")
-        go_to(connection, Window(fetch_snapshot(connection)), 1)
+        go_to(connection, SnapshotRange(fetch_snapshot(connection)), 1)
         connection.execute(
             "INSERT INTO outbox.processor_conflicts (processor_id, partition, code, pod, needs_person) "
             "VALUES ('orders', 1, 2, 'pod', true)"

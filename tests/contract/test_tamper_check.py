@@ -11,7 +11,7 @@ import pytest
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.config import Resolution
 from outbox_core.report import ResourceRef
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres import checkpoints, conflicts, ownership, partitions, starts
 from outbox_worker.postgres.checkpoints import TamperCheck, TamperedError
 from outbox_worker.postgres.key import ProcessorKey
@@ -23,9 +23,9 @@ RESOURCE = ResourceRef(cluster="c", namespace="n", name="a", uid="u1")
 HOUR = timedelta(hours=1)
 FIRST, SECOND = Checkpoint(10, 1), Checkpoint(20, 5)
 WINDOWS = [
-    Checkpoint(0, 1, Window()),
-    Checkpoint(0, 3, Window("10:20:12,15", "18:30:18", 7)),
-    Checkpoint(0, 4, Window("18:30:18")),
+    Checkpoint(0, 1, SnapshotRange()),
+    Checkpoint(0, 3, SnapshotRange("10:20:12,15", "18:30:18", 7)),
+    Checkpoint(0, 4, SnapshotRange("18:30:18")),
 ]
 
 

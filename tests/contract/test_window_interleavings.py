@@ -17,13 +17,13 @@ from typing_extensions import override
 
 from outbox_core.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.partition import slots_of
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey
-from outbox_core.window import Window
 from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.range_reader import SnapshotReader, fetch_snapshot
+from outbox_worker.postgres.range_scan import Limits, RangeScan
 from outbox_worker.postgres.slots import ensure_slot_index
 from outbox_worker.postgres.table import OutboxTable
-from outbox_worker.postgres.window_scan import Limits, WindowScan
-from outbox_worker.postgres.windows import WindowReader, fetch_snapshot
 from tests.support.interleaving import Processor, World, merge
 from tests.support.postgres import build_source
 
@@ -106,8 +106,10 @@ EXPLORING = settings(
 @EXPLORING
 @given(history=histories, limits=limits)
 def test_nothing_is_lost_repeated_or_out_of_order(world, history, limits):
-    scan = WindowScan(TABLE)
-    handled = run(world, history, lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, limits), start)])
+    scan = RangeScan(TABLE)
+    handled = run(
+        world, history, lambda start: [Processor(world.reader, lambda: SnapshotReader(scan, 0, limits), start)]
+    )
     assert handled == world.committed
 
 
@@ -130,8 +132,8 @@ class PartOf(Processor):
     """One partition of many: it is to handle the messages of its keys only."""
 
     def __init__(self, connection, number, limits, start, keys):
-        scan = WindowScan(TABLE, slot=TABLE.slot(PartitionKey(), "outbox"), slots=tuple(slots_of(number, PARTS)))
-        super().__init__(connection, lambda: WindowReader(scan, number, limits), start)
+        scan = RangeScan(TABLE, slot=TABLE.slot(PartitionKey(), "outbox"), slots=tuple(slots_of(number, PARTS)))
+        super().__init__(connection, lambda: SnapshotReader(scan, number, limits), start)
         self.keys = keys
 
     @override
@@ -145,7 +147,7 @@ class PartOf(Processor):
 def test_filters_let_through_what_they_shall(world, history, limits, typed):
     source = build_source(cursor="Snapshot", publications=["eu"], messageTypes=["t0", "t2"])
     types = sql.Literal(source.message_types)
-    scan = WindowScan(TABLE, types, ("eu",))
+    scan = RangeScan(TABLE, types, ("eu",))
     bounds = Limits(limits.small, limits.ahead, typed)
 
     def is_assigned(name):
@@ -155,14 +157,16 @@ def test_filters_let_through_what_they_shall(world, history, limits, typed):
     handled = run(
         world,
         history,
-        lambda start: [Processor(world.reader, lambda: WindowReader(scan, 0, bounds), start, is_assigned=is_assigned)],
+        lambda start: [
+            Processor(world.reader, lambda: SnapshotReader(scan, 0, bounds), start, is_assigned=is_assigned)
+        ],
     )
     wanted = {key: [name for name in names if is_assigned(name)] for key, names in world.committed.items()}
     assert handled == {key: names for key, names in wanted.items() if names}
 
 
 def test_the_last_page_of_an_older_window_says_that_more_may_be_there(world):
-    start, reader = world.reset(), WindowReader(WindowScan(TABLE))
+    start, reader = world.reset(), SnapshotReader(RangeScan(TABLE))
     world.insert(0, 0, 3)
     world.end(0, commit=True)
 
@@ -209,9 +213,9 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
         else:
             world.end(1, commit=True)
 
-    scan = WindowScan(TABLE, types, ("eu",))
-    reader = WindowReader(scan, 0, Limits(small=1, ahead=12, typed=10))
-    after, handled = Checkpoint(0, 1, Window(None, fetch_snapshot(world.reader), 1)), []
+    scan = RangeScan(TABLE, types, ("eu",))
+    reader = SnapshotReader(scan, 0, Limits(small=1, ahead=12, typed=10))
+    after, handled = Checkpoint(0, 1, SnapshotRange(None, fetch_snapshot(world.reader), 1)), []
     eu = {name for name, publication in world.published.items() if publication == "eu"}
     committed = [name for name in world.committed["k0"] if name in eu]
     meddled: Any = Meddled(world.reader, meddle)
@@ -226,14 +230,14 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
     assert [name for name in handled if name in committed] == committed
 
 
-class Forgetful(WindowReader):
+class Forgetful(SnapshotReader):
     """The fault that the stored upper snapshot prevents: each page is read up to now."""
 
     @override
     def fetch(self, connection, after, limit):
         window = after.window
         if window.is_open:
-            now = Window(window.lower, fetch_snapshot(connection), window.position)
+            now = SnapshotRange(window.lower, fetch_snapshot(connection), window.position)
             after = Checkpoint(0, after.position, now)
         return super().fetch(connection, after, limit)
 
@@ -249,8 +253,8 @@ LATE_COMMIT = [
 
 
 def test_a_page_read_up_to_now_would_lose_what_commits_behind_it(world):
-    scan = WindowScan(TABLE)
-    run(world, LATE_COMMIT, lambda start: [Processor(world.reader, lambda: WindowReader(scan), start)])
+    scan = RangeScan(TABLE)
+    run(world, LATE_COMMIT, lambda start: [Processor(world.reader, lambda: SnapshotReader(scan), start)])
 
     with pytest.raises(AssertionError, match="lost or stalled"):
         run(world, LATE_COMMIT, lambda start: [Processor(world.reader, lambda: Forgetful(scan), start)])

@@ -9,10 +9,10 @@ import pytest
 from psycopg import sql
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.window_scan import WindowScan
-from outbox_worker.postgres.windows import take_snapshot
+from outbox_worker.postgres.range_reader import take_snapshot
+from outbox_worker.postgres.range_scan import RangeScan
 from tests.support.postgres import VERSIONS, build_source
 
 ROWS = 60_000
@@ -104,7 +104,7 @@ def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded
     source = build_source(**fields)
     explaining: Any = Explaining(seeded.connect())
 
-    assert take_snapshot(explaining, WindowScan.whole(source)).startswith(("602:", "603:", "604:"))
+    assert take_snapshot(explaining, RangeScan.whole(source)).startswith(("602:", "603:", "604:"))
 
     keyed = [n for n in explaining.nodes() if "Index Name" in n]
     assert {n["Index Name"] for n in keyed} == {index}
@@ -115,10 +115,10 @@ def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded
 def test_where_a_window_leaves_the_first_message_costs_what_lies_before_it(seeded):
     """For one that starts there by pairs: nothing below the window's lower end is looked at."""
     seeded.direct().execute("VACUUM ANALYZE outbox.messages")
-    scan = WindowScan.whole(build_source())
+    scan = RangeScan.whole(build_source())
     explaining: Any = Explaining(seeded.connect())
 
-    row = explaining.execute(scan.first_unexamined(Window("300:310:300,305"))).fetchone()
+    row = explaining.execute(scan.first_unexamined(SnapshotRange("300:310:300,305"))).fetchone()
 
     assert row[0] == "300"
     assert max(n["Actual Rows"] for n in explaining.nodes() if "Index Name" in n) == 1

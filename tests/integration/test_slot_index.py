@@ -12,12 +12,12 @@ from psycopg import sql
 from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.partition import partition_of, slot_of
+from outbox_core.snapshot_range import Plan, SnapshotRange
 from outbox_core.spec import PartitionKey, Partitions
-from outbox_core.window import LOWEST_POSITION, Plan
 from outbox_worker.postgres.messages import MessageReader, Slice
+from outbox_worker.postgres.range_scan import Limits, RangeScan
 from outbox_worker.postgres.slots import can_read_by_slot, ensure_slot_index
 from outbox_worker.postgres.table import OutboxTable
-from outbox_worker.postgres.window_scan import Limits, Span, WindowScan
 from tests.integration.test_query_plans import Explaining
 from tests.support.postgres import VERSIONS, build_source, wait_until
 
@@ -281,7 +281,7 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
     """Some were in progress for the lower snapshot, some are later; by a plan that sorts, along the index of slots."""
     database, _ = analyzed
     table = OutboxTable.of(build_source(table=UNNAMED))
-    slot, span = table.slot(PartitionKey(), "outbox"), Span("103:150:103,120", "300:300:", LOWEST_POSITION)
+    slot, span = table.slot(PartitionKey(), "outbox"), SnapshotRange("103:150:103,120", "300:300:")
     columns = sql.SQL("o.position AS position, o.transaction_id AS transaction_id")
     expected = {
         position
@@ -290,7 +290,7 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
         )
         if (transaction_id in {103, 120} or 150 <= transaction_id < 300) and (text is None or slot_of(text) % 8 == 0)
     }
-    scan = WindowScan(table, slot=slot, slots=(*range(0, 64, 8), None))
+    scan = RangeScan(table, slot=slot, slots=(*range(0, 64, 8), None))
     explaining: Any = Explaining(database.connect())
     found, rows = scan.page(columns, span, plan, size=50_000, limits=Limits())
     listed = explaining.execute(sql.SQL("WITH {} {}").format(found, rows)).fetchall()

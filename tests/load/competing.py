@@ -32,7 +32,7 @@ from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_worker.postgres import checkpoints, competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.postgres import Servers, build_source
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Measure:
         return times
 
     def complete(self, claimed: ClaimedBatch) -> None:
-        for message in self.taker.reader.fetch(self.connection, Stretch.of(claimed)):
+        for message in self.taker.reader.fetch(self.connection, ReadRange.of(claimed)):
             self.handle(message)
         with self.connection.transaction():
             if not self.taker.complete(self.connection, claimed, claimed.upto, claimed.count):

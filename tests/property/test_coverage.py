@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.coverage import as_window, covers, cut, decide_catch_up, find_common, join, meet
 from outbox_core.snapshot import Snapshot, parse_snapshot
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 
 IDS = range(1, 13)
 POSITIONS = range(4)
@@ -34,9 +34,13 @@ def snapshots():
 def windows(draw):
     lower = draw(snapshots())
     if draw(st.booleans()):
-        return Window(text_of(lower))
+        return SnapshotRange(text_of(lower))
     upper = join(text_of(lower), text_of(draw(snapshots())))
-    return Window(text_of(lower)) if upper is None else Window(text_of(lower), upper, draw(st.integers(-1, 4)))
+    return (
+        SnapshotRange(text_of(lower))
+        if upper is None
+        else SnapshotRange(text_of(lower), upper, draw(st.integers(-1, 4)))
+    )
 
 
 pairs = st.builds(Checkpoint, st.integers(1, 11), st.integers(-1, 4)) | st.just(BEGINNING)
@@ -58,7 +62,7 @@ def examined(checkpoint: Checkpoint) -> set[tuple[int, int]]:
     return found
 
 
-def as_place(window: Window) -> Checkpoint:
+def as_place(window: SnapshotRange) -> Checkpoint:
     return Checkpoint(0, 1, window)
 
 
@@ -91,7 +95,7 @@ def test_what_is_common_to_one_is_all_of_it(one):
 @given(st.lists(windows(), min_size=2, max_size=4))
 def test_partitions_between_two_windows_lose_nothing_to_their_common_one(several):
     """Where none is inside a window nothing comes again but what one of them had not examined."""
-    closed = [as_place(Window(each.lower)) for each in several]
+    closed = [as_place(SnapshotRange(each.lower)) for each in several]
     assert examined(as_place(find_common(closed))) == set.intersection(*map(examined, closed))
 
 
@@ -124,7 +128,7 @@ def test_the_ranges_of_a_way_hold_each_message_between_once_and_each_lies_in_one
 def test_a_window_inside_the_same_snapshots_is_met_at_its_position(one, other):
     """A rebuild beside a backlog does not have to wait until the whole backlog is read."""
     if one.is_open and other.is_open and one.position is not None and other.position is not None:
-        theirs = Window(one.lower, one.upper, other.position)
+        theirs = SnapshotRange(one.lower, one.upper, other.position)
         goal = decide_catch_up(as_place(one), [as_place(theirs)]).goal
         assert examined(goal) == examined(as_place(one)) | examined(as_place(theirs))
 

@@ -13,7 +13,7 @@ from outbox_core.spec import Competing, StartFrom
 from outbox_core.turns import Turn
 from outbox_worker.postgres import competing, ownership
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.postgres import build_source
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def defer(
 
 
 def positions(connection: psycopg.Connection[Any], by: BatchTaker, claimed: ClaimedBatch) -> list[int]:
-    return [m.checkpoint.position for m in by.reader.fetch(connection, Stretch.of(claimed))]
+    return [m.checkpoint.position for m in by.reader.fetch(connection, ReadRange.of(claimed))]
 
 
 def drain(connection: psycopg.Connection[Any], by: BatchTaker) -> list[int]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from outbox_core.checkpoint import Checkpoint, StoreAnswer
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.windows import fetch_snapshot
+from outbox_worker.postgres.range_reader import fetch_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Batch
     from outbox_worker.postgres.messages import MessageReader
-    from outbox_worker.postgres.windows import WindowReader
+    from outbox_worker.postgres.range_reader import SnapshotReader
     from tests.support.postgres import Database
 
 KEYS = 3
@@ -80,7 +80,7 @@ class World:
         if self.stranger_open:
             self.toggle_stranger()
         self.committed.clear()
-        return Checkpoint(0, 1, Window(fetch_snapshot(self.reader)))
+        return Checkpoint(0, 1, SnapshotRange(fetch_snapshot(self.reader)))
 
     def close(self) -> None:
         self.reset()
@@ -173,7 +173,7 @@ class Processor:
     def __init__(
         self,
         connection: psycopg.Connection[Any],
-        make_reader: Callable[[], MessageReader | WindowReader],
+        make_reader: Callable[[], MessageReader | SnapshotReader],
         start: Checkpoint,
         *,
         is_assigned: Callable[[str], bool] = lambda _: True,

@@ -6,9 +6,9 @@ import pytest
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.partition import partition_of
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres import partitions, rebalance
-from outbox_worker.postgres.windows import fetch_snapshot
+from outbox_worker.postgres.range_reader import fetch_snapshot
 
 COUNT = 3
 
@@ -17,7 +17,7 @@ COUNT = 3
 def divided(shop):
     """Three partitions at the present, and one message of key a behind it."""
     epoch, token = shop.own(live=True)
-    start = Checkpoint(0, 1, Window(fetch_snapshot(shop.connection)))
+    start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(shop.connection)))
     with shop.connection.transaction():
         partitions.begin(
             shop.connection, shop.key, count=COUNT, by="partition key", start=start, epoch=epoch, token=token

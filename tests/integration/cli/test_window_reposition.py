@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.windows import fetch_snapshot
+from outbox_worker.postgres.range_reader import fetch_snapshot
 from tests.support.postgres import build_source
 from tests.support.stored import stored_pair
 
@@ -25,7 +25,7 @@ def places(database, shop):
     flight = database.direct(autocommit=False)
     flight.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('Late', '{}')")
     shop.produce(1, "OrderPaid")
-    handled = Window(fetch_snapshot(connection))
+    handled = SnapshotRange(fetch_snapshot(connection))
     answer = checkpoints.store(connection, KEY, new=Checkpoint(0, 5, handled), expected=None, epoch=None, token=None)
     assert answer.name == "STORED"
     flight.commit()
@@ -73,7 +73,7 @@ def test_forward_to_a_position_that_was_passed_passes_over_nothing(cli, database
     connection = database.direct()
     stored = stored_pair(connection, KEY)
     assert stored.window is not None
-    inside = Checkpoint(0, 6, Window(stored.window.lower, fetch_snapshot(connection), places[5]))
+    inside = Checkpoint(0, 6, SnapshotRange(stored.window.lower, fetch_snapshot(connection), places[5]))
     checkpoints.store(connection, KEY, new=inside, expected=stored, epoch=None, token=None)
     later = database.direct()
     later.execute(

@@ -10,8 +10,8 @@ import pytest
 
 from outbox_core.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.coverage import as_window
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import StartFrom
-from outbox_core.window import Window
 from outbox_worker.postgres import checkpoints
 from outbox_worker.postgres.messages import MessageReader
 from tests.integration.moving.conftest import BOTH
@@ -116,7 +116,7 @@ class TestWhereAnotherProcessorStands:
     def other(outbox, pairs, *, by="partition key"):
         """A processor `first` that stands there; several pairs, or windows: divided."""
         for partition, pair in enumerate(pairs):
-            window = pair.window or Window()
+            window = pair.window or SnapshotRange()
             outbox.connection.execute(
                 "INSERT INTO outbox.processor_checkpoints (processor_id, partition, last_processed_transaction_id, "
                 "last_processed_position, cursor_kind, lower_snapshot, upper_snapshot, window_position) VALUES "
@@ -145,7 +145,7 @@ class TestWhereAnotherProcessorStands:
     def window(outbox):
         """A checkpoint that has examined whatever is committed now."""
         (now,) = outbox.connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-        return Checkpoint(0, 1, Window(now))
+        return Checkpoint(0, 1, SnapshotRange(now))
 
     @staticmethod
     def caught_up(worker):

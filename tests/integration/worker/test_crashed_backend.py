@@ -21,7 +21,7 @@ from outbox_core.turns import Turn
 from outbox_worker.postgres import identity, ownership
 from outbox_worker.postgres.competing import BatchTaker, Consumer, join
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from tests.support.crash import CrashingServer, Place
 from tests.support.postgres import VERSIONS, build_source, wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
@@ -222,7 +222,7 @@ def test_a_consumer_does_not_complete_what_the_server_forgot_was_half_done(serve
     taker.server_run = identity.fetch_run(first, "outbox")
     claimed = taker.claim_next(first)
     assert isinstance(claimed, ClaimedBatch)
-    half = taker.reader.fetch(first, Stretch.of(claimed, limit=2))[-1].checkpoint
+    half = taker.reader.fetch(first, ReadRange.of(claimed, limit=2))[-1].checkpoint
     server.flush()
 
     with server.crashed():

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import Source
-from outbox_core.window import Window
 from outbox_worker.postgres.messages import MessageReader
 from tests.integration.cli.conftest import Cli
 from tests.integration.worker.test_rabbitmq import build_target
@@ -210,7 +210,7 @@ def test_a_message_without_a_delay_is_not_delayed(outbox, cursor):
     )  # fmt: skip
     reader = MessageReader(source)
     with outbox.database.direct() as connection:
-        after = BEGINNING if cursor == "TransactionOrder" else Checkpoint(0, 1, Window())
+        after = BEGINNING if cursor == "TransactionOrder" else Checkpoint(0, 1, SnapshotRange())
         batch = reader.fetch(connection, after, 10)
         lag = reader.lag(connection, after)
     assert [(each.message_id, each.deliver_after) for each in batch] == [("one", None), ("two", None)]

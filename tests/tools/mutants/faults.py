@@ -177,9 +177,9 @@ READING: Final = (
     ),
     _fault(
         "a window is read up to now",
-        f"{WORKER}/postgres/windows.py",
-        "        span = Span(window.end, upper, LOWEST_POSITION)\n",
-        '        span = Span(window.end, "", LOWEST_POSITION)\n',
+        f"{WORKER}/postgres/range_reader.py",
+        "        span = SnapshotRange(window.end, upper)\n",
+        "        span = SnapshotRange(window.end)\n",
         "tests/contract/test_window_interleavings.py",
     ),
     _fault(

@@ -20,8 +20,8 @@ from outbox_core.barrier import (
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.message import Message
 from outbox_core.snapshot import parse_snapshot
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey
-from outbox_core.window import Window
 
 LINE = Checkpoint(100, 9)
 CHANGE = Partitioning(8, "partition key", 4, LINE)
@@ -122,7 +122,7 @@ def test_the_key_of_a_message_for_people(key, found):
 
 
 def window(lower, upper=None, position=None, counter=7):
-    return Checkpoint(0, counter, Window(lower, upper, position))
+    return Checkpoint(0, counter, SnapshotRange(lower, upper, position))
 
 
 @pytest.mark.parametrize(

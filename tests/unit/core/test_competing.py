@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outbox_core import outcomes
 from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict, Window
+from outbox_core.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict
 from outbox_core.competing import (
     Completed,
     ConsumerState,
@@ -31,6 +31,7 @@ from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.report import Reason, WorkerState
 from outbox_core.snapshot import Snapshot, parse_snapshot
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
 from outbox_core.state import Policy, Step
 from outbox_core.stopping import DECISION_POLL, Named
@@ -40,7 +41,7 @@ NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 POLICY = Policy(Delivery(mode=Mode.COMPETING, competing=Competing()), Guarantee.TRANSACTIONAL)
 END = Checkpoint(10, 100)
-WORK = ClaimedBatch(1, 0, 1, Window(Snapshot(5, 5), Snapshot(11, 11)), (), BEGINNING, END, 8)
+WORK = ClaimedBatch(1, 0, 1, SnapshotRange("5:5:", "11:11:"), (), BEGINNING, END, 8)
 
 
 def piece_of(claimed, count, examined=END):

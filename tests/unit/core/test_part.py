@@ -7,7 +7,7 @@ import pytest
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.message import Batch, Held
 from outbox_core.part import Place, sort_tried, take_part
-from outbox_core.window import Plan, Window
+from outbox_core.snapshot_range import Plan, SnapshotRange
 
 KEYS = ("a", "b", "a", "c", "b", "a")
 
@@ -50,26 +50,26 @@ def test_a_part_without_a_message_ends_nowhere():
 
 def test_a_part_of_a_window_is_a_page_of_it():
     lower, upper = "10:10:", "20:20:"
-    window = Window(upper, plan=Plan.BY_POSITION)
+    window = SnapshotRange(upper, plan=Plan.BY_POSITION)
     batch = Batch(
-        Checkpoint(0, 100, Window(lower)), Checkpoint(0, 110, window), (), 10, full=False, matched_count=3,
+        Checkpoint(0, 100, SnapshotRange(lower)), Checkpoint(0, 110, window), (), 10, full=False, matched_count=3,
         excluded=(Checkpoint(15, 2),),
     )  # fmt: skip
     # Read by position: transaction ids are in no order.
     found = [Place(Checkpoint(19, 1), "a"), Place(Checkpoint(12, 3), "b"), Place(Checkpoint(11, 6), "c")]
     part = take_part(batch, found, 0, 2)
     assert part.examined == Checkpoint(0, 103)
-    assert part.examined.window == Window(lower, upper, 3, Plan.BY_POSITION)
+    assert part.examined.window == SnapshotRange(lower, upper, 3, Plan.BY_POSITION)
     assert part.excluded == (Checkpoint(15, 2),)
     rest = take_part(batch, found, 2, 3)
     assert (rest.after.window, rest.examined.window, rest.excluded) == (part.examined.window, window, ())
 
 
 def test_a_part_of_a_page_stays_in_its_window():
-    before, after = Window("10:10:", "20:20:", 5), Window("10:10:", "20:20:", 9)
+    before, after = SnapshotRange("10:10:", "20:20:", 5), SnapshotRange("10:10:", "20:20:", 9)
     batch = Batch(Checkpoint(0, 100, before), Checkpoint(0, 104, after), (), 4, full=True, matched_count=2)
     part = take_part(batch, places(6, 9), 0, 1)
-    assert (part.examined, part.examined.window) == (Checkpoint(0, 101), Window("10:10:", "20:20:", 6))
+    assert (part.examined, part.examined.window) == (Checkpoint(0, 101), SnapshotRange("10:10:", "20:20:", 6))
 
 
 def test_a_part_of_held_messages_names_them():

@@ -8,7 +8,7 @@ from outbox_core.checkpoint import BEGINNING
 from outbox_core.spec import Competing
 from outbox_worker.postgres import competing
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.window import WindowReader
+from outbox_worker.postgres.range_reader import DispatchReader
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,7 +35,7 @@ class LagReader:
         if view.processor_id not in self._queues:
             return self._sources.reader(view).lag(reading, view.pair or BEGINNING, cap)
         source = self._sources.source_of(view.processor_id)
-        reader = WindowReader(source, Competing(queue=self._queues[view.processor_id]), view.processor_id)
+        reader = DispatchReader(source, Competing(queue=self._queues[view.processor_id]), view.processor_id)
         return competing.measure_lag(self._connection, self._key(view), reader, cap)
 
     def unfinished(self, view: ProcessorView) -> Record:

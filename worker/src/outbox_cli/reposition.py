@@ -19,8 +19,8 @@ from outbox_cli.sources import Sources
 from outbox_cli.window_reposition import plan_move
 from outbox_core.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from outbox_core.config import Resolution, ResolutionAction
+from outbox_core.snapshot_range import LOWEST_POSITION
 from outbox_core.spec import StartFrom, StartType
-from outbox_core.window import LOWEST_POSITION
 from outbox_worker.postgres import competing, conflicts, remote_target
 from outbox_worker.postgres.checkpoints import start_pair
 from outbox_worker.postgres.key import ProcessorKey
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_cli.context import Subject
-    from outbox_core.window import Window
+    from outbox_core.snapshot_range import SnapshotRange
     from outbox_worker.postgres.overview import ProcessorView
 
 
@@ -371,7 +371,7 @@ def tell_resource(context: Context, view: ProcessorView, verb: str, conflict: in
         )
 
 
-def _first_position(window: Window) -> Checkpoint:
+def _first_position(window: SnapshotRange) -> Checkpoint:
     """Say a window to go back to as the database takes it from a person: 0:POSITION."""
     return Checkpoint(0, (LOWEST_POSITION if window.position is None else window.position) + 1)
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_cli.errors import RefusedError, UsageError
 from outbox_core.checkpoint import Checkpoint
+from outbox_core.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import StartFrom, StartType
-from outbox_core.window import LOWEST_POSITION, Plan, Window
 from outbox_worker.postgres.messages import MessageReader
 from outbox_worker.postgres.preview import Count, count_window
-from outbox_worker.postgres.window_scan import WindowScan
-from outbox_worker.postgres.windows import find_start, take_snapshot
+from outbox_worker.postgres.range_reader import find_start, take_snapshot
+from outbox_worker.postgres.range_scan import RangeScan
 
 if TYPE_CHECKING:
     import psycopg
@@ -43,18 +43,22 @@ def plan_move(
     if stored is None or stored.window is None:
         raise RefusedError(f"the checkpoint of {view.processor_id} is no window")
     window, source = stored.window, context.subject.source
-    scan = WindowScan.whole(source)
+    scan = RangeScan.whole(source)
     now = take_snapshot(connection, scan if remote_target else None, window.end)
     position = _find_position(connection, context)
     reader = MessageReader(source)
     if back:
-        target = Window() if position is None else window.rewound(position)
-        first = Window() if window.end is None else Window(None, window.end, target.position or LOWEST_POSITION)
-        last = Window(window.end, plan=Plan.BY_POSITION)
+        target = SnapshotRange() if position is None else window.rewound(position)
+        first = (
+            SnapshotRange()
+            if window.end is None
+            else SnapshotRange(None, window.end, target.position or LOWEST_POSITION)
+        )
+        last = SnapshotRange(window.end, plan=Plan.BY_POSITION)
     else:
-        target = Window(now) if position is None else window.skipped(position, now)
+        target = SnapshotRange(now) if position is None else window.skipped(position, now)
         reached = LOWEST_POSITION if window.position is None else window.position
-        first, last = Window(window.lower, now, reached), target
+        first, last = SnapshotRange(window.lower, now, reached), target
     with context.console.progress("messages counted") as progress:
         count = count_window(connection, reader, first, last, cap=context.options.count_at_most, watch=progress.reach)
     return Checkpoint(0, stored.position + 1, target), count, position

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.checkpoint import Checkpoint
 from outbox_core.snapshot import parse_snapshot
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey
-from outbox_core.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,8 +35,8 @@ class Partitioning:
         by: the key, in `describe_key`'s words.
         next_count: what it changes to; None: it stays.
         barrier: the barrier of that change; `snapshot_barrier` for the cursor Snapshot, None while it is not drawn.
-        mark: cursor Snapshot: the transaction that asked for the change. A worker with a window that sees it may know
-            of the change; one with a window that does not is behind the barrier, drawn or not.
+        mark: cursor Snapshot: the transaction that asked for the change. A worker with a range that sees it may know
+            of the change; one with a range that does not is behind the barrier, drawn or not.
 
     """
 
@@ -87,8 +87,8 @@ class Obstacle:
 
 
 def snapshot_barrier(snapshot: str | None) -> Checkpoint | None:
-    """Write a snapshot as a barrier. Counters are each partition's own: only the window says where the barrier is."""
-    return None if snapshot is None else Checkpoint(0, 0, Window(snapshot))
+    """Write a snapshot as a barrier. Counters are each partition's own: only the range says where the barrier is."""
+    return None if snapshot is None else Checkpoint(0, 0, SnapshotRange(snapshot))
 
 
 def describe_barrier(partitioning: Partitioning) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from outbox_core.window import Window
+    from outbox_core.snapshot_range import SnapshotRange
 
 MAX_TRANSACTION_ID: Final = 2**64 - 1
 MAX_POSITION: Final = 2**63 - 1
@@ -35,7 +35,7 @@ class Checkpoint:
 
     transaction_id: int
     position: int
-    window: Window | None = field(default=None, compare=False)
+    window: SnapshotRange | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse values that no row can have.

@@ -15,15 +15,7 @@ if TYPE_CHECKING:
     from outbox_core.checkpoint import Checkpoint
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
-    from outbox_core.snapshot import Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The messages that `upper` sees and `lower` does not."""
-
-    lower: Snapshot
-    upper: Snapshot
+    from outbox_core.snapshot_range import SnapshotRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,7 @@ class ClaimedBatch:
         count: messages left; 0: rows that are not among them, or none.
         chunk: most messages to handle at once, because a process died over it; None: all.
         crash_count: processes that died over its first message, once that was alone.
-        excluded: positions of the window's delayed messages, which are not in it.
+        excluded: positions of the range's delayed messages, which are not in it.
         again: its messages failed before.
 
     """
@@ -49,7 +41,7 @@ class ClaimedBatch:
     id: int
     priority: int
     attempt: int
-    window: Window | None
+    window: SnapshotRange | None
     listed: tuple[tuple[Checkpoint, int], ...]
     after: Checkpoint
     upto: Checkpoint

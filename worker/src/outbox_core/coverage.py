@@ -1,8 +1,8 @@
 """PURE: what a checkpoint of either cursor says is examined, so that two processors can be compared.
 
-A pair (x, p) and a window say the same kind of thing: which messages are examined. The pair says *every transaction
-below x, and of x what lies up to p*: that is the window from `x:x:` to `x+1:x+1:` at position p, exactly. The other way
-round only a lower end can be said, because a window also holds transactions above others that are still open.
+A pair (x, p) and a snapshot range say the same kind of thing: which messages are examined. The pair says *every
+transaction below x, and of x what lies up to p*: that is the range from `x:x:` to `x+1:x+1:` at position p. The other
+way round only a lower end can be said, because a range also holds transactions above others that are still open.
 
 Snapshots have a greatest common part and a smallest cover, and both are snapshots again: what all of some processors
 have examined, and what a new one has to examine to have all that an old one has, are checkpoints like any other.
@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 
 from outbox_core.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.snapshot import Snapshot, parse_snapshot
-from outbox_core.window import Plan, Window
+from outbox_core.snapshot_range import NOTHING, Plan, SnapshotRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-_NOTHING = Snapshot(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,8 @@ class CatchUpPlan:
     """How to get from one checkpoint to another: ranges that can be read one by one, none where nothing lies between.
 
     Attributes:
-        goal: where it ends; of a window the counter is not decided yet.
-        ranges: from, to; of windows each lies within one.
+        goal: where it ends; of a snapshot range the counter is not decided yet.
+        ranges: from, to; of snapshot ranges each lies within one.
 
     """
 
@@ -38,12 +36,12 @@ class CatchUpPlan:
     ranges: tuple[tuple[Checkpoint, Checkpoint], ...]
 
 
-def as_window(checkpoint: Checkpoint) -> Window:
-    """Say what is examined as a window, exactly; a pair's transaction must be settled, as that of a read one is."""
+def as_window(checkpoint: Checkpoint) -> SnapshotRange:
+    """Say what is examined as a snapshot range; a pair's transaction must be settled, as that of a read one is."""
     if checkpoint.window is not None:
         return checkpoint.window
     x = checkpoint.transaction_id
-    return Window() if x == 0 else Window(f"{x}:{x}:", f"{x + 1}:{x + 1}:", checkpoint.position)
+    return SnapshotRange() if x == 0 else SnapshotRange(f"{x}:{x}:", f"{x + 1}:{x + 1}:", checkpoint.position)
 
 
 def meet(one: str | None, other: str | None) -> str | None:
@@ -76,13 +74,13 @@ def cut(now: str, newest: int | None, lower: str | None) -> str:
     return _format(min(end, snapshot.xmax), snapshot.in_progress) or now
 
 
-def find_common(checkpoints: Iterable[Checkpoint]) -> Window:
-    """Return the window that says what all of them have examined, and nothing else."""
+def find_common(checkpoints: Iterable[Checkpoint]) -> SnapshotRange:
+    """Return the snapshot range that says what all of them have examined, and nothing else."""
     windows = [as_window(each) for each in checkpoints]
     lower = reduce(meet, (each.lower for each in windows))
     positions = [each.position for each in windows if each.position is not None]
     end = reduce(meet, (each.end for each in windows))
-    return Window(lower, end, min(positions)) if positions and end not in (None, lower) else Window(lower)
+    return SnapshotRange(lower, end, min(positions)) if positions and end not in (None, lower) else SnapshotRange(lower)
 
 
 def decide_catch_up(mine: Checkpoint, theirs: Sequence[Checkpoint]) -> CatchUpPlan:
@@ -104,34 +102,34 @@ def _pair_behind(checkpoint: Checkpoint) -> Checkpoint:
     return Checkpoint(max(_parse(checkpoint.window.end).xmax - 1, 0), MAX_POSITION if checkpoint.window.end else 0)
 
 
-def _reach(mine: Window, theirs: Window) -> Window:
+def _reach(mine: SnapshotRange, theirs: SnapshotRange) -> SnapshotRange:
     """Go forward to where everything is examined that `theirs` has examined."""
     if covers(mine.lower, theirs.end):
         return mine
     if theirs.position is not None and covers(mine.lower, theirs.lower):
         if mine.position is None:
-            return Window(mine.lower, join(mine.lower, theirs.upper), theirs.position)
+            return SnapshotRange(mine.lower, join(mine.lower, theirs.upper), theirs.position)
         if covers(mine.upper, theirs.upper):
             return replace(mine, position=max(mine.position, theirs.position))
-    return Window(join(mine.end, theirs.end))
+    return SnapshotRange(join(mine.end, theirs.end))
 
 
-def _ranges(after: Window, goal: Window) -> Iterable[tuple[Checkpoint, Checkpoint]]:
-    """Cut the way where a window ends; where one is open, its rest lies together along the positions."""
+def _ranges(after: SnapshotRange, goal: SnapshotRange) -> Iterable[tuple[Checkpoint, Checkpoint]]:
+    """Cut the way where a range ends; where one is open, its rest lies together along the positions."""
     if after.upper is not None and goal.end != after.upper:
-        yield _places(after, Window(after.upper))
-        after = Window(after.upper)
+        yield _places(after, SnapshotRange(after.upper))
+        after = SnapshotRange(after.upper)
     if goal != after:
         yield _places(after, goal)
 
 
-def _places(after: Window, goal: Window) -> tuple[Checkpoint, Checkpoint]:
+def _places(after: SnapshotRange, goal: SnapshotRange) -> tuple[Checkpoint, Checkpoint]:
     plan = Plan.BY_POSITION if after.is_open or after.lower is None else Plan.BY_TRANSACTION
     return Checkpoint(0, 1, after), Checkpoint(0, 2, replace(goal, plan=plan))
 
 
 def _parse(text: str | None) -> Snapshot:
-    return _NOTHING if text is None else parse_snapshot(text)
+    return parse_snapshot(text or NOTHING)
 
 
 def _format(end: int, in_progress: Iterable[int]) -> str | None:

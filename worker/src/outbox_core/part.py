@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.window import Window
+from outbox_core.snapshot_range import SnapshotRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -101,12 +101,12 @@ def _reach(batch: Batch, places: Sequence[Place], end: int) -> Checkpoint:
     window = batch.examined.window
     if window is None:
         return last
-    before = batch.after.window or Window()
+    before = batch.after.window or SnapshotRange()
     same = before.is_open and before.upper == window.end
     lower = before.lower if same else before.end
     examined = end + len(_between(batch, places, 0, end))
     return Checkpoint(
-        0, batch.after.position + examined, Window(lower, window.end, last.position, window.plan)
+        0, batch.after.position + examined, SnapshotRange(lower, window.end, last.position, window.plan)
     )  # fmt: skip
 
 

@@ -1,9 +1,7 @@
 """PURE: a PostgreSQL snapshot as text (`xmin:xmax:id,…`): which transactions were over when it was taken.
 
-What one snapshot sees and an earlier one does not is a *window*. Nothing that commits later can get into one: it is the
-same for every reader and after every restart, and what it does not hold is in a later one. The cursor Snapshot
-reads windows in the order of positions (`outbox_core.window`), consumers are handed pieces of them in the order of
-pairs (`outbox_core.competing`).
+What one snapshot sees and an earlier one does not is a *snapshot range* (`outbox_core.snapshot_range`). Nothing that
+commits later can get into one, and what it does not hold is in a later one.
 """
 
 from __future__ import annotations

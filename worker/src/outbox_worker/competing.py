@@ -22,7 +22,8 @@ from outbox_worker.observer import Observer
 from outbox_worker.ownership import Heartbeat
 from outbox_worker.postgres import checkpoints, conflicts, holding, partitions
 from outbox_worker.postgres import competing as calls
-from outbox_worker.postgres.window import Stretch, WindowReader
+from outbox_worker.postgres.range_reader import DispatchReader
+from outbox_worker.postgres.range_scan import ReadRange
 from outbox_worker.run_step import run_step
 from outbox_worker.shutdown import Interrupted
 
@@ -69,7 +70,7 @@ def build_relation(
     config: ProcessorConfig,
 ) -> Callable[[Batch, bool | None], sql.Composed | None]:
     """Give the SELECT of a chunk's messages for the target sql; or of those that $1 and $2 name, near or not."""
-    reader = WindowReader(config.source, settings_of(config), config.processor_id)
+    reader = DispatchReader(config.source, settings_of(config), config.processor_id)
 
     def relation(batch: Batch, near: bool | None) -> sql.Composed | None:
         claimed = getattr(batch, "claimed", None)
@@ -77,7 +78,7 @@ def build_relation(
             raise OutboxError("a batch that no consumer claimed", reason=Reason.INTERNAL_ERROR)
         if near is not None:
             return reader.picked_relation(claimed, sql.SQL("$1"), sql.SQL("$2"), near=near)
-        return reader.relation(Stretch.of(claimed, upto=batch.examined))
+        return reader.relation(ReadRange.of(claimed, upto=batch.examined))
 
     return relation
 
@@ -283,7 +284,7 @@ class CompetingObserver(Observer):
         super().__init__(key, status, lease=lease)
         self.consumer_count = ConsumerCount()
         self._competing = settings_of(config)
-        self._window_reader = WindowReader(config.source, self._competing, key.processor_id)
+        self._window_reader = DispatchReader(config.source, self._competing, key.processor_id)
 
     @override
     def observe(self, connection: psycopg.Connection[Any]) -> None:

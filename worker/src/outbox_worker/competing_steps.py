@@ -32,7 +32,7 @@ from outbox_worker.partition_reader import PartitionReader
 from outbox_worker.postgres import competing as calls
 from outbox_worker.postgres import partitions
 from outbox_worker.postgres.giving_up import FoundMessage
-from outbox_worker.postgres.window import Stretch
+from outbox_worker.postgres.range_scan import ReadRange
 from outbox_worker.sifting import Sifting, most_at_once, tell
 from outbox_worker.stopped_steps import StoppedSteps
 from outbox_worker.transaction import TransactionRunner
@@ -245,11 +245,11 @@ class CompetingSteps:
         if not self._context.target.needs_payload:
             if most is None and claimed.count:
                 return _chunk(claimed, claimed.upto, (), claimed.count)
-            examined = reader.examine(connection, Stretch.of(claimed), least)
+            examined = reader.examine(connection, ReadRange.of(claimed), least)
             if examined is None or examined.matched < least:
                 return _chunk(claimed, claimed.upto, (), 0 if examined is None else examined.matched)
             return _chunk(claimed, examined.upto, (), examined.matched)
-        messages = reader.fetch(connection, Stretch.of(claimed, limit=most))
+        messages = reader.fetch(connection, ReadRange.of(claimed, limit=most))
         cut_short = most is not None and len(messages) == most
         return _chunk(claimed, messages[-1].checkpoint if cut_short else claimed.upto, messages, len(messages))
 
@@ -299,7 +299,7 @@ class CompetingSteps:
     def _isolate_chunk(self, state: ConsumerState, block: int, *, complete: bool) -> ConsumerOutcome:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
         claimed, chunk = _in_hand(state)
-        connection, stretch = self._connection(), Stretch.of(claimed, upto=chunk.examined)
+        connection, stretch = self._connection(), ReadRange.of(claimed, upto=chunk.examined)
         messages = chunk.messages or self._taker.reader.fetch(connection, stretch)
         if not messages:
             # The rows were deleted meanwhile.
@@ -330,7 +330,7 @@ class CompetingSteps:
     def _sifting(self, state: ConsumerState, messages: tuple[Message, ...]) -> Sifting:
         """Make what judges these messages, the first ones of the chunk in hand."""
         claimed, chunk = _in_hand(state)
-        before = self._failed_before(claimed, Stretch.of(claimed, upto=chunk.examined, limit=len(messages)))
+        before = self._failed_before(claimed, ReadRange.of(claimed, upto=chunk.examined, limit=len(messages)))
         return Sifting(chunk, claimed, messages, before, self._context.config.delivery, self._random, state.given_up)
 
     def _settle(self, claimed: ClaimedBatch, sifted: Sifted) -> bool:
@@ -369,7 +369,7 @@ class CompetingSteps:
         if state.failure is None:
             raise TransientError("no failure to defer a message for", reason=Reason.INTERNAL_ERROR)
         connection = self._connection()
-        stretch = Stretch.of(claimed, upto=chunk.examined, limit=1)
+        stretch = ReadRange.of(claimed, upto=chunk.examined, limit=1)
         messages = chunk.messages[:1] or self._taker.reader.fetch(connection, stretch)
         if not messages:
             # The row was deleted meanwhile: nothing is left to try again.
@@ -390,7 +390,7 @@ class CompetingSteps:
         key = message.message_id if message.partition_key is None else message.partition_key
         return self._stopped.name(FoundMessage(message.checkpoint, message.message_id, message.message_type, key))
 
-    def _failed_before(self, claimed: ClaimedBatch, stretch: Stretch) -> Mapping[Checkpoint, int]:
+    def _failed_before(self, claimed: ClaimedBatch, stretch: ReadRange) -> Mapping[Checkpoint, int]:
         """Return how often messages failed before; of those that are left out: never."""
         if self._taker.reader.is_queue:
             return self._taker.reader.fetch_attempts(self._connection(), stretch)

@@ -19,9 +19,9 @@ from psycopg import sql
 from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.report import Reason
+from outbox_core.snapshot_range import SnapshotRange
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
-from outbox_core.window import Window
-from outbox_worker.postgres import windows
+from outbox_worker.postgres import range_reader
 from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
@@ -212,7 +212,7 @@ def compute_start(
     """
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
         check_position_index(connection, source)
-        return Checkpoint(0, 1, windows.find_start(connection, source, start_from, remote_target=remote_target))
+        return Checkpoint(0, 1, range_reader.find_start(connection, source, start_from, remote_target=remote_target))
     return start_pair(connection, source, start_from)
 
 
@@ -292,14 +292,16 @@ def _before_first(
     return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))
 
 
-def build_window(cursor_kind: str | None, lower: str | None, upper: str | None, position: int | None) -> Window | None:
+def build_window(
+    cursor_kind: str | None, lower: str | None, upper: str | None, position: int | None
+) -> SnapshotRange | None:
     """Return the window of a row, None where its checkpoint is a pair."""
-    return Window(lower, upper, position) if cursor_kind == Cursor.SNAPSHOT else None
+    return SnapshotRange(lower, upper, position) if cursor_kind == Cursor.SNAPSHOT else None
 
 
 def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
     """Spread a checkpoint of cursor Snapshot over `NAME_counter`, `_lower`, `_upper` and `_position`."""
-    window = Window() if checkpoint is None or checkpoint.window is None else checkpoint.window
+    window = SnapshotRange() if checkpoint is None or checkpoint.window is None else checkpoint.window
     return {
         f"{name}_counter": None if checkpoint is None else checkpoint.position,
         f"{name}_lower": window.lower,
@@ -310,7 +312,7 @@ def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any
 
 def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:
     """Spread the checkpoints of several partitions, of either cursor, over lists of the same order."""
-    windows_of = [pair.window or Window() for pair in pairs.values()]
+    windows_of = [pair.window or SnapshotRange() for pair in pairs.values()]
     return {
         "partitions": list(pairs),
         "transaction_ids": [str(pair.transaction_id) for pair in pairs.values()],

@@ -13,12 +13,13 @@ import psycopg
 from psycopg import pq, sql
 
 from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.claimed_batch import ClaimedBatch, Window
+from outbox_core.claimed_batch import ClaimedBatch
 from outbox_core.competing import NothingTaken, choose_priority
 from outbox_core.errors import ConfigurationError, PermanentError
 from outbox_core.failing import shown_error
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_core.snapshot import Snapshot, parse_snapshot
+from outbox_core.snapshot_range import NOTHING, SnapshotRange
 from outbox_core.turns import Turn
 from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.checkpoints import pair_parameters, start_pair
@@ -27,7 +28,8 @@ from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.messages import LAG_CAP, WINDOW
 from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.window import LIVE, Stretch, WindowReader, start_of
+from outbox_worker.postgres.range_reader import DispatchReader
+from outbox_worker.postgres.range_scan import LIVE, ReadRange, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,11 +57,11 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class DispatchPosition:
-    """How far a priority was handed out: what `lower` sees, and of `upper`'s window everything up to `after`."""
+    """How far a priority was handed out: what `lower` sees, and of what `upper` sees besides, all up to `after`."""
 
     priority: int
     id: int
-    window: Window
+    window: SnapshotRange
     after: Checkpoint
 
 
@@ -138,7 +140,7 @@ class BatchTaker:
         self, key: ProcessorKey, consumer: Consumer, source: Source, competing: Competing, batch_size: int
     ) -> None:
         """Keep the settings."""
-        self.reader = WindowReader(source, competing, key.processor_id)
+        self.reader = DispatchReader(source, competing, key.processor_id)
         self._key = key
         self._consumer = consumer
         self._competing = competing
@@ -201,9 +203,9 @@ class BatchTaker:
         finally:
             _end(connection)
 
-    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], Snapshot]:
+    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
         cursor = connection.execute(
-            load("lock_frontier").format(
+            load("lock_dispatch_position").format(
                 schema=sql.Identifier(self._key.schema),
                 processor_id=sql.Literal(self._key.processor_id),
                 claim_uid=sql.Literal(self._consumer.claim_uid),
@@ -215,12 +217,12 @@ class BatchTaker:
         return dispatch_positions_of(rows)
 
     def _choose(
-        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: Snapshot
+        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: str
     ) -> DispatchPosition | None:
         if not self.reader.is_queue:
             return dispatch_positions[0]
         heads = fetch_heads(connection, self.reader, dispatch_positions)
-        # A window of which nothing is left must be closed before what came later is seen.
+        # A range of which nothing is left must be closed before what came later is seen.
         over = [each for each in dispatch_positions if each.priority not in heads and each.window.upper != now]
         if over:
             return over[0]
@@ -229,20 +231,23 @@ class BatchTaker:
         priority = choose_priority(heads, self._competing.ageing)
         return next(each for each in dispatch_positions if each.priority == priority)
 
-    def _is_to_settle(self, dispatch_position: DispatchPosition, now: Snapshot) -> bool:
+    def _is_to_settle(self, dispatch_position: DispatchPosition, now: str) -> bool:
         """Say whether all in progress beside the last message is over, and the dispatch position does not show it.
 
         It is moved once then, without a batch: else the checkpoint would stay before that message, caught up or not.
         """
-        lower = dispatch_position.window.lower
-        return lower.xmin < self._reached.setdefault(dispatch_position.priority, lower.xmax) <= now.xmin
+        lower, _ = dispatch_position.window.snapshots
+        reached = self._reached.setdefault(dispatch_position.priority, lower.xmax)
+        return lower.xmin < reached <= parse_snapshot(now).xmin
 
     def _claim_next(
-        self, connection: psycopg.Connection[Any], dispatch_position: DispatchPosition, now: Snapshot, limit: int
+        self, connection: psycopg.Connection[Any], dispatch_position: DispatchPosition, now: str, limit: int
     ) -> ClaimedBatch | NothingTaken:
         window = max(limit, WINDOW) if self.reader.filters else limit
-        stretch = Stretch(dispatch_position.priority, dispatch_position.window, dispatch_position.after, limit=window)
-        examined = self.reader.examine(connection, stretch, limit)
+        wanted = ReadRange(
+            dispatch_position.after, limit=window, window=dispatch_position.window, priority=dispatch_position.priority
+        )
+        examined = self.reader.examine(connection, wanted, limit)
         if (
             examined is None
             and dispatch_position.window.upper == now
@@ -252,21 +257,21 @@ class BatchTaker:
         whole = examined is None or (examined.rows < window and examined.matched < limit)
         upto = examined.upto if examined else dispatch_position.after
         if examined is not None:
-            self._reached[dispatch_position.priority] = dispatch_position.window.upper.xmax
+            self._reached[dispatch_position.priority] = dispatch_position.window.snapshots[1].xmax
         cursor = connection.execute(
-            load("cut_batch").format(
+            load("claim_next").format(
                 schema=sql.Identifier(self._key.schema),
                 processor_id=sql.Literal(self._key.processor_id),
-                lane=sql.Literal(dispatch_position.priority),
-                frontier=sql.Literal(dispatch_position.id),
-                lower=sql.Literal(str(dispatch_position.window.lower)),
-                upper=sql.Literal(str(dispatch_position.window.upper)),
+                priority=sql.Literal(dispatch_position.priority),
+                dispatch_position=sql.Literal(dispatch_position.id),
+                lower=sql.Literal(dispatch_position.window.lower),
+                upper=sql.Literal(dispatch_position.window.upper),
                 **_pair("after", dispatch_position.after),
                 **_pair("upto", upto),
                 whole=sql.Literal(whole),
                 messages=sql.Literal(examined.matched if examined else 0),
                 keys=sql.Literal(examined.keys if examined else None),
-                delayed=self.reader.copies(stretch, upto, examined.delayed if examined else ()),
+                delayed=self.reader.copies(wanted, upto, examined.delayed if examined else ()),
                 owner=sql.Literal(self._consumer.owner),
                 pod=sql.Literal(self._consumer.pod),
                 lease=sql.Literal(self._consumer.lease),
@@ -324,37 +329,35 @@ class BatchTaker:
 
 
 def fetch_heads(
-    connection: psycopg.Connection[Any], reader: WindowReader, dispatch_positions: list[DispatchPosition]
+    connection: psycopg.Connection[Any], reader: DispatchReader, dispatch_positions: list[DispatchPosition]
 ) -> dict[int, Any]:
     """Return when the first message that was not handed out was stored, of each priority that has one."""
-    starts = [start_of(each.window, each.after) for each in dispatch_positions]
+    snapshots = [each.window.snapshots for each in dispatch_positions]
+    starts = [start_of(lower, each.after) for each, (lower, _) in zip(dispatch_positions, snapshots, strict=True)]
     late = [
-        ""
-        if each.after.transaction_id >= each.window.lower.xmax
-        else ",".join(map(str, each.window.lower.ended_since(each.window.upper)))
-        for each in dispatch_positions
+        "" if each.after.transaction_id >= lower.xmax else ",".join(map(str, lower.ended_since(upper)))
+        for each, (lower, upper) in zip(dispatch_positions, snapshots, strict=True)
     ]
     statement = load("fetch_heads").format(
         table=reader.table.identifier,
         live=LIVE,
-        lanes=sql.Literal([each.priority for each in dispatch_positions]),
+        priorities=sql.Literal([each.priority for each in dispatch_positions]),
         starts=sql.Literal([str(each.transaction_id) for each in starts]),
         positions=sql.Literal([each.position for each in starts]),
-        ends=sql.Literal([str(each.window.upper.xmax) for each in dispatch_positions]),
-        uppers=sql.Literal([str(each.window.upper) for each in dispatch_positions]),
-        stragglers=sql.Literal(late),
+        ends=sql.Literal([str(upper.xmax) for _, upper in snapshots]),
+        uppers=sql.Literal([each.window.upper for each in dispatch_positions]),
+        late=sql.Literal(late),
     )
     return dict(connection.execute(statement).fetchall())
 
 
-def dispatch_positions_of(rows: list[tuple[Any, ...]]) -> tuple[list[DispatchPosition], Snapshot]:
-    """Read dispatch positions; where no window is open the next one reaches to the snapshot of now."""
+def dispatch_positions_of(rows: list[tuple[Any, ...]]) -> tuple[list[DispatchPosition], str]:
+    """Read dispatch positions; where no range is open the next one reaches to the snapshot of now."""
     if not rows:
-        return [], Snapshot(1, 1)
-    now = parse_snapshot(rows[0][6])
+        return [], NOTHING
+    now = rows[0][6]
     return [
-        DispatchPosition(priority, number, Window(parse_snapshot(lower), parse_snapshot(upper) if upper else now),
-                 Checkpoint(int(t), p))
+        DispatchPosition(priority, number, SnapshotRange(lower, upper or now), Checkpoint(int(t), p))
         for priority, number, lower, upper, t, p, _ in rows
     ], now  # fmt: skip
 
@@ -403,20 +406,20 @@ def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str
 
 
 def measure_lag(
-    connection: psycopg.Connection[Any], key: ProcessorKey, reader: WindowReader, cap: int = LAG_CAP
+    connection: psycopg.Connection[Any], key: ProcessorKey, reader: DispatchReader, cap: int = LAG_CAP
 ) -> Lag:
     """Count what is not done: waiting, handed out, or to be tried again. At most `cap` waiting rows are looked at."""
     with translated():
         rows = connection.execute(
-            in_schema("fetch_frontiers", key.schema), {"processor_id": key.processor_id}
+            in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id}
         ).fetchall()
     dispatch_positions, now = dispatch_positions_of(rows)
     unfinished = count_unfinished(connection, key)
     messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
     for each in dispatch_positions:
-        parts = [Stretch(each.priority, each.window, each.after, limit=cap + 1)]
+        parts = [ReadRange(each.after, limit=cap + 1, window=each.window, priority=each.priority)]
         if each.window.upper != now:
-            parts.append(Stretch(each.priority, Window(each.window.upper, now), limit=cap + 1))
+            parts.append(ReadRange(limit=cap + 1, window=SnapshotRange(each.window.upper, now), priority=each.priority))
         for part in parts:
             if looked_at <= cap:
                 matched, seen, age = reader.count(connection, part)
@@ -469,7 +472,7 @@ def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
     listed = zip(ids or (), positions or (), attempts or (), strict=True)
     return ClaimedBatch(
         number, priority, attempt,
-        Window(parse_snapshot(lower), parse_snapshot(upper)) if lower else None,
+        SnapshotRange(lower, upper) if lower else None,
         tuple((Checkpoint(int(t), p), tries) for t, p, tries in listed),
         Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, chunk, crash_count,
         tuple(excluded or ()), again,
@@ -477,7 +480,8 @@ def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
 
 
 def _pair(name: str, pair: Checkpoint) -> dict[str, sql.Literal]:
-    return {key: sql.Literal(value) for key, value in pair_parameters(name, pair).items()}
+    ids = {f"{name}_transaction_id": sql.Literal(str(pair.transaction_id))}
+    return ids | {f"{name}_position": sql.Literal(pair.position)}
 
 
 def _end(connection: psycopg.Connection[Any]) -> None:

@@ -13,7 +13,7 @@ SELECT b.id, b.lane, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, 
        b.transaction_ids::text[], b.positions, b.attempts, b.aside
 FROM {schema}.take_waiting(%(processor_id)s, %(claim_uid)s, %(owner)s, %(pod)s, %(lease)s, %(limit)s, %(failed)s) AS b
 
--- name: lock_frontier
+-- name: lock_dispatch_position
 -- Opens the transaction in which a batch is handed out. A process that is frozen in it does not keep the lock.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true), set_config('statement_timeout', '30000', true);
@@ -21,12 +21,12 @@ SELECT f.lane, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after_tra
        f.now_snapshot::text
 FROM {schema}.lock_frontier({processor_id}, {claim_uid}) AS f
 
--- name: cut_batch
+-- name: claim_next
 -- Hands the batch out and ends the transaction.
 SELECT b.id, b.lane, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, b.after_transaction_id::text,
        b.after_position, b.upto_transaction_id::text, b.upto_position, b.messages, b.piece, b.deaths,
        b.transaction_ids::text[], b.positions, b.attempts, b.aside
-FROM {schema}.cut_batch({processor_id}, {lane}, {frontier}, {lower}::pg_snapshot, {upper}::pg_snapshot,
+FROM {schema}.cut_batch({processor_id}, {priority}, {dispatch_position}, {lower}::pg_snapshot, {upper}::pg_snapshot,
                         {after_transaction_id}::xid8, {after_position}, {upto_transaction_id}::xid8, {upto_position},
                         {whole}, {messages}, {keys}::text[], {delayed}, {owner}, {pod}, {lease}::interval) AS b;
 COMMIT
@@ -46,19 +46,20 @@ SELECT CASE WHEN coalesce({schema}.server_run() = %(server_run)s::uuid, true) TH
                                %(upto_position)s, %(messages)s, %(failed)s::json) END
 
 -- name: fetch_heads
--- Of each lane of a queue the first message that was not handed out: when it was stored. Stragglers of the window before come first.
-SELECT l.lane, head.scheduled
-FROM unnest({lanes}::int[], {starts}::text[], {positions}::bigint[], {ends}::text[], {uppers}::text[], {stragglers}::text[])
-     AS l (lane, start, position, upto, upper_snapshot, stragglers)
+-- Of each priority of a queue the first message that was not handed out: when it was stored. Messages of transactions that were in
+-- progress for the lower snapshot come first.
+SELECT l.priority, head.scheduled
+FROM unnest({priorities}::int[], {starts}::text[], {positions}::bigint[], {ends}::text[], {uppers}::text[], {late}::text[])
+     AS l (priority, start, position, upto, upper_snapshot, late)
 CROSS JOIN LATERAL (
     SELECT h.scheduled FROM (
         (SELECT o.transaction_id, o.position, o.scheduled FROM {table} AS o
-         WHERE l.stragglers <> '' AND {live} AND o.priority = l.lane
-           AND o.transaction_id = ANY (string_to_array(l.stragglers, ',')::xid8[])
+         WHERE l.late <> '' AND {live} AND o.priority = l.priority
+           AND o.transaction_id = ANY (string_to_array(l.late, ',')::xid8[])
          ORDER BY o.transaction_id, o.position LIMIT 1)
         UNION ALL
         (SELECT o.transaction_id, o.position, o.scheduled FROM {table} AS o
-         WHERE {live} AND o.priority = l.lane AND (o.transaction_id, o.position) > (l.start::xid8, l.position)
+         WHERE {live} AND o.priority = l.priority AND (o.transaction_id, o.position) > (l.start::xid8, l.position)
            AND o.transaction_id < l.upto::xid8 AND pg_visible_in_snapshot(o.transaction_id, l.upper_snapshot::pg_snapshot)
          ORDER BY o.transaction_id, o.position LIMIT 1)
     ) AS h ORDER BY h.transaction_id, h.position LIMIT 1
@@ -81,8 +82,8 @@ FROM {schema}.competing_batches AS b WHERE b.processor_id = %(processor_id)s
 -- Processors in mode Competing, and over what they work.
 SELECT processor_id, queue FROM {schema}.competing_processors
 
--- name: fetch_frontiers
--- How far each lane was handed out, and the snapshot of now.
+-- name: fetch_dispatch_positions
+-- The dispatch position of each priority, and the snapshot of now.
 SELECT DISTINCT ON (f.lane) f.lane, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after_transaction_id::text,
        f.after_position, pg_current_snapshot()::text
 FROM {schema}.competing_frontiers AS f WHERE f.processor_id = %(processor_id)s

@@ -204,7 +204,7 @@ def review(
 
 
 def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Checkpoint | None:
-    """Return the place of a range's last message: its own, which no window or counter changes."""
+    """Return the place of a range's last message: its own, which no snapshot range or counter changes."""
     with translated():
         row = connection.execute(load("find_last").format(rows=rows)).fetchone()
     return None if row is None else Checkpoint(int(row[0]), row[1])
@@ -242,7 +242,7 @@ def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composa
 
 def without_excluded(rows: sql.Composed, excluded: Iterable[Checkpoint]) -> sql.Composed:
     """Return the SELECT of a range without its excluded messages."""
-    return load("without_aside").format(rows=rows, **_pairs(excluded))
+    return load("without_excluded").format(rows=rows, **_pairs(excluded))
 
 
 def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:

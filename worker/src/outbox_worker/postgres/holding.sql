@@ -84,7 +84,7 @@ WHERE h.processor_id = {processor_id} AND h.partition = {partition}
       SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))
 ORDER BY h.place
 
--- name: without_aside
+-- name: without_excluded
 -- A range without the excluded messages.
 SELECT r.* FROM ({rows}) AS r
 WHERE (r.transaction_id, r.position) NOT IN (

@@ -20,7 +20,7 @@ WHERE o.{transaction_id} >= pg_snapshot_xmax(pg_current_snapshot())
 -- name: fetch_checkpoint_ahead
 -- A checkpoint that this server's counter has not reached, unless a person is asked about it already, or will be: it was
 -- edited by hand.
--- A window of the cursor Snapshot names transactions by its snapshots: their ends are at most the server's next id.
+-- A snapshot range names transactions by its snapshots: their ends are at most the server's next id.
 SELECT greatest(c.last_processed_transaction_id::text::numeric,
                 pg_snapshot_xmax((to_jsonb(c) ->> 'lower_snapshot')::pg_snapshot)::text::numeric - 1,
                 pg_snapshot_xmax((to_jsonb(c) ->> 'upper_snapshot')::pg_snapshot)::text::numeric - 1)::text AS t,

@@ -7,11 +7,11 @@ large the table is. One or more publications are read each from its own part of 
 position)` and merged; so are the hash slots of a partition, each from its own part of `(hash slot, transaction_id,
 position)`.
 
-A filter on message types looks at a bounded window on the server and ships only what matches, so that a processor
-whose types match one row in ten million moves on by the window. Reading writes nothing: no transaction id is ever
-taken.
+A filter on message types looks at a bounded number of rows on the server and ships only what matches, so that a
+processor whose types match one row in ten million moves on by that number. Reading writes nothing: no transaction id is
+ever taken.
 
-A checkpoint of the cursor Snapshot has no place in this order: `windows.py` reads what comes after it.
+A checkpoint of the cursor Snapshot has no place in this order: `range_reader.py` reads what comes after it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg import sql
 
 from outbox_core.checkpoint import Checkpoint
-from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.partition import slots_of
 from outbox_core.report import Lag
 from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable, build_message, is_slot
+from outbox_worker.postgres.range_reader import SnapshotReader
+from outbox_worker.postgres.range_scan import RangeScan, ReadRange, literal
+from outbox_worker.postgres.table import OutboxTable, build_message, compare, is_slot
 from outbox_worker.postgres.template import Template, place
-from outbox_worker.postgres.window_scan import WindowScan
-from outbox_worker.postgres.windows import WindowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,29 +50,6 @@ _HIGH_WATER_MARK: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
 
 _AFTER: Final = sql.SQL("{}::xid8, {}::bigint").format(place("after_id"), place("after_position"))
 _UP_TO: Final = sql.SQL("{}::xid8, {}::bigint").format(place("up_to_id"), place("up_to_position"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Which rows: after a pair; up to a pair, or below the high-water mark, or all that is committed."""
-
-    after: Checkpoint
-    up_to: Checkpoint | None = None
-    below_high_water_mark: bool = True
-    limit: int | None = None
-
-    @property
-    def form(self) -> tuple[bool, bool, bool]:
-        """What a statement over the range depends on, but for its numbers."""
-        return self.up_to is not None, self.below_high_water_mark, self.limit is not None
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """What differs from batch to batch."""
-        found = {"after_id": self.after.transaction_id, "after_position": self.after.position}
-        if self.up_to is not None:
-            found |= {"up_to_id": self.up_to.transaction_id, "up_to_position": self.up_to.position}
-        return found if self.limit is None else found | {"limit": self.limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +77,12 @@ class MessageReader:
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
         barrier = None if part is None else part.barrier
         self._barrier = None if barrier is None or barrier.window is not None else barrier
-        self._publications = tuple(dict.fromkeys(source.publications))
         self._templates: dict[tuple[str, tuple[bool, bool, bool]], Template] = {}
-        self._types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
-        if self._publications and self._table.columns.publication_id is None:
-            raise ConfigurationError(
-                "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
-            )
-        scan = WindowScan(self._table, self._types, self._publications, self._slot, self._slots)
+        self._scan = replace(RangeScan.of(source, self._table), slot=self._slot, slots=self._slots)
+        self._types, self._publications = self._scan.types, self._scan.publications
         end = None if barrier is None or barrier.window is None else barrier.window.lower
-        self._newest = scan.newest(below=_HIGH_WATER_MARK)
-        self._windows = WindowReader(scan, self._partition, end=end, remote_target=remote_target)
+        self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
+        self._windows = SnapshotReader(self._scan, self._partition, end=end, remote_target=remote_target)
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
 
@@ -127,9 +98,9 @@ class MessageReader:
             reach = self.fetch_extent(connection, after, limit)
             if not reach.matched_count:
                 return reach
-            messages = self._fetch_rows(connection, _Range(after, up_to=reach.examined))
+            messages = self._fetch_rows(connection, ReadRange(after, up_to=reach.examined))
             return replace(reach, messages=messages, matched_count=len(messages))
-        messages = self._fetch_rows(connection, _Range(after, limit=limit))
+        messages = self._fetch_rows(connection, ReadRange(after, limit=limit))
         examined = messages[-1].checkpoint if messages else after
         count = len(messages)
         full = count >= limit
@@ -143,7 +114,7 @@ class MessageReader:
         """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window."""
         if up_to.window is not None:
             return self._windows.fetch_range(connection, after, up_to)
-        messages = self._fetch_rows(connection, _Range(after, up_to=up_to))
+        messages = self._fetch_rows(connection, ReadRange(after, up_to=up_to))
         count = len(messages)
         return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
 
@@ -152,7 +123,7 @@ class MessageReader:
         if after.window is not None:
             return self._windows.fetch_extent(connection, after, limit)
         window = limit if self._types is None else max(limit, WINDOW)
-        wanted = _Range(after, limit=window)
+        wanted = ReadRange(after, limit=window)
 
         def compose() -> sql.Composed:
             columns = "o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed"
@@ -190,7 +161,7 @@ class MessageReader:
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
         if examined.window is not None:
             return self._windows.relation(columns, after, examined)
-        wanted = _Range(after, up_to=examined)
+        wanted = ReadRange(after, up_to=examined)
         return Template(self._rows(columns, wanted, only_matching=True)).fill(wanted.numbers)
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
@@ -200,7 +171,7 @@ class MessageReader:
         """
         if examined.window is not None:
             return self._windows.batch_relation(after, examined)
-        wanted = _Range(after, up_to=examined)
+        wanted = ReadRange(after, up_to=examined)
         columns = self._table.selection(payload="jsonb")
         return self._filled("relation", wanted, lambda: self._rows(columns, wanted, only_matching=True))
 
@@ -235,13 +206,8 @@ class MessageReader:
         self._has_no_high_water_mark = after.window is not None
         if after.window is not None:
             return self._windows.lag(connection, after, cap)
-        columns = sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
-            sql.Identifier(self._table.columns.transaction_id),
-            sql.Identifier(self._table.columns.position),
-            self._table.matches(self._types),
-            sql.SQL("NULL::timestamptz") if self._table.columns.scheduled is None else self._table.moment,
-        )
-        wanted = _Range(after, below_high_water_mark=False, limit=cap + 1)
+        columns = self._scan.counted(self._table)
+        wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
         statement = Template(load("count_lag").format(rows=self._rows(columns, wanted))).fill(wanted.numbers)
         with translated():
             row = connection.execute(statement).fetchone()
@@ -275,7 +241,7 @@ class MessageReader:
             row = connection.execute(self._newest).fetchone()
         return None if row is None else int(row[0])
 
-    def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: _Range) -> tuple[Message, ...]:
+    def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
         def compose() -> sql.Composed:
             rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
             return load("fetch_messages").format(rows=rows)
@@ -284,14 +250,14 @@ class MessageReader:
             found = connection.execute(self._filled("fetch", wanted, compose)).fetchall()
         return tuple(map(build_message, found))
 
-    def _filled(self, name: str, wanted: _Range, compose: Callable[[], sql.Composable]) -> sql.Composed:
+    def _filled(self, name: str, wanted: ReadRange, compose: Callable[[], sql.Composable]) -> sql.Composed:
         """Return a statement over a range, composed once for each form of a range."""
         template = self._templates.get((name, wanted.form))
         if template is None:
             template = self._templates[name, wanted.form] = Template(compose())
         return template.fill(wanted.numbers)
 
-    def _rows(self, columns: sql.Composable, wanted: _Range, *, only_matching: bool = False) -> sql.Composed:
+    def _rows(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
         """Build the keyset scan over `o`, in order: one index range, or one for each publication or slot, merged."""
         if self._slot is not None:
             return self._united(columns, wanted, only_matching=only_matching)
@@ -328,7 +294,7 @@ class MessageReader:
             limit=limit,
         )
 
-    def _united(self, columns: sql.Composable, wanted: _Range, *, only_matching: bool) -> sql.Composed:
+    def _united(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool) -> sql.Composed:
         """Merge the slots' index ranges (`Merge Append`): of each no more is read than is returned, and one row.
 
         The slot is part of the row that is compared, so that no other index can look cheaper to the planner.
@@ -346,23 +312,16 @@ class MessageReader:
             sql.SQL(" UNION ALL ").join(arms), _limit(wanted)
         )
 
-    def _slot_conditions(self, number: int | None, wanted: _Range, *, only_matching: bool) -> list[sql.Composable]:
-        slot = sql.SQL("{}").format(self._slot)
-
-        def compared(sign: str, pair: sql.Composable) -> sql.Composable:
-            if number is None:  # nothing compares with null
-                return sql.SQL("({}) {} ({})").format(self._table.pair, sql.SQL(sign), pair)
-            row = sql.SQL("({}, {}) {} ({}, {})")
-            return row.format(slot, self._table.pair, sql.SQL(sign), sql.Literal(number), pair)
-
-        conditions: list[sql.Composable] = [is_slot(slot, number), compared(">", _AFTER)]
+    def _slot_conditions(self, number: int | None, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
+        slot, pair = sql.SQL("{}").format(self._slot), self._table.pair
+        conditions: list[sql.Composable] = [is_slot(slot, number), compare(slot, number, pair, ">", _AFTER)]
         if wanted.up_to is not None:
-            conditions.append(compared("<=", _UP_TO))
+            conditions.append(compare(slot, number, pair, "<=", _UP_TO))
         elif wanted.below_high_water_mark:
             transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
             if self._barrier is not None:
-                conditions.append(compared("<=", _literal(self._barrier)))
+                conditions.append(compare(slot, number, pair, "<=", literal(self._barrier)))
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:
@@ -370,7 +329,7 @@ class MessageReader:
             conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self._publications))))
         return conditions
 
-    def _conditions(self, wanted: _Range) -> list[sql.Composable]:
+    def _conditions(self, wanted: ReadRange) -> list[sql.Composable]:
         conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]
         if wanted.up_to is not None:
             conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _UP_TO))
@@ -389,9 +348,5 @@ def _slots_read(part: Slice, source: Source) -> tuple[int | None, ...]:
     return (*slots, None) if part.partition == 0 and source.table is not None else slots
 
 
-def _limit(wanted: _Range) -> sql.Composable:
+def _limit(wanted: ReadRange) -> sql.Composable:
     return sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}::bigint").format(place("limit"))
-
-
-def _literal(pair: Checkpoint) -> sql.Composed:
-    return sql.SQL("{}::xid8, {}::bigint").format(sql.Literal(str(pair.transaction_id)), sql.Literal(pair.position))

@@ -1,5 +1,5 @@
 -- name: examine_messages
--- How far a batch of at most so many matching messages reaches, looking at a bounded window: nothing is shipped but the
+-- How far a batch of at most so many matching messages reaches, looking at a bounded number of rows: nothing is shipped but the
 -- last pair and the counts. Rows behind the last match that do not match are examined too.
 WITH examined AS MATERIALIZED ({rows}),
 numbered AS (
@@ -24,7 +24,7 @@ SELECT count(*) FILTER (WHERE o.matches),
 FROM ({rows}) AS o
 
 -- name: fetch_waiting
--- The first committed message at or above the bound, if one waits there: for how long it has been stored.
+-- The first committed message at or above the high-water mark, if one waits there: for how long it has been stored.
 SELECT coalesce(extract(epoch FROM clock_timestamp() - {moment}), 0)::float8
 FROM {table} AS o
 WHERE o.{transaction_id} >= pg_snapshot_xmin(pg_current_snapshot())

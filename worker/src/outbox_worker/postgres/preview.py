@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.checkpoint import Checkpoint, parse_checkpoint
-from outbox_core.window import LOWEST_POSITION, Window
+from outbox_core.snapshot_range import LOWEST_POSITION, SnapshotRange
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 
@@ -51,10 +51,12 @@ def count_between(
 ) -> Count:
     """Count what matches the source's filters in (after, up_to], exactly up to `cap`; tell `watch` the sum so far.
 
-    Of windows at most one may lie between the two.
+    Of snapshot ranges at most one may lie between the two.
     """
     if up_to.window is not None:
-        return count_window(connection, reader, after.window or Window(), up_to.window, cap=cap, page=page, watch=watch)
+        return count_window(
+            connection, reader, after.window or SnapshotRange(), up_to.window, cap=cap, page=page, watch=watch
+        )
     found: Counter[str] = Counter()
     while True:
         limit = min(page, cap + 1 - found.total())
@@ -74,8 +76,8 @@ def count_between(
 def count_window(
     connection: psycopg.Connection[Any],
     reader: MessageReader,
-    first: Window,
-    last: Window,
+    first: SnapshotRange,
+    last: SnapshotRange,
     *,
     cap: int,
     page: int = PAGE,
@@ -85,12 +87,12 @@ def count_window(
     found: Counter[str] = Counter()
     if last.end is None:
         return Count({}, at_least=False)
-    after = first if first.is_open else Window(first.lower, last.end, LOWEST_POSITION)
+    after = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
     while True:
         limit = min(page, cap + 1 - found.total())
         rows = reader.batch_relation(Checkpoint(0, 1, after), Checkpoint(0, 2, last))
         with translated():
-            counted = connection.execute(load("count_window_types").format(rows=rows), {"limit": limit}).fetchall()
+            counted = connection.execute(load("count_types_by_position").format(rows=rows), {"limit": limit}).fetchall()
         for message_type, count, end in counted:
             found[message_type] += count
             after = replace(after, position=end)

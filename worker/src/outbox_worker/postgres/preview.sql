@@ -12,8 +12,8 @@ SELECT coalesce(p.message_type, ''), count(*),
 FROM page AS p
 GROUP BY p.message_type
 
--- name: count_window_types
--- How many messages of which type the next page of a window has, and the page's last position.
+-- name: count_types_by_position
+-- How many messages of which type the next page of a snapshot range has, and the page's last position.
 WITH page AS MATERIALIZED (
     SELECT o.position, o.message_type
     FROM ({rows}) AS o

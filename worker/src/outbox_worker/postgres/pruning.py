@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_core.snapshot_range import SnapshotRange
     from outbox_core.spec import Source
-    from outbox_core.window import Window
     from outbox_worker.postgres.overview import ProcessorView
 
 _COPIED: Final = ("held_messages", "dead_letters", "competing_retries")
@@ -101,7 +101,9 @@ def find_readers(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
     for schema in list_schemas(connection):
         mappings = list_mappings(connection, schema)
         queues = competing.list_competing(connection, schema)
-        left_out = set(_column(connection, "list_superseded", schema)) | set(_column(connection, "list_apart", schema))
+        left_out = set(_column(connection, "list_superseded", schema)) | set(
+            _column(connection, "list_remote_targets", schema)
+        )
         left_out |= {name for name, queue in queues.items() if queue is not None}
         for view in list_processors(connection, schema):
             source = mappings.get(view.processor_id)
@@ -119,7 +121,7 @@ def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable,
     for schema in list_schemas(connection):
         mappings = list_mappings(connection, schema)
         with translated():
-            rows = connection.execute(in_schema("list_apart", schema)).fetchall()
+            rows = connection.execute(in_schema("list_remote_targets", schema)).fetchall()
         # A source that was forgotten may be any.
         reading = {name for name, identity in rows if identity is None or identity in identities}
         reading -= set(_column(connection, "list_superseded", schema))
@@ -152,14 +154,14 @@ def wait_flushed(connection: psycopg.Connection[Any]) -> None:
         time.sleep(0.05)
 
 
-def find_examined(readers: Iterable[Reader]) -> list[Window]:
+def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
     """Return what each of them has examined, none of it twice. Each must have a checkpoint."""
     found = [as_window(reader.view.pair) for reader in readers if reader.view.pair is not None]
     return list(dict.fromkeys(found))
 
 
 def prune_page(
-    connection: psycopg.Connection[Any], pruning: Pruning, examined: Sequence[Window], after: tuple[str, int]
+    connection: psycopg.Connection[Any], pruning: Pruning, examined: Sequence[SnapshotRange], after: tuple[str, int]
 ) -> Page:
     """Look at the next rows after a pair; delete those of them that may go, in one short statement."""
     table = pruning.table

@@ -10,7 +10,7 @@ ORDER BY n.nspname
 -- Processors that were replaced by a swap: they never run again.
 SELECT of_processor_id FROM {schema}.processor_rebuilds WHERE swapped_at IS NOT NULL
 
--- name: list_apart
+-- name: list_remote_targets
 -- Processors whose messages are in another database, and in which.
 SELECT processor_id, source FROM {schema}.processor_sources
 

@@ -109,7 +109,7 @@ def find_coverage(
     """
     parameters = {"processor_id": key.processor_id, "but_partition": but_partition}
     with translated():
-        rows = connection.execute(in_schema("find_standing", key.schema), parameters).fetchall()
+        rows = connection.execute(in_schema("find_coverage", key.schema), parameters).fetchall()
     if not rows:
         return None
     if rows[0][1]:

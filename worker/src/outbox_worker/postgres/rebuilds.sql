@@ -4,7 +4,7 @@ SELECT r.processor_id
 FROM {schema}.processor_rebuilds AS r
 WHERE r.of_processor_id = %(processor_id)s AND r.swapped_at IS NOT NULL
 
--- name: find_standing
+-- name: find_coverage
 -- The checkpoints of a processor, all or all but one partition's, with the same in words that `supersede_processor` compares.
 SELECT {schema}.standing_of(%(processor_id)s, %(but_partition)s::int),
        EXISTS (SELECT 1 FROM {schema}.competing_processors AS p WHERE p.processor_id = c.processor_id),
@@ -29,7 +29,7 @@ WHERE l.processor_id = %(processor_id)s
 ORDER BY l.partition
 
 -- name: list_rebuilds
--- Which processor replaces which, with both checkpoints; of a divided one the furthest.
+-- Which processor replaces which, with both checkpoints; of a partitioned one the furthest.
 SELECT r.processor_id, r.of_processor_id, r.begun_at, r.swapped_at, r.transaction_id::text AS t, r.position,
        n.t AS new_t, n.p AS new_p, o.t AS old_t, o.p AS old_p
 FROM {schema}.processor_rebuilds AS r

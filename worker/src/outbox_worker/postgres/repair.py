@@ -237,7 +237,7 @@ class Repairer:
             for columns in self._columns(repair.tables):
                 self._map(columns, parameters)
             for processor_id, partition in sealed:
-                # The pair's copy is mapped as the pair is; a window's is made anew, unless the row was tampered with.
+                # A pair's shadow is mapped as the pair is; a range's is made anew, unless it was tampered with.
                 call(self._connection, self._schema, "keep_checkpoint", processor_id=processor_id, partition=partition)
             self._execute(in_schema("repair_finish", self._schema), parameters)
             return moved

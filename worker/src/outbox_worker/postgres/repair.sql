@@ -39,7 +39,7 @@ WHERE r.id = %(repair_id)s
 ORDER BY c.processor_id, c.partition
 
 -- name: repair_list_sealed
--- Windows that were not edited by hand.
+-- Snapshot ranges that pass the tamper check.
 SELECT c.processor_id, c.partition
 FROM {schema}.processor_checkpoints AS c
 WHERE c.kept_window IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {schema}.find_edit(c.processor_id, c.partition))
@@ -87,7 +87,7 @@ SELECT %(repair_id)s, f.written_here, f.t,
 FROM found AS f
 
 -- name: repair_pages
--- A stretch of the outbox's pages. Done before: rows that this repair wrote, with their ids below the bound; producers' are above.
+-- Some consecutive pages of the outbox. Done before: rows that this repair wrote, with their ids below the bound; producers' are above.
 UPDATE {table} AS o SET {transaction_id} = m.new_transaction_id
 FROM {schema}.repair_ids AS m
 WHERE o.ctid >= %(first)s::tid AND o.ctid < %(end)s::tid

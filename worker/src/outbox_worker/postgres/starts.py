@@ -2,7 +2,7 @@
 
 Where the cursors differ it is turned into one of the other kind. A pair is a window, exactly. Of a window only its
 lower end is a pair: messages above it come that were examined already, those whose transactions began after another
-one's that the window leaves.
+one's that the range leaves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from outbox_worker.postgres.call import call
 from outbox_worker.postgres.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.range_scan import RangeScan
 from outbox_worker.postgres.schema import check_position_index
-from outbox_worker.postgres.window_scan import WindowScan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,7 +104,7 @@ def _as_pair(source_connection: psycopg.Connection[Any], source: Source, checkpo
     """Return the pair up to which all is examined: below the first message that is not, and all that is in flight."""
     if checkpoint.window is None:
         return checkpoint
-    scan = WindowScan.whole(source)
+    scan = RangeScan.whole(source)
     statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.window))
     with translated():
         row = source_connection.execute(statement).fetchone()

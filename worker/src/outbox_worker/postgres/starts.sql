@@ -1,11 +1,11 @@
 -- name: fetch_lowest_unexamined
--- The oldest transaction that is still open, and below or above it the lowest pair of a message that a window leaves.
+-- The oldest transaction that is still open, and below or above it the lowest pair of a message that a snapshot range leaves.
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text, f.transaction_id::text, f.position
 FROM (VALUES (1)) AS always
 LEFT JOIN ({rows}) AS f ON true
 
 -- name: find_processor
--- The checkpoints of a processor by which another one may start, with how it is divided, what it reads, and whether it
+-- The checkpoints of a processor by which another one may start, with its partitioning, what it reads, and whether it
 -- hands out batches.
 SELECT c.partition, c.last_processed_transaction_id::text AS t, c.last_processed_position,
        d.partition_count, d.key, s.source,

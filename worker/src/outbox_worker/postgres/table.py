@@ -245,6 +245,18 @@ def is_slot(slot: sql.Composable, number: int | None) -> sql.Composed:
     return sql.SQL("{} = {}").format(slot, sql.Literal(number))
 
 
+def compare(
+    slot: sql.Composable | None, number: int | None, left: sql.Composable, sign: str, right: sql.Composable
+) -> sql.Composed:
+    """Compare rows, of one slot where a number says which.
+
+    The slot is part of what is compared, so that no other index can look cheaper to the planner.
+    """
+    if number is None:  # no slot; or the one that is null, with which nothing compares
+        return sql.SQL("({}) {} ({})").format(left, sql.SQL(sign), right)
+    return sql.SQL("({}, {}) {} ({}, {})").format(slot, left, sql.SQL(sign), sql.Literal(number), right)
+
+
 def build_message(row: tuple[Any, ...]) -> Message:
     """Build a message of a row of `OutboxTable.selection` with payloads as text."""
     transaction_id, position, *rest = row

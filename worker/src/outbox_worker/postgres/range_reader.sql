@@ -1,0 +1,81 @@
+-- name: fetch_matching
+-- The messages of a span that pass the filter on types, payloads as text.
+SELECT p.*
+FROM ({rows}) AS p
+ORDER BY p.position
+
+-- name: fetch_page
+-- A page of a snapshot range, and how many candidates were looked at: more than a cap, and the page is not the range's first.
+-- Of a page that is not full: the position up to which all was looked at, if the range may go on behind it. One statement,
+-- so one snapshot: with two, what others commit or delete between them would make the position that of other rows.
+WITH {found},
+page AS MATERIALIZED ({rows})
+SELECT s.looked_at, r.reached, p.*
+FROM (SELECT count(*) AS looked_at FROM found) AS s
+CROSS JOIN (SELECT CASE WHEN (SELECT count(*) FROM page) < {size} THEN ({ahead}) END AS reached) AS r
+LEFT JOIN page AS p ON true
+ORDER BY p.position
+
+-- name: examine_page
+-- How far a batch of at most so many matching messages reaches inside a snapshot range, looking at a bounded page; nothing is
+-- shipped but the last position and the counts. Rows behind the last match that do not match are examined too.
+-- `reached`: as in fetch_window_rows.
+WITH {found},
+numbered AS (
+    SELECT e.position,
+           row_number() OVER in_order AS n,
+           count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
+           count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed
+    FROM ({rows}) AS e
+    WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
+)
+SELECT s.looked_at, c.position, c.n, c.matched, c.delayed, s.rows,
+       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached
+FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
+LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
+
+-- name: fetch_snapshot
+-- What is over and what is in progress, now; and whether this is a standby, which cannot tell.
+SELECT pg_current_snapshot()::text, pg_is_in_recovery()
+
+-- name: fetch_newest
+-- What is over and what is in progress, now; whether this is a standby, which cannot tell; and the highest transaction id
+-- of a message that this very snapshot sees.
+SELECT pg_current_snapshot()::text, pg_is_in_recovery(), ({newest})
+
+-- name: fetch_lowest_scheduled
+-- The lowest position of what was stored at or after the time asked for.
+SELECT min(o.{position})
+FROM {table} AS o
+WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
+
+-- name: examine_claim
+-- How far a batch of at most so many matching messages reaches in a snapshot range, how many it has, the unique keys that it frees, and what
+-- of it is not due yet. Rows behind the last match that do not match are examined too.
+WITH examined AS MATERIALIZED ({rows}),
+numbered AS (
+    SELECT e.transaction_id, e.position,
+           row_number() OVER in_order AS n,
+           count(*) FILTER (WHERE e.matches AND e.due) OVER in_order AS matched
+    FROM examined AS e
+    WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
+)
+SELECT c.transaction_id::text AS t, c.position, c.n, c.matched,
+       (SELECT array_agg(k.unique_key) FROM examined AS k
+        WHERE k.unique_key IS NOT NULL AND (k.transaction_id, k.position) <= (c.transaction_id, c.position)),
+       (SELECT array_agg(d.position) FROM examined AS d
+        WHERE d.matches AND NOT d.due AND (d.transaction_id, d.position) <= (c.transaction_id, c.position))
+FROM numbered AS c
+WHERE c.matched <= {limit}
+ORDER BY c.n DESC
+LIMIT 1
+
+-- name: copied_rows
+-- Messages of a snapshot range that are kept for when their time has come.
+ARRAY(SELECT ROW({processor_id}, d.transaction_id, d.position, d.message_id, d.message_type, d.publication_id,
+                 d.partition_key, d.data, d.metadata, d.scheduled, d.deliver_after)::{schema}.competing_copies
+      FROM ({rows}) AS d WHERE d.position = ANY ({positions}::bigint[]))
+
+-- name: fetch_attempts
+-- How often messages of a queue have failed before, of those that have.
+SELECT a.transaction_id::text, a.position, a.attempts FROM ({rows}) AS a WHERE a.attempts > 0
