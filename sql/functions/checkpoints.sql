@@ -1,10 +1,10 @@
--- Checkpoints: the contract of storing one, the copy beside it by which an edit by hand shows, and its confirmation.
+-- Checkpoints: the contract of storing one, its shadow checkpoint by which a change by hand shows, and its confirmation.
 
 CREATE OR REPLACE FUNCTION :"schema".window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint)
 RETURNS uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- A window in 16 bytes: its copy need not be as long as a list of transactions in progress can be.
+-- A snapshot range in 16 bytes: its shadow need not be as long as a list of transactions in progress can be.
 SELECT md5(coalesce(p_lower::text, '') || '/' || coalesce(p_upper::text, '') || '/'
            || coalesce(p_position::text, ''))::uuid
 $function$;
@@ -12,8 +12,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".keep_checkpoint(p_processor_id text, p_partition int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- What stands in the row is ours: for functions of ours that have just written it otherwise than by the contract's step 6,
--- and where a person accepts what is there. Partition null: all of them.
+-- Writes the shadow checkpoint anew from the row: for functions of ours that have just written the row otherwise than by the
+-- contract's step 6, and where a user accepts what the row says. Partition null: all partitions.
 BEGIN
     UPDATE processor_checkpoints c
     SET kept_transaction_id = c.last_processed_transaction_id, kept_position = c.last_processed_position,
@@ -31,9 +31,9 @@ CREATE OR REPLACE FUNCTION :"schema".find_edit(p_processor_id text, p_partition 
 RETURNS TABLE (kept_transaction_id xid8, kept_position bigint, transaction_id xid8, "position" bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- One row if somebody changed or deleted the checkpoint past our functions: the pair that they had stored (null: the whole row
--- was written by hand) and the one that is there (null: none). Against mistakes, not against forgery: the copy is in the row,
--- and whoever may write that can write the copy too. A first row that was inserted by hand is nobody's edit.
+-- The tamper check: one row if the checkpoint was changed or deleted without our functions, with the pair that they had
+-- stored (null: the whole row was written by hand) and the one that is there (null: none). It finds mistakes, not forgery: the
+-- shadow is in the row, and a role that may write the row can write the shadow too. A first row inserted by hand passes.
 -- VOLATILE for its snapshot's sake: see rewrite_checkpoints.
 SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
 FROM kept_checkpoints k
@@ -134,7 +134,7 @@ CREATE OR REPLACE FUNCTION :"schema".store_processor_checkpoint(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The article's form, for scripts written against it: 4 wherever a claim exists, and counted. It cannot name the
--- expected pair: it expects whatever pair is stored with that position. Use the form with eight arguments.
+-- expected pair: it expects any pair that is stored with that position. Use the form with eight arguments.
 DECLARE
     v_stored processor_checkpoints;
 BEGIN
@@ -170,7 +170,7 @@ CREATE OR REPLACE FUNCTION :"schema".store_processor_window(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off
 AS $function$
 -- The checkpoint contract for the cursor Snapshot, with the counter in place of the pair: 1 stored, 0 ignored (already
--- there), 2 further ahead, 3 older, 4 not the owner. The same counter with another window is 2. Everything but 1: roll
+-- there), 2 further ahead, 3 older, 4 not the owner. The same counter with another snapshot range is 2. Everything but 1: roll
 -- back. The row is locked before it is compared; it is found by its latest generation, as in store_processor_checkpoint.
 DECLARE
     v_stored record;
@@ -293,7 +293,7 @@ CREATE OR REPLACE FUNCTION :"schema".begin_windows(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Right after begin_partitions, in its transaction: all partitions start from this one window. False: not the owner.
+-- Right after begin_partitions, in its transaction: all partitions start from this one snapshot range. False: not the owner.
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
@@ -314,7 +314,7 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".rewrite_checkpoints(p_bytes bigint) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Does nothing: for workers of former versions, which ask for it every ten seconds. It wrote the living rows anew into the
--- emptied table, and a pg_dump whose snapshot was older than that, and whose lock came later, had no checkpoint in it.
+-- Does nothing. Workers of former versions call it every ten seconds. It emptied the table and wrote the latest rows anew: a
+-- pg_dump that took its snapshot before and its lock after that dumped no checkpoint.
 SELECT false
 $function$;

@@ -3,7 +3,7 @@
 CREATE OR REPLACE FUNCTION :"schema".claim_key(p_processor_id text) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- What callers without an epoch lock in common, and whoever makes a claim alone.
+-- The key of the advisory lock that callers without an epoch share, and that the maker of a claim holds alone.
 SELECT hashtextextended(format('outbox claim %I %s', current_schema(), p_processor_id), 0)
 $function$;
 
@@ -12,8 +12,8 @@ CREATE OR REPLACE FUNCTION :"schema".claim_is_open_to(
 ) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Its own holder, the same resource created again, anybody 30 s after it was vacated, and the cluster that knows its
--- own resource to be gone.
+-- A claim is open to its own holder, to the same resource created again, to every resource 30 s after it was vacated, and
+-- to the cluster that knows its own resource to be gone.
 SELECT p_claim.uid = p_uid
     OR (p_claim.cluster, p_claim.namespace, p_claim.name) = (p_cluster, p_namespace, p_name)
     OR coalesce(p_claim.vacated_at < clock_timestamp() - interval '30 seconds', false)
@@ -29,7 +29,7 @@ CREATE OR REPLACE FUNCTION :"schema".claim_processor(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- Ask for the processor, or say again that it is ours (that undoes a vacate). Answers the holder after the call. Not
--- granted, though it was open to us: somebody is committing at this moment; ask again.
+-- granted, though it was open to us: an owner is committing at this moment; ask again.
 #variable_conflict use_column
 DECLARE
     v_claim processor_claims;
@@ -81,7 +81,7 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".vacate_claim(p_processor_id text, p_uid text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The last sign of a process that was not told why it must stop: others may claim after the grace.
+-- Called by a process that stops and was not told why: other resources may claim after the grace period.
 BEGIN
     UPDATE processor_claims c SET vacated_at = clock_timestamp()
     WHERE c.processor_id = p_processor_id AND c.uid = p_uid AND c.vacated_at IS NULL;
@@ -109,7 +109,7 @@ CREATE OR REPLACE FUNCTION :"schema".hand_over_claim(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The holder names its successor, whose uid it need not know: nobody else can claim in between.
+-- The holder names its successor, whose uid it need not know: no third resource can claim in between.
 BEGIN
     PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_uid FOR UPDATE;
     IF NOT FOUND THEN
@@ -143,7 +143,7 @@ BEGIN
     IF current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
         v_held := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id);
         IF NOT v_held THEN
-            -- The statement after it sees whatever was claimed before the lock was given. No row is left behind.
+            -- The statement after it sees each claim that was made before the lock was given. No row is left behind.
             PERFORM pg_advisory_xact_lock_shared(claim_key(p_processor_id));
             v_held := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id);
         END IF;
@@ -174,8 +174,8 @@ CREATE OR REPLACE FUNCTION :"schema".bind_processor_source(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- Which database does the processor read? Its pairs mean nothing in another one. The claim's holder writes it down when
--- it first asks, or after it was forgotten; everybody else learns what is there. p_source null: this very database,
--- which needs no row. Bound: what is there is what was asked for.
+-- it first asks, or after it was forgotten; every other caller learns what is written. p_source null: this very database,
+-- which needs no row. Bound: what is written is what was asked for.
 #variable_conflict use_column
 BEGIN
     SELECT s.source, s.described INTO source, described FROM processor_sources s WHERE s.processor_id = p_processor_id;
@@ -208,7 +208,7 @@ CREATE OR REPLACE FUNCTION :"schema".forget_processor_source(p_processor_id text
 RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The source moved, or is a copy that a person takes for the original: whoever claims next writes down what it reads.
+-- The source moved, or is a copy that a user takes for the original: the next holder of the claim writes down what it reads.
 -- 1 done; 0 nothing was written down; 4 refused: an owner is live.
 DECLARE
     v_described text;

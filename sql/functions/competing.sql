@@ -1,4 +1,4 @@
--- Mode Competing: batches cut, handed out, completed, put off and given back.
+-- Mode Competing: batches handed out, completed, deferred and given back.
 
 CREATE OR REPLACE FUNCTION :"schema".begin_competing(
     p_processor_id text, p_claim_uid text, p_queue text,
@@ -6,8 +6,8 @@ CREATE OR REPLACE FUNCTION :"schema".begin_competing(
 ) RETURNS TABLE (owned boolean, queue text, begun boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The first consumer writes down where the processor starts; everybody else learns what was written. owned false: the claim is not this
--- resource's, or the processor has checkpoints of another mode.
+-- The first consumer writes down where the processor starts; every other caller learns what was written. owned false: the claim is not
+-- this resource's, or the processor has checkpoints of another mode.
 #variable_conflict use_column
 BEGIN
     owned := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid);
@@ -40,8 +40,8 @@ CREATE OR REPLACE FUNCTION :"schema".lock_frontier(p_processor_id text, p_claim_
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The right to hand out the next batch, to the end of the caller's transaction. No row: somebody else is at it, or the claim is not
--- this resource's.
+-- The right to hand out the next batch, to the end of the caller's transaction. No row: another consumer has the right, or the claim is
+-- not this resource's.
 #variable_conflict use_column
 BEGIN
     PERFORM 1 FROM competing_processors p
@@ -74,9 +74,9 @@ CREATE OR REPLACE FUNCTION :"schema".cut_batch(
 ) RETURNS SETOF :"schema".competing_batches
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Hands out what was examined of a window, under the lock of lock_frontier(): the frontier moves on, and the batch begins. Without
--- messages only the frontier moves. p_whole: nothing is left of the window. p_delayed: what the batch leaves out, because its time has
--- not come: it is copied, and handed out when it has.
+-- Hands out what was examined of a snapshot range, under the lock of lock_frontier(): the dispatch position moves on, and the batch
+-- begins. Without messages only the dispatch position moves. p_whole: nothing is left of the range. p_delayed: what the batch leaves
+-- out, because its time has not come: it is copied, and handed out when it has.
 DECLARE
     v_queue text;
 BEGIN
@@ -120,8 +120,8 @@ CREATE OR REPLACE FUNCTION :"schema".take_batch(
 ) RETURNS SETOF :"schema".competing_batches
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Work that is there already: a batch handed back or whose lease is over, else messages whose next attempt is due. Whoever dies over a
--- batch leaves it to be handled in smaller pieces, so that in the end the message that kills is alone and is counted.
+-- A batch that was handed out before: one handed back or whose lease is over, else messages whose next attempt is due. A batch whose
+-- consumer died is handled in smaller chunks, so that in the end a poison message is alone and its crashes are counted.
 DECLARE
     v_batch competing_batches;
 BEGIN
@@ -169,9 +169,9 @@ CREATE OR REPLACE FUNCTION :"schema".take_waiting(
 ) RETURNS SETOF :"schema".competing_batches
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Work that is there already. p_failed: messages that failed before and whose next attempt is due, or a batch of such that was
--- handed back or whose lease is over; else a batch of others of which that is true, or messages whose time has come. Whoever
--- dies over a batch leaves it to be handled in smaller pieces, so that in the end the message that kills is alone and is counted.
+-- A batch that was handed out before. p_failed: messages that failed before and whose next attempt is due, or a batch of such that
+-- was handed back or whose lease is over; else a batch of others of which that is true, or messages whose time has come. A batch
+-- whose consumer died is handled in smaller chunks, so that in the end a poison message is alone and its crashes are counted.
 DECLARE
     v_batch competing_batches;
     v_transaction_ids xid8[];
@@ -237,7 +237,7 @@ CREATE OR REPLACE FUNCTION :"schema".complete_batch(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- So many messages, up to the pair, are done: all of the batch, or its beginning. False: it is not this owner's attempt any more; then
--- the caller rolls its effects back. From true to the caller's commit nobody can take the batch over.
+-- the caller rolls its effects back. From true to the caller's commit no consumer can take the batch over.
 DECLARE
     v_done record;
 BEGIN
@@ -277,7 +277,7 @@ CREATE OR REPLACE FUNCTION :"schema".defer_message(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The first message of what is left of a batch failed alone: it leaves the batch, to be tried again ('Retry'), to be kept for a person
+-- The first message of what is left of a batch failed alone: it leaves the batch, to be tried again ('Retry'), to be kept for a user
 -- ('DeadLetter') or to be forgotten ('Skip'). False as complete_batch(): nothing was done.
 DECLARE
     v_queue text;
@@ -333,15 +333,15 @@ CREATE OR REPLACE FUNCTION :"schema".defer_messages(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- So many messages of a batch, up to the pair, are behind. Those in p_failed failed alone and leave the batch, to be tried again
--- ('Retry', in so many seconds), to be kept for a person ('DeadLetter') or to be forgotten ('Skip'); the others are done. False as
+-- So many messages of a batch, up to the pair, were tried. Those in p_failed failed alone and leave the batch, to be tried again
+-- ('Retry', in so many seconds), to be kept for a user ('DeadLetter') or to be forgotten ('Skip'); the others are done. False as
 -- complete_batch(): nothing was done.
 DECLARE
     v_queue text;
     v_lane int;
     v_copies competing_copies[];
 BEGIN
-    -- complete_batch() deletes them with what is behind.
+    -- complete_batch() deletes them with what was tried.
     SELECT array_agg(c) INTO v_copies
     FROM json_to_recordset(p_failed) AS f (t xid8, p bigint, action text)
     JOIN competing_copies c ON c.processor_id = p_processor_id AND c.transaction_id = f.t AND c.position = f.p
@@ -412,7 +412,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".hand_back_batches(p_processor_id text, p_owner text) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- A consumer leaves, or does not know what became of its last commit: what it has not finished is anybody's at once, and no attempt is used.
+-- A consumer leaves, or does not know whether its last commit was made: other consumers may take its batches at once, and no attempt
+-- is used.
 DECLARE
     v_count int;
 BEGIN

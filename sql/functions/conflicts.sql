@@ -1,9 +1,9 @@
--- Conflicts: refusals that workers were told, and what a person decides about a checkpoint.
+-- Conflicts: answers other than 1 that workers were told, and what a user decides about a checkpoint.
 
 CREATE OR REPLACE FUNCTION :"schema".prune_conflicts(p_processor_id text) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- A processor keeps its last 1,000 refusals, and besides every one that waits for a person. What goes is counted.
+-- A processor keeps its last 1,000 conflicts, and besides each one that waits for a user. What is deleted is counted.
 WITH gone AS (
     DELETE FROM processor_conflicts f
     WHERE f.processor_id = p_processor_id AND (NOT f.needs_person OR f.resolved_at IS NOT NULL)
@@ -25,10 +25,10 @@ CREATE OR REPLACE FUNCTION :"schema".record_refusal(
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- A refused worker reports itself, in a transaction of its own because the refused one rolls back. Notes who holds the
--- processor at this moment. Late, when a successor was owner already, it opens nothing: who loaded the row since saw by its
--- copy (find_edit) whether somebody edited it, and a person may have decided by now. Nor after a change of the number of
--- partitions, which ends every epoch and is waited for.
+-- A worker whose store was rejected reports it, in a transaction of its own because the rejected one rolls back. The row says
+-- who holds the processor at this moment. A report opens no conflict if a successor is owner already: the successor's tamper
+-- check (find_edit) saw whether the row was changed by hand, and a user may have decided by now. Nor does it after a
+-- rebalance, which ends every epoch.
 DECLARE
     v_id bigint;
 BEGIN
@@ -61,7 +61,7 @@ CREATE OR REPLACE FUNCTION :"schema".resolve_conflict(
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- A person's decision: 'Accept' goes on from the stored pair, which must be the one that the person saw; 'Rewind' stores
+-- A user's decision: 'Accept' goes on from the stored pair, which must be the one that the user saw; 'Rewind' stores
 -- the pair given. 1 done, 0 was resolved before, 2 the stored pair is not the one named, 3 no such open conflict, 4 an
 -- owner is live. Closes every open conflict of that processor and partition.
 DECLARE
@@ -111,7 +111,7 @@ CREATE OR REPLACE FUNCTION :"schema".rewind_processor_checkpoint(
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- Put the checkpoint where a person says, back or forward, and record it. 1 done; 4 refused: an owner is live.
+-- Put the checkpoint where a user says, back or forward, and record it. 1 done; 4 refused: an owner is live.
 -- Cursor Snapshot: the pair 0:POSITION means that every message from that position on is handled again, and none is lost.
 DECLARE
     v_back pg_snapshot;
@@ -151,8 +151,8 @@ BEGIN
                 'known here', p_processor_id
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name 0:0, and everything is handled again.';
         END IF;
-        -- As outbox_core.window.Window.rewound: what is examined shrinks to what is below the position. Where the row is gone,
-        -- what is committed by now is all there is to go by.
+        -- As outbox_core.snapshot_range.SnapshotRange.rewound: what is examined shrinks to what is below the position. Where
+        -- the row is gone, it is taken that all that is committed by now was examined.
         v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
                        WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
                        WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
@@ -183,8 +183,8 @@ CREATE OR REPLACE FUNCTION :"schema".rewind_processor_window(
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- Cursor Snapshot: put the checkpoint to a window that a person chose, back or forward, and record it. The counter goes
--- on, so that whoever expects the old one is told 2. 1 done; 4 refused: an owner is live.
+-- Cursor Snapshot: put the checkpoint to a snapshot range that a user chose, back or forward, and record it. The counter
+-- goes on, so that a caller that expects the old one is told 2. 1 done; 4 refused: an owner is live.
 DECLARE
     v_stored processor_checkpoints;
     v_expires timestamptz;

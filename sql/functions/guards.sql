@@ -1,10 +1,10 @@
--- What triggers call.
+-- Functions of triggers.
 
 CREATE OR REPLACE FUNCTION :"schema".guard_superseded() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- A processor that was replaced stays so: no lease on it, and its claim stays with the one that replaced it, also where
--- somebody takes claims by force. Costs nothing on a heartbeat or a store: it fires where a lease or claim changes hands.
+-- A processor that was replaced stays replaced: there is no lease on it, and its claim stays with the processor that
+-- replaced it, also where a resource takes claims by force. It fires only where a lease or claim changes hands.
 DECLARE
     v_by text;
 BEGIN
@@ -23,7 +23,7 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The last 10,000 acts are kept: people's decisions are few, a script that decides may not be.
+-- The audit log keeps its last 10,000 entries: users' decisions are few, a script may make many.
 BEGIN
     DELETE FROM recorded_acts a
     WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
@@ -34,9 +34,9 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".keep_unique() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- While a message with this key is pending (nobody has taken it yet), a second one is not stored, whatever its id: as ON CONFLICT DO
+-- While a message with this key is pending (no consumer has taken it yet), a second one is not stored, with any id: as ON CONFLICT DO
 -- NOTHING, also in that it waits for a transaction that is storing the same key. The key of the one that is pending is not locked:
--- whoever takes that one deletes the key, and must not wait for a producer. promote_delayed frees a key before it comes here.
+-- the consumer that takes that one deletes the key, and must not wait for a producer. promote_delayed frees a key before it comes here.
 DECLARE
     v_kept int;
 BEGIN
@@ -50,7 +50,7 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".forget_emptying() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- A batch is done: who has an older snapshot sees it in hand, so its table is not what may_empty saw before.
+-- A batch is done: a transaction with an older snapshot still sees it, so its table is not what may_empty saw before.
 BEGIN
     DELETE FROM emptyings e WHERE e.child = TG_TABLE_NAME;
     RETURN NULL;

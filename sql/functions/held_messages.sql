@@ -1,10 +1,10 @@
--- Held messages and dead letters: put aside, tried again, given up, and decided by a person.
+-- Held messages and dead letters: held, tried again, given up, and decided by a user.
 
 CREATE OR REPLACE FUNCTION :"schema".lock_lane(p_processor_id text, p_partition int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- Whoever changes held messages or dead letters from outside waits for the owner's open transaction and keeps the next
--- one waiting: what is behind what is only changed by one at a time.
+-- A caller that changes held messages or dead letters and is not the owner waits for the owner's open transaction and keeps
+-- the next one waiting: one transaction at a time changes which message waits behind which.
 BEGIN
     PERFORM 1 FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition FOR UPDATE;
@@ -51,7 +51,7 @@ CREATE OR REPLACE FUNCTION :"schema".hold_messages(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- In the transaction of the checkpoint that passes them: keep messages that are not handled now, in reading order. Those
--- with a verdict (t, p: the pair; attempts; class; error; wait in seconds, null: until a person says so; blocks) failed
+-- with a verdict (t, p: the pair; attempts; class; error; wait in seconds, null: until a user says so; blocks) failed
 -- and become what its `action` says (Hold, DeadLetter, Skip); the others wait, behind a message of their key or until
 -- `next_attempt_at`. What became due since it was read waits behind what blocks its key here; a dead letter that is written
 -- here blocks its key if its verdict says so. -1: not the owner. Else how many are held.
@@ -134,7 +134,7 @@ CREATE OR REPLACE FUNCTION :"schema".take_due_messages(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The held messages to be tried now, in order of their keys, and written down as begun: should the process die of one,
--- the next owner knows. One that a process died of comes alone. Always one row at least; without a message it says in
+-- the next owner knows. A message that a process died of comes alone. Always one row at least; without a message it says in
 -- how many seconds there is one (null: never by itself), and whether later messages of some key must wait.
 #variable_conflict use_column
 DECLARE
@@ -145,7 +145,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a person had
+    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a user had
     -- tried again: behind the first of its key.
     UPDATE held_messages h SET behind = true, blocks = true
     WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
@@ -239,7 +239,7 @@ CREATE OR REPLACE FUNCTION :"schema".fail_held_messages(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Held messages failed again, each with its verdict as in hold_messages(): try it later (Hold; without a wait: when a
--- person says so), keep it as a dead letter, or skip it for good. What waits behind a dead letter of its key goes on
+-- user says so), keep it as a dead letter, or skip it for good. What waits behind a dead letter of its key goes on
 -- waiting, if that blocks. -1: not the owner. Else how many of them are still held, before this.
 DECLARE
     v_found int;
@@ -305,9 +305,9 @@ CREATE OR REPLACE FUNCTION :"schema".review_lane(
 ) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int, suspects int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- What a new owner must know: whether anything is held, and of what former owners died. What was given up is tried
--- again, as after every restart; what killed processes is not, unless the resource was changed since, or the handler
--- (`p_forgive`).
+-- What a new owner must know: whether a message is held, and what was in flight when former owners died. Messages that
+-- wait for a user are tried again, as after every restart; poison messages are not, unless the resource was changed
+-- since, or the handler (`p_forgive`).
 #variable_conflict use_column
 DECLARE
     v_forgiven boolean;
@@ -327,7 +327,7 @@ BEGIN
         UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.next_attempt_at = 'infinity'
           AND NOT h.behind AND (h.error_class <> 'ProcessKilled' OR v_forgiven OR p_forgive);
-        -- Whoever changed the table by hand may have left a key without one that is due.
+        -- A change of the table by hand may have left a key without a message that is due.
         PERFORM advance_keys(p_processor_id, p_partition, (
             SELECT array_agg(DISTINCT h.key) FROM held_messages h
             WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.behind));

@@ -20,8 +20,8 @@ CREATE OR REPLACE FUNCTION :"schema".adopt_timeline(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The server was promoted, or recovered to a point in time. A resource that owned this processor before goes on: it was pointed here, and
--- says for everybody that this is the same outbox. True: the database's identity names the current timeline now.
+-- The server was promoted, or recovered to a point in time. A resource that owned this processor before goes on: a user pointed it here,
+-- and that says for all resources that this is the same outbox. True: the database's identity names the current timeline now.
 DECLARE
     v_before int;
     v_now int := current_timeline();

@@ -13,8 +13,8 @@ AS $function$
 -- half as large, and twice as large after two in a row that get through (outbox_core.isolation: a quarter, since its parts cost more).
 -- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs.
 -- p_keys: of all messages a number that stands for the key, where later ones of a key wait behind one that failed (p_waiting: those that wait already); else null.
--- p_at: so many messages are behind. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at
--- once. It ends after p_most parts that got through; or p_seconds, when a message is behind. The answer continues the arguments, and
+-- p_at: so many messages were tried. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at
+-- once. It ends after p_most parts that got through; or p_seconds, when a message was tried. The answer continues the arguments, and
 -- names each message that failed, by its number from 1, and its error; committing: a constraint that waits for the commit.
 -- What is no message's fault (a lost connection, a deadlock, no disk, a timeout, a prepared statement that is out of date) is raised.
 DECLARE

@@ -1,4 +1,4 @@
--- Leases: which process works on a partition, which processes may have died of a message, and what each last said.
+-- Leases: which process works on a partition, crash counts of its messages, and what each process last said of itself.
 
 CREATE OR REPLACE FUNCTION :"schema".holds_lease(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
@@ -22,7 +22,7 @@ BEGIN
             RETURN false;
         END IF;
     ELSE
-        -- Whoever is not the owner leaves no lock behind.
+        -- A caller that is not the owner leaves no lock behind.
         PERFORM 1 FROM processor_leases l
         WHERE l.processor_id = p_processor_id AND l.partition = p_partition
           AND l.epoch = p_epoch AND l.token = p_owner_token AND l.expires_at > clock_timestamp();
@@ -44,7 +44,7 @@ CREATE OR REPLACE FUNCTION :"schema".keep_lease(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Right before a batch is handed over: is the lease ours, with four fifths of its time or more? Renewed only where it has
--- less: a row written for each batch would wear.
+-- less: an update for each batch would leave as many dead rows.
 DECLARE
     v_expires timestamptz;
 BEGIN
@@ -77,8 +77,8 @@ CREATE OR REPLACE FUNCTION :"schema".begin_suspect(
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Two owners died at this checkpoint: write down how many messages are tried now, before they are; the last one is the one
--- named. -1: not the owner. Else how many processes died of this very message, which was tried alone.
+-- Two owners died at this checkpoint: write down how many messages are in flight now, before they are tried; the last one is
+-- the one named. -1: not the owner. Else the crash count of this very message, which was tried alone.
 DECLARE
     v_kills int;
 BEGIN
@@ -104,8 +104,8 @@ CREATE OR REPLACE FUNCTION :"schema".end_suspect(
 ) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- What begin_suspect or take_due_messages wrote down was tried, and the process lives: whatever becomes of it later is no
--- death of theirs.
+-- What begin_suspect or take_due_messages wrote down was tried, and the process lives: a later crash of it is not counted
+-- for these messages.
 UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
 WHERE s.processor_id = p_processor_id AND s.partition = p_partition
   AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
@@ -115,9 +115,9 @@ CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partitio
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Called with a new epoch, once: the former owner gave the lease back (p_token null), or it lapsed and its process is gone,
--- frozen, or cut off; that one takes its death back when it comes again (acquit_survivor).
--- Deaths count while the checkpoint stays where it is; of a message only where it was tried alone, or was held. Who died
--- while so many messages were tried leaves those under suspicion; any other death leaves none.
+-- frozen, or cut off; if it comes again, its crash is not counted any more (acquit_survivor).
+-- Crashes count while the checkpoint stays where it is; those of a message only where it was tried alone, or was held. A
+-- process that died while messages were in flight leaves them written down for its successor.
 DECLARE
     v_at timestamptz;
     v_alone uuid[];
@@ -158,8 +158,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".acquit_survivor(p_processor_id text, p_partition int, p_token uuid) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Whoever was counted as dead and calls again was frozen, cut off, or waiting: no message killed it.
--- Of held messages the latest death is remembered by its process.
+-- A process that was counted as crashed and calls again was frozen, cut off, or waiting: no message killed it. Of a held
+-- message we know only the process of its latest crash.
 WITH held AS (
     UPDATE held_messages h SET deaths = greatest(h.deaths - 1, 0)
     FROM processor_suspicions s, unnest(s.died_transaction_ids, s.died_positions) AS w (transaction_id, position)
@@ -184,9 +184,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_
 AS $function$
 -- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
 -- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call;
--- no epoch, where the processor has no such partition (any more): the caller's division is old.
--- A former owner that never gave its lease back is counted as dead: a message may be what it died of. One that calls again
--- lives, and was not killed by anything.
+-- no epoch, where the processor has no such partition (any more): the caller's partitioning is old.
+-- A former owner that never gave its lease back is counted as crashed: a message may be what it died of. A process that
+-- calls again lives, and its crash is not counted any more.
 #variable_conflict use_column
 DECLARE
     v_lease processor_leases;
@@ -205,7 +205,7 @@ BEGIN
             PERFORM 1 FROM processor_claims c
             WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
             v_refused := NOT FOUND;
-            -- Against a change of their number, which begins by locking this row. Nothing to lock: it is not divided.
+            -- Against a change of their number, which begins by locking this row. Nothing to lock: it is not partitioned.
             PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR KEY SHARE;
             IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
                        AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
@@ -278,8 +278,8 @@ CREATE OR REPLACE FUNCTION :"schema".say_word(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- What a process says of itself, for a person who asks the database: with its heartbeat, and when it ends. Only a process
--- of the claim's resource is heard. Its word replaces those of processes that ended or are silent. Null: nothing to say.
+-- What a process says of itself, for a user who asks the database: with its heartbeat, and when it ends. Only what a process
+-- of the claim's resource says is stored. It replaces what ended or silent processes said. Null: nothing to say.
 BEGIN
     IF p_words IS NULL OR p_words = '[]' THEN
         RETURN false;

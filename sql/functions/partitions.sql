@@ -14,9 +14,9 @@ CREATE OR REPLACE FUNCTION :"schema".begin_partitions(
 ) RETURNS TABLE (owned boolean, partition_count int, key text, begun boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The first owner of any partition writes down how the processor is divided and the one pair from which all of it
--- starts: a partition that is first owned later must not start later. Everybody else learns what was written.
--- No row (partition_count null): the processor has a checkpoint but was never divided.
+-- The first owner of any partition writes down the partitioning of the processor and the one pair from which all of it
+-- starts: a partition that is first owned later must not start later. Every other caller learns what was written.
+-- No row (partition_count null): the processor has a checkpoint but was never partitioned.
 #variable_conflict use_column
 BEGIN
     owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
@@ -46,8 +46,8 @@ CREATE OR REPLACE FUNCTION :"schema".renew_membership(
 ) RETURNS TABLE (partition int, epoch bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The heartbeat of a process that owns some of the partitions: it is one of the members among which they are divided,
--- and so long it keeps what it owns. Both lapse together. Returned: the leases that are still its own.
+-- The heartbeat of a process that owns some of the partitions: it is one of the members that share them, and so long it
+-- keeps what it owns. Both lapse together. Returned: the leases that are still its own.
 #variable_conflict use_column
 BEGIN
     INSERT INTO processor_members AS m (processor_id, token, pod, claim_uid, expires_at)
@@ -70,7 +70,7 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".end_membership(p_processor_id text, p_token uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- A process leaves: its partitions are free at once, and the others divide them among themselves.
+-- A process leaves: its partitions are free at once, and the other members share them.
 BEGIN
     DELETE FROM processor_members m WHERE m.processor_id = p_processor_id AND m.token = p_token;
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
@@ -83,15 +83,16 @@ CREATE OR REPLACE FUNCTION :"schema".ask_partitions(
 ) RETURNS TABLE (partition_count int, key text, next_count int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- A process says into how many partitions its resource wants the processor divided. Another number than there is draws
--- the stop line, in all partitions at once; the number there is takes an unfinished change back. A process that was
--- started from an older text of the resource changes nothing. Answers how the processor is divided; no row: it is not.
+-- A process says how many partitions its resource wants. Another number than there is draws the barrier, in all partitions
+-- at once; the number there is takes an unfinished rebalance back. A process that was started from an older text of the
+-- resource changes nothing. Answers the partitioning; no row: there is none.
 --
--- The line is just below this transaction's own id. Whoever reads without seeing the line sees this transaction open:
--- the reading bound keeps such a reader below the line. So nobody has read beyond it, and nobody needs to be waited for.
+-- The barrier is just below this transaction's own id. A reader that does not see the barrier sees this transaction open:
+-- the high-water mark keeps that reader below the barrier. So no worker has read beyond it, and we wait for none.
 --
--- Cursor Snapshot has no such order. This transaction's id is the line's mark: whoever reads without seeing the wish has a
--- window that does not see the mark. The line is a snapshot that does, drawn once this is committed: draw_snapshot_line.
+-- Cursor Snapshot has no such order. This transaction's id is the barrier's mark: a reader that does not see the wish has a
+-- snapshot range that does not see the mark. The barrier is a snapshot that does, drawn once this is committed:
+-- draw_snapshot_line.
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
@@ -132,12 +133,12 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".draw_snapshot_line(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- Cursor Snapshot: draw the stop line of a change that was asked for, once; any process of the resource may call it, as
--- often as it likes. Answers the line; null: there is none, or somebody else is drawing it now.
+-- Cursor Snapshot: draw the barrier of a rebalance that was asked for, once; any process of the resource may call it, as
+-- often as it likes. Answers the barrier; null: there is none, or another process is drawing it now.
 --
--- Later snapshots see all that earlier ones see. A reader's window that does not see the mark is older than the mark's
--- commit; a line that sees it is younger. So the line holds every window that was read without knowing of the change.
--- Taken before that commit (by the asking transaction itself) it would not: a window could be opened in between.
+-- Later snapshots see all that earlier ones see. A reader's snapshot range that does not see the mark is older than the mark's
+-- commit; a barrier that sees it is younger. So the barrier covers every range that was read without knowing of the
+-- rebalance. A barrier taken before that commit (by the asking transaction itself) would not: a range could begin in between.
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN NULL;
@@ -156,8 +157,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".partitions_are_at_line(p_processor_id text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- May the number of partitions change now? Every partition's checkpoint is at the stop line, no conflict waits for a
--- person, and no key is blocked: by a message that failed and is held, or by a dead letter.
+-- May the number of partitions change now? Every partition's checkpoint is at the barrier, no conflict waits for a user,
+-- and no key is blocked: by a message that failed and is held, or by a dead letter.
 SELECT d.next_count IS NOT NULL
     AND d.partition_count = (
         SELECT count(*) FROM processor_checkpoints c
@@ -179,8 +180,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".is_beyond_line(p_processor_id text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Did a person put a checkpoint beyond the stop line, and is done with it? No worker can. A window is beyond if it sees the
--- mark and does not end at the line itself. What lies beyond the server's own transaction ids is no place to wait for.
+-- Is a checkpoint beyond the barrier, and no decision about it open? Only a user can put it there. A snapshot range is beyond
+-- if it sees the mark and does not end at the barrier itself. What lies beyond the server's own transaction ids does not count.
 SELECT EXISTS (
     SELECT 1
     FROM processor_partitions d
@@ -201,8 +202,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".change_partitions(p_processor_id text, p_claim_uid text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- Divide the processor as it was asked, if all partitions have stopped at the line: all leases end, so that no former
--- owner can store any more, and the new partitions start at the line. False: not yet, or nothing was asked. Any process
+-- Rebalance the processor as it was asked, if all partitions have stopped at the barrier: all leases end, so that no former
+-- owner can store any more, and the new partitions start at the barrier. False: not yet, or nothing was asked. Any process
 -- of the resource may call it, as often as it likes.
 DECLARE
     v_was processor_partitions;
@@ -214,7 +215,7 @@ BEGIN
         RETURN false;
     END IF;
     IF is_beyond_line(p_processor_id) THEN
-        -- A person put a checkpoint beyond the line: it is drawn again where nobody has read yet, and all go on to it.
+        -- A user put a checkpoint beyond the barrier: it is drawn again where no worker has read yet, and all go on to it.
         UPDATE processor_partitions d
         SET line_transaction_id = CASE WHEN d.line_mark IS NULL
                                        THEN (pg_current_xact_id()::text::numeric - 1)::text::xid8 END,
@@ -242,11 +243,11 @@ BEGIN
     -- who reports late what it was told opens no conflict (record_refusal).
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch', epoch = l.epoch + 1
     WHERE l.processor_id = p_processor_id;
-    -- What is open all the same is about a partition that is not there, or it would have stopped the change.
+    -- A conflict that is open now is about a partition that is not there, or it would have stopped the rebalance.
     UPDATE processor_conflicts f
     SET resolved_at = clock_timestamp(), resolution = 'PartitionGone', decided_by = v_was.asked_by
     WHERE f.processor_id = p_processor_id AND f.needs_person AND f.resolved_at IS NULL;
-    -- Anybody may have stored a row for one that is not there.
+    -- A user may have stored a row for a partition that is not there.
     DELETE FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition NOT BETWEEN 0 AND v_was.partition_count - 1;
     IF v_was.line_mark IS NULL THEN
@@ -274,7 +275,7 @@ BEGIN
     WHERE m.processor_id = p_processor_id;
     UPDATE dead_letters m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;
-    -- Whom an owner may have died of was counted for partitions that are no more.
+    -- The crash counts are those of partitions that are no more.
     DELETE FROM processor_suspicions s WHERE s.processor_id = p_processor_id;
     UPDATE processor_partitions d
     SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
@@ -287,7 +288,7 @@ BEGIN
                 || coalesce(format(' (after the snapshot %s)', v_was.line_snapshot), ''), v_was.asked_by);
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
-    RETURN false;  -- somebody is committing, or frozen: the next call
+    RETURN false;  -- an owner is committing, or frozen: the next call
 END
 $function$;
 
@@ -296,7 +297,7 @@ CREATE OR REPLACE FUNCTION :"schema".has_just_divided(
 ) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Is the caller the owner whose own transaction divided the processor (begin_partitions)? Nobody has read from its starts yet.
+-- Is the caller the owner whose own transaction partitioned the processor (begin_partitions)? No worker has read from its starts.
 SELECT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) AND EXISTS (
     SELECT 1 FROM processor_partitions d
     WHERE d.processor_id = p_processor_id AND d.xmin = pg_current_xact_id()::xid)
@@ -308,7 +309,7 @@ CREATE OR REPLACE FUNCTION :"schema".spread_start(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Each partition starts at a pair of its own: only in the transaction that divided the processor (begin_partitions), and
+-- Each partition starts at a pair of its own: only in the transaction that partitioned the processor (begin_partitions), and
 -- never before the pair that all of them were given there.
 BEGIN
     IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
@@ -330,7 +331,7 @@ CREATE OR REPLACE FUNCTION :"schema".spread_windows(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that divided the processor.
+-- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that partitioned the processor.
 BEGIN
     IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;

@@ -138,8 +138,9 @@ DECLARE
 BEGIN
     SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
     IF v_queue IS NOT NULL THEN
-        -- The frontier of a priority of which nothing waits stays where it last had a message, or at the processor's start. What is
-        -- stored of it from now on comes behind every frontier that there is now: one statement, so that now is the same for all.
+        -- The dispatch position of a priority of which nothing waits stays where it last had a message, or at the processor's start.
+        -- What is stored of it from now on comes behind every dispatch position that there is now: one statement, so that now is the
+        -- same for all.
         EXECUTE format($sql$
             SELECT coalesce(array_agg(l.lane) FILTER (WHERE l.upper_snapshot IS NULL AND head.position IS NULL), '{}'),
                    max(pg_snapshot_xmin(coalesce(l.upper_snapshot, l.lower_snapshot))::text::bigint)

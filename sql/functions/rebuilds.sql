@@ -5,8 +5,8 @@ CREATE OR REPLACE FUNCTION :"schema".note_rebuild(
 ) RETURNS TABLE (of_processor_id text, swapped_at timestamptz, superseded_by text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The live owner writes down which processor it is to replace, for people to see; a swap that was made is never taken
--- back. Answers what is so, and who replaced that processor, if anybody did.
+-- The live owner writes down which processor it is to replace, for users to see; a swap that was made is never taken back.
+-- Answers what is written, and which processor replaced that one; null: none did.
 #variable_conflict use_column
 BEGIN
     SELECT r.of_processor_id, r.swapped_at INTO of_processor_id, swapped_at
@@ -27,7 +27,7 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".covers_snapshot(p_snapshot pg_snapshot, p_other pg_snapshot) RETURNS boolean
 LANGUAGE sql IMMUTABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Does a snapshot see whatever the other one sees? Null sees nothing. As outbox_core.standing.covers.
+-- Does a snapshot see everything that the other one sees? Null sees nothing. As outbox_core.coverage.covers.
 SELECT p_other IS NULL OR p_snapshot IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM pg_snapshot_xip(p_snapshot) AS i (id) WHERE pg_visible_in_snapshot(i.id, p_other))
     AND greatest(pg_snapshot_xmax(p_other)::text::numeric - pg_snapshot_xmax(p_snapshot)::text::numeric, 0)
@@ -38,8 +38,8 @@ CREATE OR REPLACE FUNCTION :"schema".has_examined(p_one :"schema".processor_chec
 RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Has one checkpoint examined whatever the other one has? A pair (x, p) is the window from x:x: to x+1:x+1: at p. A pair
--- can only be said to cover a window as a whole.
+-- Has one checkpoint examined everything that the other one has? A pair (x, p) is the snapshot range from x:x: to x+1:x+1:
+-- at p. Of a pair we can only say that it covers a snapshot range as a whole.
 DECLARE
     v_x numeric := p_other.last_processed_transaction_id::text::numeric;
     v_lower pg_snapshot := p_other.lower_snapshot;
@@ -67,7 +67,8 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".standing_of(p_processor_id text, p_but_partition int DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Where a processor stands, in words that differ if anything of it does: to see that nobody stored anything meanwhile.
+-- The coverage of a processor as a text that differs if any of its checkpoints does: so a caller sees that none was stored
+-- meanwhile.
 SELECT string_agg(concat_ws(' ', c.partition, c.last_processed_transaction_id, c.last_processed_position,
                             coalesce(c.lower_snapshot::text, '-'), coalesce(c.upper_snapshot::text, '-'),
                             coalesce(c.window_position::text, '-')), ', ' ORDER BY c.partition)
@@ -81,9 +82,9 @@ CREATE OR REPLACE FUNCTION :"schema".advance_lanes(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- The owner of one partition has handled, in this transaction, what others had before them (a swap): their checkpoints go
--- there, and their leases end, so that whoever owned them reads anew. p_standing: where the others stood when that was
--- begun (standing_of without the caller's own). False: one of them stored something since, or the caller is no owner.
+-- The owner of one partition has handled, in this transaction, the catch-up plans of other partitions (a swap): their
+-- checkpoints go there, and their leases end, so that their owners read anew. p_standing: the others' coverage when that
+-- was begun (standing_of without the caller's own). False: one of them stored something since, or the caller is no owner.
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR p_partition = ANY (p_partitions) THEN
         RETURN false;
@@ -116,7 +117,7 @@ CREATE OR REPLACE FUNCTION :"schema".supersede_processor(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
--- place. p_standing: where the former stood when the caller looked (standing_of).
+-- place. p_standing: the coverage of the former when the caller looked (standing_of).
 -- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
 -- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
 -- the former has; 5 another one replaced it, or `p_by` replaced another one.
@@ -139,8 +140,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 4;
     END IF;
-    -- The tombstone: a claim that nobody gives up, so that a stranger's call is answered 4 for ever. Same order of locks
-    -- as claim_processor: the claim, then the leases. No lease can be made before this is committed.
+    -- A claim that no resource gives up: so the call of an unowned caller is always answered 4. Same order of locks as
+    -- claim_processor: the claim, then the leases. No lease can be made before this is committed.
     PERFORM pg_advisory_xact_lock(claim_key(p_processor_id));
     INSERT INTO processor_claims AS c (processor_id, cluster, namespace, name, uid)
     VALUES (p_processor_id, v_claim.cluster, v_claim.namespace, v_claim.name, v_claim.uid)

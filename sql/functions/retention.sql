@@ -22,17 +22,17 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".is_kept_for_snapshot(p_child text) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Would may_empty say no, because of a snapshot? Asked before the table is locked, so that nobody waits in vain.
+-- Would may_empty say no, because of a snapshot? Asked before the table is locked, so that no transaction waits in vain.
 SELECT EXISTS (SELECT 1 FROM emptyings e WHERE e.child = p_child AND holds_older_snapshot(e.seen_at, e.seen_id))
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".may_empty(p_child text, p_mark text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- May a table in which nothing is needed any more be truncated? For a caller that has it locked, in READ COMMITTED. Whoever has
--- a snapshot from before must not read it afterwards: pg_dump takes its snapshot first and its locks later, and would find
+-- May a table in which nothing is needed any more be truncated? For a caller that has it locked, in READ COMMITTED. A transaction
+-- with a snapshot from before must not read it afterwards: pg_dump takes its snapshot first and its locks later, and would find
 -- the table empty beside others from when it was needed. So it is truncated at the third look at the earliest, when
--- everybody's snapshot is younger than the second, and at the second everybody's was younger than the first: also one that
+-- each snapshot is younger than the second, and at the second each was younger than the first: also one that
 -- was imported in between from a session that is gone. p_mark changes when anything was stored in it since.
 DECLARE
     v_note emptyings;
@@ -98,7 +98,7 @@ BEGIN
         CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0 OR is_kept_for_snapshot(v_child);
         BEGIN
             v_copied := 0;
-            -- A lane whose latest row lies here takes it along, while nobody hands out its batches.
+            -- The dispatch position of a priority whose latest row lies here goes along, while no consumer hands out its batches.
             FOR v_row IN EXECUTE format('SELECT DISTINCT processor_id FROM %I', v_child) LOOP
                 PERFORM 1 FROM competing_processors p WHERE p.processor_id = v_row.processor_id FOR UPDATE;
                 EXECUTE format($sql$
@@ -118,7 +118,7 @@ BEGIN
             END LOOP;
             CONTINUE WHEN v_copied > 0;  -- until the copies are committed these are needed
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
-            -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a lane.
+            -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a priority.
             EXECUTE format($sql$
                 SELECT EXISTS (SELECT 1 FROM %I AS f WHERE NOT EXISTS (
                     SELECT 1 FROM competing_frontiers g
@@ -184,7 +184,7 @@ BEGIN
         BEGIN
             EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
             CONTINUE WHEN v_needed;
-            -- Now nobody is storing into it any more; what was stored since the first look is seen by the second.
+            -- Now no producer is storing into it any more; what was stored since the first look is seen by the second.
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', v_child);
             EXECUTE format(v_busy, v_child) INTO v_needed USING p_processor_id, p_keep;
             EXECUTE format('SELECT count(*) || '' rows'' FROM %I', v_child) INTO v_mark;

@@ -22,7 +22,10 @@ SQL = Path(runner.__file__).parent
 SHIPPED = runner.load_migrations()
 NAMES = [migration.name for migration in SHIPPED]
 SET = SHIPPED[-1]
-CHECKSUMS = {1: "3a376a5a998112111e2f7569d916b969a2348ce27705f12094b441528b1f9103"}
+CHECKSUMS = {
+    1: "3a376a5a998112111e2f7569d916b969a2348ce27705f12094b441528b1f9103",
+    2: "deb9fc49fd2081d2da3f9c6906c3435e5d29d20691a2842b2ee1d10db610d83a",
+}
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
     SELECT p.proname, p.pronargs, pg_get_functiondef(p.oid) FROM pg_proc p
