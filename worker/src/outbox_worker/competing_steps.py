@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core import outcomes
 from outbox_core.claimed_batch import Action, Chunk, Verdict
@@ -83,8 +83,7 @@ class CompetingSteps:
             context, self._runner, PartitionReader(context), NothingPrepared(), WholeProcessor(context), Preparation(),
             take_over=take_over,
         )  # fmt: skip
-        self._owner = owner
-        self._owner_steps = {
+        self._owner_steps: dict[Step, Callable[[ProcessorState], ConsumerOutcome]] = {
             Step.PREPARE: owner.prepare,
             Step.CLAIM: owner.claim,
             Step.REVIEW: owner.review,
@@ -132,7 +131,7 @@ class CompetingSteps:
         told = ProcessorState(state.step, state.due, stopped=state.stopped)
         outcome = self._owner_steps[state.step](told)
         self._taker.server_run = self._runner.server_run
-        return cast("ConsumerOutcome", outcome)
+        return outcome
 
     def _connection(self) -> psycopg.Connection[Any]:
         return self._context.databases.target.connection()

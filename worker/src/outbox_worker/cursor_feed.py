@@ -17,7 +17,7 @@ from outbox_core.checkpoint import StoreAnswer
 from outbox_core.errors import OutboxError, TransientError
 from outbox_core.failing import POISON_CRASHES, build_poison_error
 from outbox_core.part import Place
-from outbox_core.ports import Feed
+from outbox_core.ports import Feed, Settling
 from outbox_core.report import Reason
 from outbox_core.spec import CheckpointTime, Mode
 from outbox_core.state import lease_of
@@ -93,7 +93,7 @@ class CursorFeed(Feed):
         )
 
 
-class CheckpointSettling:
+class CheckpointSettling(Settling):
     """Acknowledges fresh batches: `request` is the fence, what `settle_with` returns holds what is not handled."""
 
     def __init__(self, context: StepContext, reader: PartitionReader, runner: TransactionRunner) -> None:
@@ -104,10 +104,12 @@ class CheckpointSettling:
         self._databases = context.databases
         self._first = context.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
 
+    @override
     def request(self, state: ProcessorState, batch: Batch) -> StoreRequest:
         """Return what is to be stored when the batch is handled."""
         return StoreRequest(lease_of(state), state.stored, batch.examined, first=self._first)
 
+    @override
     def settle_with(self, state: ProcessorState, batch: Batch, pairs: Iterable[Checkpoint]) -> Settle:
         """Return what holds a batch's messages in the transaction that passes them; `pairs`: those that may be held."""
         lease = lease_of(state)
@@ -126,6 +128,7 @@ class CheckpointSettling:
 
         return settle
 
+    @override
     def places(self, batch: Batch) -> tuple[Place, ...]:
         """Return where the messages of a batch are that are to be handled, with their keys, in order."""
         found = batch.places or holding.list_range(

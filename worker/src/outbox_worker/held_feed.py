@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from outbox_core import outcomes
 from outbox_core.message import Batch
 from outbox_core.part import Place
+from outbox_core.ports import Feed, Settling
 from outbox_core.state import lease_of
 from outbox_worker.postgres import holding
 
@@ -25,7 +28,7 @@ LARGEST_HELD_BATCH: Final = 1000
 """Held messages tried at once: each is written down before."""
 
 
-class HeldFeed:
+class HeldFeed(Feed, Settling):
     """Takes held messages and settles them; they have no checkpoint, so there is nothing to store."""
 
     def __init__(self, context: StepContext) -> None:
@@ -33,6 +36,7 @@ class HeldFeed:
         self._context = context
         self._target = context.databases.target
 
+    @override
     def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Take those that are due."""
         taken = holding.take_due(
@@ -55,9 +59,11 @@ class HeldFeed:
         most = min(most, self._context.throttle.limit(most, retried=True))
         return min(state.held_limit or LARGEST_HELD_BATCH, most, LARGEST_HELD_BATCH)
 
+    @override
     def request(self, _state: ProcessorState, _batch: Batch) -> None:
         """Store no checkpoint: it has passed them before."""
 
+    @override
     def settle_with(self, state: ProcessorState, _batch: Batch, _pairs: Iterable[Checkpoint] = ()) -> Settle:
         """Return what takes out those that are handled, and writes down what becomes of those that failed."""
         lease = lease_of(state)
@@ -75,6 +81,7 @@ class HeldFeed:
 
         return settle
 
+    @override
     def places(self, batch: Batch) -> tuple[Place, ...]:
         """Return where the messages are, with their keys, in order."""
         return tuple(Place(each.checkpoint, each.key) for each in batch.held)

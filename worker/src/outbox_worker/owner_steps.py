@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from outbox_worker.steps import StepContext
     from outbox_worker.transaction import TransactionRunner
 
+PrepareOutcome = outcomes.Prepared | outcomes.OwnershipLost
 _log = get_logger("outbox.worker")
 ECHO_SECONDS: Final = 0.5
 """For so long the failure of one partition to prepare is every partition's: they share the connection."""
@@ -56,7 +57,7 @@ class Preparation:
         self._error: OutboxError | None = None
         self._until = 0.0
 
-    def run(self, act: Callable[[], outcomes.StepOutcome]) -> outcomes.StepOutcome:
+    def run(self, act: Callable[[], PrepareOutcome]) -> PrepareOutcome:
         """Do it, unless it failed a moment ago.
 
         Raises:
@@ -183,12 +184,12 @@ class OwnerSteps:
             self._databases.source.connection()
         return self._databases.opened != self._prepared
 
-    def prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def prepare(self, state: ProcessorState) -> PrepareOutcome:
         """Connect; check schema and identity."""
         self._supply.check()
         return self._preparation.run(lambda: self._prepare(state))
 
-    def _prepare(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def _prepare(self, state: ProcessorState) -> PrepareOutcome:
         found = self._databases.prepare()
         self._prepared = self._databases.opened
         self._connections = (self._connection(), self._databases.source.connection())
@@ -221,7 +222,7 @@ class OwnerSteps:
             f"the server was promoted (timeline {before} to {timeline}): what is stored is read again"
         )
 
-    def claim(self, _state: ProcessorState) -> outcomes.StepOutcome:
+    def claim(self, _state: ProcessorState) -> outcomes.ClaimAnswered:
         """Ask for the claim."""
         context = self._context
         context.ownership.drop_lease()
@@ -251,7 +252,7 @@ class OwnerSteps:
             raise TransientError("the claim is being changed at this moment", reason=Reason.STARTING)
         return outcomes.ClaimAnswered(answer.granted, answer.holder)
 
-    def review(self, _state: ProcessorState) -> outcomes.StepOutcome:
+    def review(self, _state: ProcessorState) -> outcomes.Reviewed:
         """See whether a conflict is open; carry out the person's decision, if the resource has one for it."""
         context = self._context
         connection = self._connection()
@@ -268,7 +269,7 @@ class OwnerSteps:
             context.databases.check_source(context.key)
         return outcomes.Reviewed(_open_conflict(found) if found else None, note)
 
-    def check_target(self, _state: ProcessorState) -> outcomes.StepOutcome:
+    def check_target(self, _state: ProcessorState) -> outcomes.TargetReady:
         """Look whether the target can work at all, and wait until batches can be prepared for it."""
         self._context.shutdown.limited(self._timeout, self._context.target.check)
         self._supply.await_ready()

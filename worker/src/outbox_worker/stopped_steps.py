@@ -73,7 +73,7 @@ class StoppedSteps:
             command += ["--schema", key.schema]
         return shlex.join([*command, "--reason", "it stopped the processor"])
 
-    def look_for_decision(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def look_for_decision(self, state: ProcessorState) -> outcomes.Decision:
         """See whether a person gave the message up; name it first, where that failed before."""
         stopped = state.stopped
         if stopped is not None and stopped.unnamed is not None:
