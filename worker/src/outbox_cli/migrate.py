@@ -5,12 +5,11 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING, Any
 
-from psycopg import sql
-
 from outbox_cli.command import against_database
 from outbox_cli.context import DEFAULT_SCHEMA
 from outbox_cli.errors import Exit
 from outbox_sql import runner
+from outbox_worker.postgres.call import call
 
 if TYPE_CHECKING:
     import psycopg
@@ -50,17 +49,15 @@ def confirm_identity(connection: psycopg.Connection[Any], context: Context) -> E
     """Say what a database is after a copy, a move or a restore."""
     options, console = context.options, context.console
     schema = options.schema or DEFAULT_SCHEMA
-    statement = sql.SQL("SELECT {}.confirm_identity(%s, %s)").format(sql.Identifier(schema))
     if options.dry_run:
         # The act itself, rolled back: what would refuse it says so now.
         with connection.transaction(force_rollback=True):
             connection.execute("SELECT set_config('lock_timeout', '2s', true)")
-            connection.execute(statement, (options.action, getpass.getuser()))
+            call(connection, schema, "confirm_identity", action=options.action, decided_by=getpass.getuser())
         console.document({"schema": schema, "action": options.action, "done": False})
         console.say(f"would {options.action} the identity of schema {schema}")
         return Exit.DONE
-    row = connection.execute(statement, (options.action, getpass.getuser())).fetchone()
-    database = str(row[0]) if row else None
+    database = str(call(connection, schema, "confirm_identity", action=options.action, decided_by=getpass.getuser()))
     console.document({"schema": schema, "action": options.action, "done": True, "database": database})
-    console.say(f"this database is now {database or 'unknown'}")
+    console.say(f"this database is now {database}")
     return Exit.DONE
