@@ -1,14 +1,14 @@
 # shellcheck shell=bash
 # etcd, the API server and their companions. Their data does not outlive the cluster, so nothing waits for the disk.
 
-KUBERNETES=$OUTBOX_CACHE/kubernetes/$KUBERNETES_VERSION
+KUBERNETES=$OUTBOX_CACHE/$(kubernetes_programs)
 KUBECONFIG_FILE=$OUTBOX_STATE/kubeconfig
 PORTS=(2379 2380 6443 10248 10249 10250 10256 10257 10259)
 
-kubectl() { KUBECONFIG=$KUBECONFIG_FILE "$KUBERNETES/kubectl" "$@"; }
+kubectl() { KUBECONFIG=$KUBECONFIG_FILE "$OUTBOX_CACHE/bin/kubectl" "$@"; }
 
 etcd_up() {
-  start_process etcd "$OUTBOX_CACHE/etcd/$ETCD_VERSION/etcd" --data-dir "$OUTBOX_STATE/etcd" --unsafe-no-fsync \
+  start_process etcd "$KUBERNETES/etcd" --data-dir "$OUTBOX_STATE/etcd" --unsafe-no-fsync \
     --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
     --listen-peer-urls http://127.0.0.1:2380
 }
@@ -36,7 +36,7 @@ controllers_up() {
     --iptables-min-sync-period=100ms \
     --conntrack-max-per-core=0 --conntrack-tcp-timeout-established=0 --conntrack-tcp-timeout-close-wait=0
   mkdir -p "$OUTBOX_STATE/volumes"
-  start_process provisioner "$OUTBOX_CACHE/$(node_tools)/provisioner" -kubeconfig "$PKI/provisioner.kubeconfig" \
+  start_process provisioner "$KUBERNETES/provisioner" -kubeconfig "$PKI/provisioner.kubeconfig" \
     -root "$OUTBOX_STATE/volumes" -node "$NODE_NAME"
 }
 

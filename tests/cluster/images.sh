@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds images and loads them into the local cluster; what has not changed is neither built nor loaded again.
 # usage: images.sh [base|python|postgres|rabbitmq|operator|worker|spark ...]      without a name: the last five
+#        images.sh --build [NAME ...]      builds them only; needs no cluster
 #        images.sh --push REGISTRY/PREFIX [TAG]      builds ours (operator, worker, spark) and pushes them; needs no cluster
 # With KUBECONFIG set to a cluster of the user's own they are pushed to OUTBOX_REGISTRY instead, for example
 # OUTBOX_REGISTRY=registry.mycompany.net/team.
@@ -18,11 +19,7 @@ build_and_load() {
   sweep_builds
   for image in "$@"; do
     "build_$image"
-    if [ -n "$registry" ]; then
-      push_built "${NAMES[$image]}"
-    else
-      load_built "${NAMES[$image]}"
-    fi
+    [ -z "$then" ] || telling "${then}ing ${NAMES[$image]}" "${then}_built" "${NAMES[$image]}"
   done
 }
 
@@ -36,19 +33,24 @@ push_built() {
   say "$target pushed"
 }
 
-registry='' tag=''
-if [ "${1:-}" = --push ]; then
+registry='' tag='' then=load
+if [ "${1:-}" = --build ]; then
+  then=''
+  shift
+elif [ "${1:-}" = --push ]; then
   registry=${2:-} tag=${3:-dev}
   [[ $registry =~ ^[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?(/[a-z0-9._-]+)*$ ]] ||
     fail "push where? make push TO=registry.mycompany.net/outbox: host, perhaps a port, and a path; no scheme"
+  then=push
   set -- operator worker spark
 fi
 [ $# -gt 0 ] || set -- postgres rabbitmq operator worker spark
 for image in "$@"; do [ -n "${NAMES[$image]:-}" ] || fail "no image '$image': one of ${!NAMES[*]}"; done
-if [ -n "$registry" ]; then
-  : # pushed, whatever cluster is up
+if [ -n "$registry" ] || [ -z "$then" ]; then
+  : # whatever cluster is up
 elif [ -n "${KUBECONFIG:-}" ] && [ "$KUBECONFIG" != "$KUBECONFIG_FILE" ]; then
   registry=${OUTBOX_REGISTRY:-}
+  then=push
   [ -n "$registry" ] || fail "KUBECONFIG is a cluster of yours: name the registry it takes images from in OUTBOX_REGISTRY"
 else
   refuse_if_owned

@@ -39,15 +39,18 @@ fail() {
 }
 
 # Seconds that the longest pieces of set-up took, on two processors and from registries nearby.
-declare -A TAKES=([kubernetes]=380 [etcd]=40 [coredns]=80 [helm]=105 [argocd]=240 [base]=40 [postgres]=65 [outbox-operator]=40
+declare -A TAKES=([kubernetes]=420 [argocd]=240 [base]=40 [postgres]=65 [outbox-operator]=40
   [outbox-worker]=40 [outbox-spark]=90 [spark]=40)
 
-# Whether the longest of them is still to be built.
-cold() { [ ! -d "$OUTBOX_CACHE/kubernetes/$KUBERNETES_VERSION" ]; }
+# Kubernetes' programs and those that are built with them, in the cache.
+kubernetes_programs() { echo "kubernetes/$KUBERNETES_VERSION-$(hash_of "$CLUSTER_DIR/modules/kubernetes")"; }
+
+# Whether they, the longest piece, are still to be built.
+cold() { [ ! -d "$OUTBOX_CACHE/$(kubernetes_programs)" ]; }
 
 minutes() { awk -v s="$1" 'BEGIN {if (s < 90) printf "%d s", s; else printf "%.0f min", s / 60}'; }
 
-# telling NAME FUNCTION ARGS...: says what is made and about how long that takes, and each minute that it still is.
+# telling NAME FUNCTION ARGS...: says what is made and about how long that takes, and every ten seconds that it still is.
 # Its status is FUNCTION's; called where that may be other than 0 without ending the script.
 telling() {
   local name=$1 takes=${TAKES[${1%%[/:]*}]:-} ticker rc=0 shell=$BASHPID
@@ -67,13 +70,13 @@ parent_of() { sed -n 's/^PPid:\t//p' "/proc/$1/status"; }
 
 # tick PARENT NAME SECONDS: ends with the shell PARENT, however that ends, and does not hold its locks meanwhile.
 tick() {
-  local parent=$1 name=$2 takes=$3 began=$SECONDS every=${OUTBOX_TELL_EVERY:-60} own=$BASHPID fd next
+  local parent=$1 name=$2 takes=$3 began=$SECONDS every=${OUTBOX_TELL_EVERY:-10} own=$BASHPID fd next
   for fd in "${HELD_LOCKS[@]}"; do exec {fd}>&-; done
   next=$((began + every))
   while [ "$(parent_of "$own")" = "$parent" ]; do
     sleep 1 >/dev/null 2>&1
     [ "$SECONDS" -ge "$next" ] || continue
-    say "still building $name: $(minutes $((SECONDS - began)))${takes:+ of about $(minutes "$takes")}"
+    say "still busy with $name: $(minutes $((SECONDS - began)))${takes:+ of about $(minutes "$takes")}"
     next=$((next + every))
   done
 }
@@ -90,7 +93,7 @@ with_lock() {
   mkdir -p "$(dirname "$file")"
   exec {fd}>"$file"
   if ! flock -n "$fd"; then
-    say "waiting for another run that holds $file"
+    say "waiting for another process that holds $file"
     flock "$fd"
   fi
   HELD_LOCKS+=("$fd")
@@ -166,7 +169,7 @@ debian() {
   done
   [ ${#missing[@]} = 0 ] && return 0
   need_root "to install ${missing[*]}"
-  with_lock "$OUTBOX_CACHE/locks/debian" install_debian "${missing[@]}"
+  with_lock "$OUTBOX_CACHE/locks/debian" telling "Debian packages" install_debian "${missing[@]}"
   say "Debian packages installed: ${missing[*]}"
 }
 

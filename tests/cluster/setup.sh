@@ -11,14 +11,15 @@
 #   model     TLC, which checks the protocol's model (docs/model)
 #   chaos     what make chaos needs beside them: toxiproxy, and a shim that steps a worker's clock
 #   images    what images.sh builds with, and the Debian base images
+#   built     the images of the demo and the tests, not yet loaded into a cluster (images.sh loads them)
 # and, only when it is named:
 #   keda      KEDA, for tests/keda
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq monitoring spark model cluster argocd images chaos)
-for part in "${ALL[@]}" keda; do
+ALL=(python postgres rabbitmq monitoring spark model cluster argocd images built chaos)
+for part in python postgres rabbitmq monitoring spark model cluster argocd images chaos keda; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"
 done
@@ -28,6 +29,24 @@ for part in "$@"; do
   declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]} keda"
 done
 mkdir -p "$OUTBOX_CACHE"
+
+compiled=() others=() beside=''
+for part in "$@"; do
+  case $part in cluster | argocd | chaos | keda) compiled+=("$part") ;; *) others+=("$part") ;; esac
+done
+if [ ${#compiled[@]} != 0 ] && [ ${#others[@]} != 0 ]; then
+  # Side by side: what is compiled keeps the processors busy, and most else waits for the network. In a session of its
+  # own, which ends with this script.
+  OUTBOX_BEGAN=$STARTED_AT setsid "$here/setup.sh" "${compiled[@]}" &
+  beside=$!
+  trap 'kill -- "-$beside" 2>/dev/null || true' EXIT
+  set -- "${others[@]}"
+fi
 for part in "$@"; do "setup_$part"; done
-case " $* " in *" cluster "* | *" argocd "* | *" chaos "*) drop_go_sources ;; esac
+if [ -n "$beside" ]; then
+  wait "$beside"
+  trap - EXIT
+elif [ ${#compiled[@]} != 0 ]; then
+  drop_go_sources
+fi
 say "setup done: $*"

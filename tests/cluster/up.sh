@@ -5,7 +5,7 @@
 # With KUBECONFIG set to a cluster of the user's own it starts nothing.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-for part in lib process owner network pki node control_plane teardown load parts/cluster; do
+for part in lib process owner network pki node control_plane teardown load parts/python parts/cluster; do
   # shellcheck source=/dev/null
   source "$here/$part.sh"
 done
@@ -56,8 +56,8 @@ start_cluster() {
     stop_process containerd
     containerd_up
   fi
-  load_binary pause "$OUTBOX_CACHE/$(node_tools)/pause"
-  load_binary coredns "$OUTBOX_CACHE/coredns/$COREDNS_VERSION/coredns"
+  load_binary pause "$KUBERNETES/pause"
+  load_binary coredns "$KUBERNETES/coredns"
   say "container runtime ready"
   wait_for 60 "the API server" kubectl get --raw /readyz
   say "API server ready"

