@@ -30,23 +30,40 @@ for part in "$@"; do
 done
 mkdir -p "$OUTBOX_CACHE"
 
-compiled=() others=() beside=''
+# beside PART...: in a session of its own, which ends with this script.
+running=()
+beside() {
+  [ $# != 0 ] || return 0
+  OUTBOX_BEGAN=$STARTED_AT setsid "$here/setup.sh" "$@" &
+  running+=($!)
+}
+
+end_running() {
+  local pid
+  for pid in "${running[@]}"; do kill -- "-$pid" 2>/dev/null || true; done
+}
+
+# Side by side: what is compiled keeps the processors busy, and the rest waits for the network much of the time.
+compiled=() images=() others=()
 for part in "$@"; do
-  case $part in cluster | argocd | chaos | keda) compiled+=("$part") ;; *) others+=("$part") ;; esac
+  case $part in
+    cluster | argocd | chaos | keda) compiled+=("$part") ;;
+    images | built) images+=("$part") ;;
+    *) others+=("$part") ;;
+  esac
 done
-if [ ${#compiled[@]} != 0 ] && [ ${#others[@]} != 0 ]; then
-  # Side by side: what is compiled keeps the processors busy, and most else waits for the network. In a session of its
-  # own, which ends with this script.
-  OUTBOX_BEGAN=$STARTED_AT setsid "$here/setup.sh" "${compiled[@]}" &
-  beside=$!
-  trap 'kill -- "-$beside" 2>/dev/null || true' EXIT
-  set -- "${others[@]}"
-fi
-for part in "$@"; do "setup_$part"; done
-if [ -n "$beside" ]; then
-  wait "$beside"
-  trap - EXIT
-elif [ ${#compiled[@]} != 0 ]; then
-  drop_go_sources
-fi
+case $# in
+  "${#compiled[@]}" | "${#images[@]}" | "${#others[@]}") # of one kind
+    for part in "$@"; do "setup_$part"; done
+    [ ${#compiled[@]} = 0 ] || drop_go_sources
+    ;;
+  *)
+    trap end_running EXIT
+    beside "${compiled[@]}"
+    beside "${images[@]}"
+    beside "${others[@]}"
+    for _ in "${running[@]}"; do wait -n; done
+    trap - EXIT
+    ;;
+esac
 say "setup done: $*"
