@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -176,6 +177,22 @@ def test_several_scripts_of_one_run_have_one_clock(shell):
 def test_the_demo_says_first_what_is_built_and_about_how_long_that_takes(shell):
     assert shell("cold").returncode == 0, "nothing is cached in a folder of the test's own"
     assert shell('mkdir -p "$OUTBOX_CACHE/$(kubernetes_programs)"; ! cold').returncode == 0
+
+
+def test_parts_are_set_up_side_by_side_and_one_that_fails_ends_the_others(place, tmp_path):
+    scripts = shutil.copytree(SCRIPTS, tmp_path / "checkout" / "tests" / "cluster")
+    note = tmp_path / "pid"
+    (scripts / "parts" / "cluster.sh").write_text('setup_cluster() { echo $$ >"$NOTE"; sleep 300; }')
+    (scripts / "parts" / "python.sh").write_text(
+        'setup_python() { until [ -s "$NOTE" ]; do sleep 0.1; done; fail no wheel; }'
+    )
+    done = subprocess.run(
+        [scripts / "setup.sh", "cluster", "python"],
+        env=os.environ | place | {"NOTE": str(note)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "error: no wheel\n"
+    assert not is_alive(int(note.read_text()))
 
 
 def test_pushing_to_nowhere_is_refused_before_anything_is_prepared(place):
