@@ -14,7 +14,7 @@ import pytest
 from tests.support.clone import Primary
 from tests.support.postgres import Database, wait_until
 from tests.support.proxy import CommitCutter, Cut
-from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, spark_config, wait_handled
+from tests.support.spark import AGGREGATE, PATIENCE, Drivers, Orders, SharedJvm, spark_config, wait_handled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,10 +24,20 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
+@pytest.fixture(scope="module")
+def shared_jvm(tmp_path_factory) -> Iterator[SharedJvm]:
+    """For drivers that end by themselves; those that are killed have a JVM of their own."""
+    jvm = SharedJvm(tmp_path_factory.mktemp("jvm"))
+    yield jvm
+    jvm.stop()
+
+
 @pytest.fixture
-def drivers(tmp_path) -> Iterator[Drivers]:
+def drivers(tmp_path, shared_jvm) -> Iterator[Drivers]:
     running = Drivers(tmp_path)
     yield running
+    if any(driver.process.poll() is None for driver in running.started):
+        shared_jvm.stop()
     running.stop()
 
 
@@ -69,7 +79,7 @@ def end_gracefully(driver: Worker) -> None:
 
 
 def test_killed_in_the_middle_of_a_batch_and_its_directory_lost_it_goes_on_from_the_row(
-    drivers, home, orders, tmp_path
+    drivers, shared_jvm, home, orders, tmp_path
 ):
     orders.produce(250)
     driver = drivers.launch(home)
@@ -84,14 +94,14 @@ def test_killed_in_the_middle_of_a_batch_and_its_directory_lost_it_goes_on_from_
     wait_until(lambda: any(orders.files.glob("_outbox/*/*")), "files are being written", PATIENCE)
     driver.kill()
     shutil.rmtree(tmp_path / "query")
-    again = drivers.launch(home)
+    again = drivers.launch(home, jvm=shared_jvm)
     wait_handled(again, orders, 780)
     end_gracefully(again)
     orders.check_exact()
     assert not any(orders.files.glob("_outbox/*/*")), "what the first driver left is swept"
 
 
-def test_a_batch_run_again_after_a_kill_is_told_0_and_skipped(drivers, home, orders):
+def test_a_batch_run_again_after_a_kill_is_told_0_and_skipped(drivers, shared_jvm, home, orders):
     """The driver is killed between its commit and Spark's own log; later it loses its JVM."""
     orders.produce(40)
     driver = drivers.launch(home)
@@ -106,28 +116,28 @@ def test_a_batch_run_again_after_a_kill_is_told_0_and_skipped(drivers, home, ord
     assert orders.codes() == [0]
     os.kill(java_of(again), signal.SIGKILL)
     assert again.process.wait(PATIENCE) == 1, "without a JVM it ends, and whoever runs it starts it again"
-    last = drivers.launch(home)
+    last = drivers.launch(home, jvm=shared_jvm)
     orders.produce(10)
     wait_handled(last, orders, 110)
     end_gracefully(last)
     orders.check_exact()
 
 
-def test_a_restored_directory_behind_the_row_is_told_0_and_goes_on(drivers, home, orders, tmp_path):
+def test_a_restored_directory_behind_the_row_is_told_0_and_goes_on(drivers, shared_jvm, home, orders, tmp_path):
     orders.produce(40)
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     wait_handled(driver, orders, 40)
     end_gracefully(driver)
     assert not orders.has_live_lease()
     shutil.copytree(tmp_path / "query", tmp_path / "backup")
     orders.produce(60)
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     wait_handled(driver, orders, 100)
     end_gracefully(driver)
     assert orders.codes() == [], "stopped after the batch and Spark's note of it: nothing was run again"
     shutil.rmtree(tmp_path / "query")
     shutil.copytree(tmp_path / "backup", tmp_path / "query")
-    again = drivers.launch(home)
+    again = drivers.launch(home, jvm=shared_jvm)
     orders.produce(30)
     wait_handled(again, orders, 130)
     end_gracefully(again)
@@ -135,9 +145,9 @@ def test_a_restored_directory_behind_the_row_is_told_0_and_goes_on(drivers, home
     assert set(orders.codes()) <= {0}
 
 
-def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_person(drivers, home, orders):
+def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_person(drivers, shared_jvm, home, orders):
     orders.produce(40)
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     wait_handled(driver, orders, 40)
     earlier = orders.stored()
     orders.produce(60)
@@ -150,7 +160,7 @@ def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_pers
         "last_processed_position = %s",
         (transaction_id, int(position)),
     )
-    again = drivers.launch(home)
+    again = drivers.launch(home, jvm=shared_jvm)
     report = again.wait_state("Blocked", "CheckpointOlder", PATIENCE)
     conflict = report.conflicts.open
     assert (conflict.code, conflict.expected, conflict.stored) == (3, later, earlier)
@@ -161,13 +171,13 @@ def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_pers
     config["resolution"] = {"conflictId": conflict.id, "action": "Rewind", "pair": later, "decidedBy": "a person"}
     (home / "processor.json").write_text(json.dumps(config))
     orders.produce(10)
-    mended = drivers.launch(home)
+    mended = drivers.launch(home, jvm=shared_jvm)
     wait_handled(mended, orders, 110)
     end_gracefully(mended)
     orders.check_exact()
 
 
-def test_a_driver_that_lost_ownership_is_told_4_and_rolls_back(drivers, home, orders, tmp_path):
+def test_a_driver_that_lost_ownership_is_told_4_and_rolls_back(drivers, shared_jvm, home, orders, tmp_path):
     """Somebody takes the processor by force in the middle of a batch."""
     gate, reached = tmp_path / "gate", tmp_path / "gate.reached"
     slow = f"""
@@ -183,7 +193,7 @@ def handle(messages, effects):
     (home / "handler/orders.py").write_text(slow)
     orders.connection.execute("CREATE TABLE public.taken (count bigint)")
     orders.produce(10)
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     wait_until(reached.exists, "the batch is in hand", PATIENCE)
     orders.connection.execute(
         "SELECT * FROM outbox.claim_processor('orders', 'other', 'shop', 'orders', 'uid-2', true)"
@@ -214,11 +224,11 @@ def handle(messages, effects):
     assert planned == over
 
 
-def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, database, orders, tmp_path):
+def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, shared_jvm, database, orders, tmp_path):
     """`target.parquet` without an application; the server commits a batch, and the driver does not hear of it."""
     cutter = CommitCutter(database.port)
     config = spark_config(database, tmp_path, target={"parquet": {"path": str(orders.files)}})
-    driver = drivers.launch(drivers.prepare(config, cutter.uri(database.uri())))
+    driver = drivers.launch(drivers.prepare(config, cutter.uri(database.uri())), jvm=shared_jvm)
 
     def wait_for_files(count: int) -> None:
         orders.produce(count)
@@ -237,12 +247,12 @@ def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, database, order
     assert orders.positions_in_files() == [row[0] for row in rows]
 
 
-def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, orders):
+def test_a_missing_application_is_named_and_its_coming_noticed(drivers, shared_jvm, home, orders):
     module = home / "handler/orders.py"
     text = module.read_text()
     module.unlink()
     orders.produce(10)
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     report = driver.wait_state("Unavailable", "ApplicationMissing", PATIENCE)
     assert "put a key orders.py into the ConfigMap" in report.message
     module.write_text("def something_else(): pass")
@@ -254,7 +264,7 @@ def test_a_missing_application_is_named_and_its_coming_noticed(drivers, home, or
     module.write_text("def handle(messages, effects):\n    raise KeyError('total')\n")
     stored = orders.stored()
     end_gracefully(driver)
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     orders.produce(10)
     report = driver.wait_for("the mistake is told", lambda report: report.last_error is not None, PATIENCE)
     assert "orders.handle failed: KeyError: 'total'" in report.message
@@ -274,7 +284,7 @@ def primary() -> Iterator[Primary]:
     server.stop()
 
 
-def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(drivers, primary, tmp_path):
+def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(drivers, shared_jvm, primary, tmp_path):
     """The rows wait for the merge, in an unlogged table; the lease outlives the crash."""
     name = primary.create("outbox_template")
     with primary.connect(name) as connection:
@@ -286,7 +296,7 @@ def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(driv
     orders = Orders(database, tmp_path / "files")
     config = spark_config(database, tmp_path, delivery={"leaseDuration": "2m"})
     handler = AGGREGATE.format(path=str(orders.files))
-    driver = drivers.launch(drivers.prepare(config, database.uri(), handler=handler))
+    driver = drivers.launch(drivers.prepare(config, database.uri(), handler=handler), jvm=shared_jvm)
     orders.produce(40)
     wait_handled(driver, orders, 40)
     blocker = database.direct(autocommit=False)
@@ -297,9 +307,8 @@ def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(driv
         orders.produce(50)
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'public.per_minute'::regclass"
         wait_until(lambda: producer.execute(waits).fetchone() == (1,), "the merge waits", PATIENCE)
+    primary.kill()  # with the lock still held: the merge must not commit before, for this server loses late commits
     database.close()
-
-    primary.kill()
     primary.start()
     with primary.connect(name) as again:
         orders.connection = again
@@ -315,7 +324,7 @@ def java_of(driver: Worker) -> int:
     return next(pid for pid in children if "java" in str(Path(f"/proc/{pid}/exe").readlink()))
 
 
-def test_state_that_does_not_go_with_the_row_is_refused_not_guessed(drivers, database, orders, tmp_path):
+def test_state_that_does_not_go_with_the_row_is_refused_not_guessed(drivers, shared_jvm, database, orders, tmp_path):
     counting = """
 from pyspark.sql import functions as f
 
@@ -339,13 +348,13 @@ def transform(messages):
     orders.produce(40)
     driver.wait_for("state is built", lambda _: counted() == 40, PATIENCE)
     kill_between_commit_and_sparks_log(driver, orders)
-    again = drivers.launch(home)
+    again = drivers.launch(home, jvm=shared_jvm)
     again.wait_for("the replay is answered", lambda report: "0" in report.conflicts.by_code, PATIENCE)
     orders.produce(10)
     again.wait_for("the replay rebuilt the state", lambda _: counted() == 100, PATIENCE)
     end_gracefully(again)
     shutil.rmtree(tmp_path / "query")
-    refused = drivers.launch(home)
+    refused = drivers.launch(home, jvm=shared_jvm)
     report = refused.wait_state("Unavailable", "QueryStateMismatch", PATIENCE)
     assert "state is never guessed" in report.message
     assert counted() == 100

@@ -153,15 +153,58 @@ def spark_config(database: Database, home: Path, **fields: Any) -> dict[str, Any
     return config if target is not None else {key: value for key, value in config.items() if key != "target"}
 
 
+class SharedJvm:
+    """A JVM for drivers that run one after the other: starting one is most of what a driver costs.
+
+    Each driver starts a session of its own there, and stops it when it ends. A driver that is to be killed has a JVM of
+    its own: this one would go on with its query.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Keep where its log goes; it is started for the first driver."""
+        self._log = folder / "jvm.log"
+        self._gateway: Any = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead PySpark to it."""
+        if self._gateway is None:
+            self._gateway = self._start()
+        parameters = self._gateway.java_parameters
+        return {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
+
+    def _start(self) -> Any:
+        from pyspark import SparkConf
+        from pyspark.java_gateway import launch_gateway
+
+        os.environ["SPARK_HOME"] = str(SPARK_HOME.resolve())
+        options = f"-XX:+UseSerialGC {OPTIONS} {map_classes(str(classes()))}"
+        conf = SparkConf().set("spark.driver.memory", "512m").set("spark.driver.extraJavaOptions", options)
+        with self._log.open("ab") as log:
+            return launch_gateway(conf, {"stdout": log, "stderr": log})
+
+    def stop(self) -> None:
+        """End it; the next driver gets another one."""
+        if self._gateway is not None:
+            gateway, self._gateway = self._gateway, None
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(60)
+
+
 @dataclass
 class Drivers(Workers):
-    """Starts Spark drivers over prepared files; a driver's JVM ends with it."""
+    """Starts Spark drivers over prepared files; a driver's JVM ends with it, unless it is a shared one."""
 
     environment: dict[str, str] = field(default_factory=dict)
 
     @override
     def launch(
-        self, home: Path, *arguments: str, pod: str | None = None, environment: dict[str, str] | None = None
+        self,
+        home: Path,
+        *arguments: str,
+        pod: str | None = None,
+        environment: dict[str, str] | None = None,
+        jvm: SharedJvm | None = None,
     ) -> Worker:
         port = free_port()
         command = [
@@ -171,6 +214,8 @@ class Drivers(Workers):
         ]  # fmt: skip
         variables = os.environ | {"POD_NAME": pod or home.name, "POD_UID": f"uid-{home.name}"} | self.environment
         variables |= {"SPARK_HOME": str(SPARK_HOME.resolve()), CLASSES: str(classes())}
+        if jvm is not None:
+            variables |= jvm.environment()
         # A session of its own: what ends it is sent to the driver, not to its JVM and Python workers.
         with (home / "log").open("ab") as log:
             process = subprocess.Popen(
