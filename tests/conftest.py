@@ -73,6 +73,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 @pytest.fixture(scope="session")
+def random_cases(pytestconfig: pytest.Config) -> int:
+    """How many cases to draw where each is a call of the API server; each run draws others."""
+    return 300 if pytestconfig.getoption("nightly") else 60
+
+
+@pytest.fixture(scope="session")
 def servers() -> Iterator[postgres.Servers]:
     """PostgreSQL servers by version, started when first asked for."""
     running = postgres.Servers()

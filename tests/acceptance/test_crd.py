@@ -63,10 +63,10 @@ def test_an_invalid_manifest_is_refused_with_the_remedy(cluster: Cluster, namesp
     assert words in refusal.value.message
 
 
-def test_the_command_line_judges_as_the_api_server_does(cluster: Cluster, namespace: str):
+def test_the_command_line_judges_as_the_api_server_does(cluster: Cluster, namespace: str, random_cases: int):
     named = list(bodies(namespace))
     seed = int(os.environ.get("OUTBOX_SEED", random.randrange(2**32)))
-    named += [(f"seed {seed}: {spec}", manifest(namespace, spec)) for spec in generated(seed, 300)]
+    named += [(f"seed {seed}: {spec}", manifest(namespace, spec)) for spec in generated(seed, random_cases)]
     differences = [
         f"{name}: the API server {theirs or 'takes it'}, the command line {ours or 'takes it'}"
         for name, body in named
