@@ -11,7 +11,7 @@ help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 init: ## Install the Python environment from the lock
-	@tests/cluster/setup.sh python
+	@tests/tools/cluster/setup.sh python
 
 lint: init ## Format, lint, types and import rules
 	$(PY) -m ruff format --check .
@@ -31,45 +31,45 @@ crds: init ## Generate crds/, the chart's copy and its admission policies from t
 	$(PY) -m outbox_operator.crd
 
 lock: ## Recompute the locked requirements (hashes, no addresses)
-	tests/cluster/lock.sh
+	tests/tools/cluster/lock.sh
 
 model: ## Model-check the checkpoint and epoch protocol (docs/model); larger than make test does
-	@tests/cluster/setup.sh python model
+	@tests/tools/cluster/setup.sh python model
 	@$(PY) -m tests.model
 
 chaos: ## Faults by a seed, and a ledger at the end (SEED=n SECONDS=1800 CASE=name,name)
-	@tests/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)') $(if $(SABOTAGE),--sabotage $(SABOTAGE))
+	@tests/tools/chaos/run.sh $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(CASE),--case '$(CASE)') $(if $(SABOTAGE),--sabotage $(SABOTAGE))
 
 scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RUNNING=300 SECONDS=300 FORCE=1)
-	@tests/cluster/setup.sh python cluster
-	@$(PY) -m tests.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
+	@tests/tools/cluster/setup.sh python cluster
+	@$(PY) -m tests.tools.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
 mutants: ## Plant known faults into a copy, and see the tests catch them (ONLY='word,word')
-	@tests/cluster/setup.sh python postgres rabbitmq spark cluster
+	@tests/tools/cluster/setup.sh python postgres rabbitmq spark cluster
 	@$(PY) -m tests.tools.mutants $(if $(ONLY),--only '$(ONLY)')
 
 follow: ## Count what one batch costs in calls of our own functions, in each mode
-	@tests/cluster/setup.sh python postgres
+	@tests/tools/cluster/setup.sh python postgres
 	@$(PY) -m tests.tools.follow_batch
 
 up: ## Start the local cluster
-	@tests/cluster/setup.sh python cluster images
-	@tests/cluster/up.sh
+	@tests/tools/cluster/setup.sh python cluster images
+	@tests/tools/cluster/up.sh
 
 images: ## Build the images and load them into the local cluster (make up)
-	@tests/cluster/images.sh
+	@tests/tools/cluster/images.sh
 
 push: ## Build the images and push them to a registry of yours: make push TO=registry.mycompany.net/outbox (TAG=dev)
-	@tests/cluster/images.sh --push '$(TO)' $(TAG)
+	@tests/tools/cluster/images.sh --push '$(TO)' $(TAG)
 
 try: ## Watch processors work on an embedded PostgreSQL, with a ledger at the end (ARGS='--seconds 30')
 	@$(PYTHON) -S worker/try.py $(ARGS)
 
 demo: ## Run the main job on a local cluster, with a ledger at the end
-	@tests/demo/run.sh
+	@tests/tools/demo/run.sh
 
 down: ## Remove everything that up, demo and test started
-	@tests/cluster/down.sh
+	@tests/tools/cluster/down.sh
 
 test: ## Run every test (sets up what they need)
 	@tests/run.sh

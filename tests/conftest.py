@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support import postgres
+from tests.support.servers import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +32,9 @@ FIRST = (
     *HEAVY,
     "tests/unit/",
     "tests/property/",
-    "tests/integration/test_spark_",
-    "tests/integration/worker/test_rebalance",
-    "tests/integration/cli/test_try",
+    "tests/integration/spark/test_spark_",
+    "tests/integration/worker/partitioned/test_rebalance",
+    "tests/integration/cli/trying/test_try",
     "tests/integration/moving/",
     "tests/integration/copies/",
     "tests/integration/worker/",

@@ -5,18 +5,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OUTBOX_BEGAN=${OUTBOX_BEGAN:-${EPOCHREALTIME/,/.}}
-tests/cluster/setup.sh
+tests/tools/cluster/setup.sh
 # A demo leaves its operator behind, which would serve the tests' resources too.
 if [ -z "${OUTBOX_KEEP_CLUSTER:-}" ]; then
   echo "tests: a cluster that a demo left up is taken down first (OUTBOX_KEEP_CLUSTER=1 would use it)"
-  tests/cluster/down.sh
+  tests/tools/cluster/down.sh
 fi
-tests/cluster/up.sh --hold $$ "make test"
-tests/cluster/images.sh
+tests/tools/cluster/up.sh --hold $$ "make test"
+tests/tools/cluster/images.sh
 status=0
 # tests/conftest.py says what begins first; unit tests run shuffled in `make check`.
 layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/chaos tests/acceptance)
 [ "${*:---nightly}" != --nightly ] || set -- "$@" "${layers[@]}"
 tests/passes.sh "$@" || status=$?
-[ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/cluster/down.sh
+[ -n "${OUTBOX_KEEP_CLUSTER:-}" ] || tests/tools/cluster/down.sh
 exit "$status"

@@ -1,7 +1,7 @@
 ------------------------------ MODULE Division ------------------------------
 (***************************************************************************)
 (* Changing the number of partitions: ask_partitions and change_partitions *)
-(* (sql/functions) on one side, outbox_worker/partition_steps.py on        *)
+(* (sql/functions) on one side, outbox_worker/engine/partition_steps.py on *)
 (* the other.  That one store under one lease is atomic, and that a former *)
 (* owner is refused, is what Fence shows; here it is one step.             *)
 (*                                                                         *)

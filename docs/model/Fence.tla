@@ -1,9 +1,10 @@
 ------------------------------- MODULE Fence -------------------------------
 (***************************************************************************)
 (* The checkpoint and epoch protocol of one processor and one partition:   *)
-(* sql/functions/*.sql on one side, outbox_worker/transaction.py and       *)
-(* outbox_core/processor.py on the other.  README.md says what is left out *)
-(* and why, and which switch stands for which bad variant.                 *)
+(* sql/functions/*.sql on one side, outbox_worker/engine/transaction.py    *)
+(* and outbox_core/processor/lifecycle.py on the other.  README.md says    *)
+(* what is left out and why, and which switch stands for which bad         *)
+(* variant.                                                                *)
 (*                                                                         *)
 (* A pair (transaction_id, position) is its rank here: message m is the    *)
 (* m-th in reading order, a checkpoint c means "examined up to m = c".     *)

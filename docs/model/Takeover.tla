@@ -12,7 +12,7 @@ CONSTANTS
   Beat,       \* between two renewals: a third of it
   Idle,       \* idle_in_transaction_session_timeout: 0.8 of it (transaction.py)
   Statement,  \* how long the server may go on with a statement after the freeze
-  Poll,       \* between two looks of a standby (processor.py, STANDBY_POLL)
+  Poll,       \* between two looks of a standby (lifecycle.py, STANDBY_POLL)
   LockWait,   \* lock_timeout of acquire_lease.sql
   Bound       \* a standby is owner so long after a freeze
 

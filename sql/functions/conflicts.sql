@@ -151,7 +151,7 @@ BEGIN
                 'known here', p_processor_id
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name 0:0, and everything is handled again.';
         END IF;
-        -- As outbox_core.snapshot_range.SnapshotRange.rewound: what is examined shrinks to what is below the position. Where
+        -- As outbox_core.progress.snapshot_range.SnapshotRange.rewound: what is examined shrinks to what is below the position. Where
         -- the row is gone, it is taken that all that is committed by now was examined.
         v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
                        WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()

@@ -10,7 +10,7 @@ LANGUAGE plpgsql
 AS $function$
 -- Finds the messages of a batch at which a statement fails, and runs it over the others, with the caller's rights. Parts are
 -- tried in order, each in a subtransaction. One that fails is halved until the message that fails is alone; then parts are
--- half as large, and twice as large after two in a row that get through (outbox_core.isolation: a quarter, since its parts cost more).
+-- half as large, and twice as large after two in a row that get through (outbox_core.processor.isolation: a quarter, since its parts cost more).
 -- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs.
 -- p_keys: of all messages a number that stands for the key, where later ones of a key wait behind one that failed (p_waiting: those that wait already); else null.
 -- p_at: so many messages were tried. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at

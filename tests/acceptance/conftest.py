@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cluster import Cluster, ensure_cluster, install_crd, namespaces, wait
-from tests.support.operator import OperatorProcess, installed
-from tests.support.room import Room
-from tests.support.shop import DatabaseServer
+from tests.support.kubernetes.cluster import Cluster, ensure_cluster, install_crd, namespaces, wait
+from tests.support.kubernetes.operator import OperatorProcess, installed
+from tests.support.kubernetes.room import Room
+from tests.support.kubernetes.shop import DatabaseServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.operator import Installed
+    from tests.support.kubernetes.operator import Installed
 
 ROOMS = 6
 

@@ -17,9 +17,9 @@ import yaml
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
 from tests.chart.chart import tool
-from tests.support.cluster import kubeconfig, namespaces
-from tests.support.proxy import Relay
-from tests.support.room import BY_PAIRS, Room
+from tests.support.kubernetes.cluster import kubeconfig, namespaces
+from tests.support.kubernetes.room import BY_PAIRS, Room
+from tests.support.servers.proxy import Relay
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms

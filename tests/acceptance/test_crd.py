@@ -15,9 +15,9 @@ import pytest
 
 from outbox_cli.admission import admit
 from outbox_operator import crd
-from outbox_operator.resources import parse_processor
+from outbox_operator.api.resources import parse_processor
 from tests.chart.chart import tool
-from tests.support.cluster import ApiError, kubeconfig, namespaces
+from tests.support.kubernetes.cluster import ApiError, kubeconfig, namespaces
 from tests.support.manifests import (
     BAD_NAMES,
     CHANGES,
@@ -34,7 +34,7 @@ from tests.support.manifests import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.cluster import Cluster
+    from tests.support.kubernetes.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

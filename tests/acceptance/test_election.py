@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from outbox_operator.election import Election
-from outbox_operator.leader import LEASE_SECONDS, PERIOD
-from tests.support.cluster import Cluster, kubeconfig, namespaces
+from outbox_operator.cluster.election import Election
+from outbox_operator.cluster.leader import LEASE_SECONDS, PERIOD
+from tests.support.kubernetes.cluster import Cluster, kubeconfig, namespaces
 
 
 async def test_a_process_that_does_nothing_else_for_longer_than_the_lease_lasts_keeps_it(

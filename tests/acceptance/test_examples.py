@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chart.chart import tool
-from tests.support.cluster import ROOT, kubeconfig, namespaces
+from tests.support.kubernetes.cluster import ROOT, kubeconfig, namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.cluster import Cluster
+    from tests.support.kubernetes.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.api_proxy import ApiProxy
-from tests.support.cluster import namespaces, wait
-from tests.support.operator import OperatorProcess, installed
-from tests.support.room import Resource, build_processor
+from tests.support.kubernetes.api_proxy import ApiProxy
+from tests.support.kubernetes.cluster import namespaces, wait
+from tests.support.kubernetes.operator import OperatorProcess, installed
+from tests.support.kubernetes.room import Resource, build_processor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.cluster import Cluster
-    from tests.support.operator import Installed
-    from tests.support.room import Room
+    from tests.support.kubernetes.cluster import Cluster
+    from tests.support.kubernetes.operator import Installed
+    from tests.support.kubernetes.room import Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

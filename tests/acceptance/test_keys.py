@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox_operator.key_secrets import obtain_keys
-from outbox_operator.kube import Kube
+from outbox_operator.cluster.key_secrets import obtain_keys
+from outbox_operator.cluster.kube import Kube
 from outbox_operator.settings import read_settings
-from tests.support.cluster import kubeconfig, namespaces
+from tests.support.kubernetes.cluster import kubeconfig, namespaces
 
 if TYPE_CHECKING:
-    from tests.support.cluster import Cluster
+    from tests.support.kubernetes.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

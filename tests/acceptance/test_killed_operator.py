@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.cluster import wait
-from tests.support.operator import OperatorProcess
+from tests.support.kubernetes.cluster import wait
+from tests.support.kubernetes.operator import OperatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.operator import Installed
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.operator import Installed
+    from tests.support.kubernetes.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 

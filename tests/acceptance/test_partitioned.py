@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cluster import ApiError
-from tests.support.room import BY_PAIRS
+from tests.support.kubernetes.cluster import ApiError
+from tests.support.kubernetes.room import BY_PAIRS
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.demo.processes import find_process
+from tests.tools.demo.processes import find_process
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(500)]
 

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from outbox_operator.pod_rules import REMEDY, find_all_violations
-from outbox_operator.pods import build_worker_pod
-from outbox_operator.resources import parse_processor
+from outbox_operator.api.pod_rules import REMEDY, find_all_violations
+from outbox_operator.api.resources import parse_processor
+from outbox_operator.api.shapes import SEPARATOR
+from outbox_operator.rendering.pods import build_worker_pod
 from outbox_operator.settings import Images
-from outbox_operator.shapes import SEPARATOR
 from tests.chart.chart import FULL_NAME, render, the
-from tests.support.cluster import ApiError, Cluster, namespaces, wait
+from tests.support.kubernetes.cluster import ApiError, Cluster, namespaces, wait
+from tests.support.kubernetes.operator import OperatorProcess, installed
+from tests.support.kubernetes.room import Resource
 from tests.support.manifests import manifest, worker
-from tests.support.operator import OperatorProcess, installed
 from tests.support.overlays import ALLOWED, PLACE, asking, beside, cases, combined, own, pod, volume
-from tests.support.room import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.cluster import Body
+    from tests.support.kubernetes.cluster import Body
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 

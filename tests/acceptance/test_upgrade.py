@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cluster import REGISTRY, STATE, kubeconfig, wait
-from tests.support.operator import OperatorProcess, installed
+from tests.support.kubernetes.cluster import REGISTRY, STATE, kubeconfig, wait
+from tests.support.kubernetes.operator import OperatorProcess, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.cluster import Body, Cluster
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.cluster import Body, Cluster
+    from tests.support.kubernetes.room import Resource, Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 

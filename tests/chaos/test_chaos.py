@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.rounds import SEED
+from tests.tools.chaos.rounds import SEED
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = int(os.environ.get("OUTBOX_CHAOS_SECONDS", "100"))
@@ -25,7 +25,7 @@ NIGHT_SECONDS = 1200
 def run(seed: str, seconds: int, *arguments: str) -> tuple[int, str]:
     """The exit code, and what was printed."""
     print(f"OUTBOX_SEED={seed}")
-    command = [sys.executable, "-m", "tests.chaos", "--seed", seed, "--seconds", str(seconds), *arguments]
+    command = [sys.executable, "-m", "tests.tools.chaos", "--seed", seed, "--seconds", str(seconds), *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     print(done.stdout)
     return done.returncode, done.stdout

@@ -1,6 +1,6 @@
 """The chart as tests see it: where it is, the matrix of values it is tried with, and Helm.
 
-Helm is the one that `tests/cluster/setup.sh` built; nothing here needs a cluster.
+Helm is the one that `tests/tools/cluster/setup.sh` built; nothing here needs a cluster.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ MATRIX: dict[str, Values] = {
 
 
 def tool(name: str) -> Path:
-    """A program that `tests/cluster/setup.sh` put into the cache."""
+    """A program that `tests/tools/cluster/setup.sh` put into the cache."""
     path = CACHE / "bin" / name
-    assert path.exists(), f"{path} is not there: run tests/cluster/setup.sh"
+    assert path.exists(), f"{path} is not there: run tests/tools/cluster/setup.sh"
     return path
 
 

@@ -83,7 +83,7 @@ class Place:
 @pytest.fixture(scope="session")
 def kubeconfig() -> Path:
     path = Path(os.environ.get("KUBECONFIG") or STATE / "kubeconfig")
-    assert path.exists(), f"{path} is not there: run tests/cluster/up.sh"
+    assert path.exists(), f"{path} is not there: run tests/tools/cluster/up.sh"
     return path
 
 

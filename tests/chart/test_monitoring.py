@@ -1,4 +1,4 @@
-"""Monitors, alerts and dashboard of the chart. tests/acceptance/test_monitoring.py has them on a real Prometheus."""
+"""Monitors, alerts and dashboard of the chart; tests/acceptance/integrations has them on a real Prometheus."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from outbox_operator.key_secrets import TOKEN_FIELD
-from outbox_operator.naming import MANAGED_BY, PROCESSOR_LABEL, ROLE_LABEL
-from outbox_operator.observed import RUNNERS
+from outbox_operator.api.naming import MANAGED_BY, PROCESSOR_LABEL, ROLE_LABEL
+from outbox_operator.api.observed import RUNNERS
+from outbox_operator.cluster.key_secrets import TOKEN_FIELD
 from tests.chart.chart import CHART, FULL_NAME, MATRIX, NAMESPACE, SERVED, environment, of_kind, render, the
 
 CASES = Path(__file__).with_name("alerts.yaml")
@@ -26,7 +26,7 @@ TWO = MATRIX["watched in two namespaces"]
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("promtool")
-    assert program, "promtool is not there: run tests/cluster/setup.sh monitoring"
+    assert program, "promtool is not there: run tests/tools/cluster/setup.sh monitoring"
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from outbox_operator.naming import labels_of
-from outbox_operator.observed import Role
+from outbox_operator.api.naming import labels_of
+from outbox_operator.api.observed import Role
 from tests.chart.chart import (
     FULL_NAME,
     MATRIX,

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from outbox_operator import admission, handlers, kube, resources, store
+from outbox_operator import handlers
+from outbox_operator.api import admission, resources
+from outbox_operator.cluster import kube
+from outbox_operator.watch import store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
 from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, key_calls, leader_calls, served_calls
 

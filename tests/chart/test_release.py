@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 CRD = "outboxprocessors.outbox-operator.dev"
 REGISTRY = os.environ.get("OUTBOX_REGISTRY") or "localhost"
-"""Where tests/cluster/images.sh has put the images, tagged dev."""
+"""Where tests/tools/cluster/images.sh has put the images, tagged dev."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from outbox_cli.serving import SELECTOR, parse_operators
-from outbox_operator.admission import build_policies
+from outbox_cli.cluster.serving import SELECTOR, parse_operators
+from outbox_operator.api.admission import build_policies
 from tests.chart.chart import (
     CHART,
     DIGEST,

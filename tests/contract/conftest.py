@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_worker.postgres import competing
-from tests.support.consuming import JOBS, claim, join
-from tests.support.postgres import DEFAULT_VERSION
+from outbox_worker.postgres.feeds import competing
+from tests.support.database.consuming import JOBS, claim, join
+from tests.support.servers.postgres import DEFAULT_VERSION
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox_core.checkpoint import BEGINNING
 from outbox_core.errors import ConfigurationError
-from outbox_worker.postgres import messages
-from outbox_worker.postgres.messages import MessageReader
-from tests.support.messages import insert
-from tests.support.postgres import EVERYWHERE, build_source
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_worker.postgres.reading import messages
+from outbox_worker.postgres.reading.messages import MessageReader
+from tests.support.database.messages import insert
+from tests.support.servers.postgres import EVERYWHERE, build_source
 
 if TYPE_CHECKING:
     from outbox_core.message import Message

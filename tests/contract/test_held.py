@@ -7,12 +7,15 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_core.checkpoint import BEGINNING
-from outbox_core.failing import Action, Failure, Verdict
-from outbox_core.outcomes import HeldLease
+from outbox_core.processor.failing import Action, Failure, Verdict
+from outbox_core.processor.outcomes import HeldLease
+from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, dead_letters, holding, ownership
+from outbox_worker.postgres.admin import dead_letters
+from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.progress import checkpoints
 
 KEY = ProcessorKey("outbox", "orders")
 HOUR = timedelta(hours=1)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.postgres import POOLED, VERSIONS
+from tests.support.servers.postgres import POOLED, VERSIONS
 
 PREPARE = "PREPARE outbox_part (xid8[], bigint[]) AS INSERT INTO done SELECT n FROM unnest($2) AS n"
 EVERYWHERE = pytest.mark.parametrize("anywhere", [*VERSIONS, POOLED], indirect=True)

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.postgres import POOLED, VERSIONS
+from tests.support.servers.postgres import POOLED, VERSIONS
 
 PREPARE = (
     "PREPARE outbox_part (xid8, bigint, xid8, bigint) AS INSERT INTO done SELECT n FROM generate_series($2 + 1, $4) n"

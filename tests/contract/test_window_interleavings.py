@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from psycopg import sql
 from typing_extensions import override
 
-from outbox_core.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.partition import slots_of
-from outbox_core.snapshot_range import SnapshotRange
+from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.range_reader import SnapshotReader, fetch_snapshot
-from outbox_worker.postgres.range_scan import Limits, RangeScan
-from outbox_worker.postgres.slots import ensure_slot_index
-from outbox_worker.postgres.table import OutboxTable
-from tests.support.interleaving import Processor, World, merge
-from tests.support.postgres import build_source
+from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.range_reader import SnapshotReader, fetch_snapshot
+from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
+from outbox_worker.postgres.reading.slots import ensure_slot_index
+from outbox_worker.postgres.reading.table import OutboxTable
+from tests.support.database.interleaving import Processor, World, merge
+from tests.support.servers.postgres import build_source
 
 EXAMPLES = int(os.environ.get("OUTBOX_INTERLEAVINGS", "100"))
 PARTS = 32

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.postgres import Database
+    from tests.support.servers.postgres import Database
 
 
 @pytest.fixture

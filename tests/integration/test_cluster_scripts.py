@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.demo.processes import is_alive
+from tests.tools.demo.processes import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "tests" / "cluster"
+SCRIPTS = ROOT / "tests" / "tools" / "cluster"
 SOURCED = 'set -euo pipefail; for part in lib process owner load build; do source "$SCRIPTS/$part.sh"; done\n'
 
 
@@ -180,7 +180,7 @@ def test_the_demo_says_first_what_is_built_and_about_how_long_that_takes(shell):
 
 
 def test_parts_are_set_up_side_by_side_and_one_that_fails_ends_the_others(place, tmp_path):
-    scripts = shutil.copytree(SCRIPTS, tmp_path / "checkout" / "tests" / "cluster")
+    scripts = shutil.copytree(SCRIPTS, tmp_path / "checkout" / "tests" / "tools" / "cluster")
     note = tmp_path / "pid"
     (scripts / "parts" / "cluster.sh").write_text('setup_cluster() { echo $$ >"$NOTE"; sleep 300; }')
     (scripts / "parts" / "python.sh").write_text(

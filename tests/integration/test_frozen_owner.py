@@ -11,13 +11,14 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, ownership
 from outbox_worker.postgres.key import ProcessorKey
-from tests.support.client import LOST, Client
-from tests.support.contract import stored
-from tests.support.postgres import POOLED, wait_until
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.progress import checkpoints
+from tests.support.database.client import LOST, Client
+from tests.support.database.contract import stored
+from tests.support.servers.postgres import POOLED, wait_until
 
 KEY = ProcessorKey("outbox", "orders")
 RESOURCE = ResourceRef(cluster="c", namespace="n", name="a", uid="u1")

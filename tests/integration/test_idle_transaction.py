@@ -8,10 +8,10 @@ import uuid
 import psycopg
 import pytest
 
-from outbox_core.outcomes import HeldLease
-from outbox_worker.guard import GuardedConnection
-from outbox_worker.ownership import Ownership
-from tests.support.postgres import VERSIONS, wait_until
+from outbox_core.processor.outcomes import HeldLease
+from outbox_worker.handlers.guard import GuardedConnection
+from outbox_worker.ownership.heartbeat import Ownership
+from tests.support.servers.postgres import VERSIONS, wait_until
 
 INSERT = "INSERT INTO public.effects VALUES (%s)"
 IDLE_LIMIT = 0.5

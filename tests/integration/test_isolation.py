@@ -6,9 +6,9 @@ import psycopg
 import pytest
 
 from outbox_core.errors import HandlerError, TransientError
-from outbox_core.isolation import Found, Search, search_failed
-from outbox_worker.guard import HandlerEndedTransactionError
-from outbox_worker.isolation import MOST_KEPT, isolate, within
+from outbox_core.processor.isolation import Found, Search, search_failed
+from outbox_worker.engine.isolation import MOST_KEPT, isolate, within
+from outbox_worker.handlers.guard import HandlerEndedTransactionError
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.spec import StartFrom
-from outbox_worker.postgres import checkpoints
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.stall import HighWaterMarkObserver, observe_high_water_mark
-from tests.support.contract import AHEAD, NOTHING, OLDER, STORED, put, store, stored
-from tests.support.messages import insert
-from tests.support.postgres import build_source, wait_until
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.stall import HighWaterMarkObserver, observe_high_water_mark
+from tests.support.database.contract import AHEAD, NOTHING, OLDER, STORED, put, store, stored
+from tests.support.database.messages import insert
+from tests.support.servers.postgres import build_source, wait_until
 
 SOURCE = build_source()
 READER = MessageReader(SOURCE)

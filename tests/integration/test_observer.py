@@ -7,13 +7,13 @@ import time
 import pytest
 
 from outbox_core.config import ProcessorConfig
-from outbox_core.state import initial_state
-from outbox_worker.observer import Observer
+from outbox_core.processor.state import initial_state
+from outbox_worker.observe.observer import Observer
+from outbox_worker.observe.status import Identity, ProcessStatus
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.status import Identity, ProcessStatus
-from tests.support.contract import put
-from tests.support.postgres import build_source
+from outbox_worker.postgres.reading.messages import MessageReader
+from tests.support.database.contract import put
+from tests.support.servers.postgres import build_source
 
 SOURCE = build_source()
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.snapshot_range import SnapshotRange
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.range_reader import take_snapshot
-from outbox_worker.postgres.range_scan import RangeScan
-from tests.support.postgres import VERSIONS, build_source
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.range_reader import take_snapshot
+from outbox_worker.postgres.reading.range_scan import RangeScan
+from tests.support.servers.postgres import VERSIONS, build_source
 
 ROWS = 60_000
 LIMIT = 100

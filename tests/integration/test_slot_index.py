@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.partition import partition_of, slot_of
-from outbox_core.snapshot_range import Plan, SnapshotRange
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_core.spec import PartitionKey, Partitions
-from outbox_worker.postgres.messages import MessageReader, Slice
-from outbox_worker.postgres.range_scan import Limits, RangeScan
-from outbox_worker.postgres.slots import can_read_by_slot, ensure_slot_index
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
+from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
+from outbox_worker.postgres.reading.slots import can_read_by_slot, ensure_slot_index
+from outbox_worker.postgres.reading.table import OutboxTable
 from tests.integration.test_query_plans import Explaining
-from tests.support.postgres import VERSIONS, build_source, wait_until
+from tests.support.servers.postgres import VERSIONS, build_source, wait_until
 
 LIMIT = 100
 KEYS = [

@@ -7,14 +7,14 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox_core.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.errors import TransientError
-from outbox_worker.postgres import checkpoints, conflicts
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
-from tests.support.contract import own, put, stored
-from tests.support.postgres import POOLED
-from tests.support.proxy import CommitCutter, Cut
+from outbox_worker.postgres.progress import checkpoints, conflicts
+from tests.support.database.contract import own, put, stored
+from tests.support.servers.postgres import POOLED
+from tests.support.servers.proxy import CommitCutter, Cut
 
 KEY = ProcessorKey("outbox", "orders")
 TOKEN = uuid4()

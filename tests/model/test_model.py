@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from outbox_core.checkpoint import StoreAnswer
+from outbox_core.processor.state import STANDBY_POLL, Policy
+from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.spec import Delivery, Guarantee
-from outbox_core.state import STANDBY_POLL, Policy
-from outbox_worker import transaction
+from outbox_worker.engine import transaction
 from tests.model.cases import BAD, GOOD, LARGE, POSSIBLE
 from tests.model.checker import MODELS, ROOT, Question, check, configuration, run
-from tests.support.contract import NOTHING, Model
-from tests.support.sql_functions import read_function
+from tests.support.database.contract import NOTHING, Model
+from tests.support.database.sql_functions import read_function
 
 ACTIONS = {
     "Acquire", "Load", "Begin", "AskToStore", "TakeAnswer", "AskToCommit", "HearOfCommit", "FindBroken", "Confirm",

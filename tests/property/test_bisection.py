@@ -8,14 +8,14 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core import outcomes
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
 from outbox_core.message import Batch
-from outbox_core.processor import decide_next
+from outbox_core.processor import outcomes
+from outbox_core.processor.lifecycle import decide_next
+from outbox_core.processor.state import Policy, ProcessorState, Step
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import WorkerState
 from outbox_core.spec import Delivery, Guarantee, Retry
-from outbox_core.state import Policy, ProcessorState, Step
 
 ATTEMPTS = 3
 

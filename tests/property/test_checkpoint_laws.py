@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.checkpoint import MAX_POSITION, MAX_TRANSACTION_ID, Checkpoint, StoreAnswer, parse_checkpoint
-from tests.support.contract import AHEAD, ERROR, IGNORED, NOTHING, OLDER, STORED, Model
+from outbox_core.progress.checkpoint import MAX_POSITION, MAX_TRANSACTION_ID, Checkpoint, StoreAnswer, parse_checkpoint
+from tests.support.database.contract import AHEAD, ERROR, IGNORED, NOTHING, OLDER, STORED, Model
 
 PAIRS = st.builds(
     Checkpoint,

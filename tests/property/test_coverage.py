@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
-from outbox_core.coverage import as_window, covers, cut, decide_catch_up, find_common, join, meet
-from outbox_core.snapshot import Snapshot, parse_snapshot
-from outbox_core.snapshot_range import SnapshotRange
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.progress.coverage import as_window, covers, cut, decide_catch_up, find_common, join, meet
+from outbox_core.progress.snapshot import Snapshot, parse_snapshot
+from outbox_core.progress.snapshot_range import SnapshotRange
 
 IDS = range(1, 13)
 POSITIONS = range(4)

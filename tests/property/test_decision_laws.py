@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox_core.report import LeaseView, Reason, WorkerState
-from outbox_operator.apply import dump_status
-from outbox_operator.decide import Decision, decide
-from outbox_operator.hand_over import hand_over_job_name
-from outbox_operator.observed import JobView, Observed, Origin, PodView, Problem, Role, Slots, WorkloadView
-from outbox_operator.ownership import claim_job_name
-from outbox_operator.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
-from outbox_operator.rollout import WAS_NOT_READY, WAS_READY, format_rendered
-from outbox_operator.status import OwnershipStatus, ProcessorStatus
+from outbox_operator.api.observed import JobView, Observed, Origin, PodView, Problem, Role, Slots, WorkloadView
+from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
+from outbox_operator.api.status import OwnershipStatus, ProcessorStatus
+from outbox_operator.decision.decide import Decision, decide
+from outbox_operator.decision.hand_over import hand_over_job_name
+from outbox_operator.decision.ownership import claim_job_name
+from outbox_operator.decision.rollout import WAS_NOT_READY, WAS_READY, format_rendered
+from outbox_operator.reconcile.apply import dump_status
 from tests.unit.operator.building import (
     BLOCKED,
     ELSEWHERE,

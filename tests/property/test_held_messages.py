@@ -8,14 +8,14 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core import outcomes
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
-from outbox_core.failing import Action
 from outbox_core.message import Batch, Held
-from outbox_core.processor import decide_next
+from outbox_core.processor import outcomes
+from outbox_core.processor.failing import Action
+from outbox_core.processor.lifecycle import decide_next
+from outbox_core.processor.state import Policy, ProcessorState, Step
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Guarantee, Retry, WhenExhausted
-from outbox_core.state import Policy, ProcessorState, Step
 
 KEYS = 4
 ATTEMPTS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, build_config
 
 COUNT = 6

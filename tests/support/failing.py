@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_HANDLER, build_config
 
 if TYPE_CHECKING:

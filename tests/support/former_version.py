@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.report import Report
-from outbox_operator.apply import dump_status
+from outbox_operator.api.observed import Observed, PodView, Role
+from outbox_operator.api.resources import Processor, ProcessorSpec
 from outbox_operator.crd import build_crd
-from outbox_operator.decide import decide
-from outbox_operator.manifests import build_config, format_config
-from outbox_operator.observed import Observed, PodView, Role
-from outbox_operator.resources import Processor, ProcessorSpec
+from outbox_operator.decision.decide import decide
+from outbox_operator.reconcile.apply import dump_status
+from outbox_operator.rendering.manifests import build_config, format_config
 from outbox_operator.settings import Images
 
 if TYPE_CHECKING:

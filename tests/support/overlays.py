@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from outbox_operator.overlay import merge
+from outbox_operator.api.overlay import merge
 from tests.support.manifests import APART, RABBITMQ, spark, worker
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from outbox_spark.classes import CLASSES, map_classes
-from tests.support.postgres import free_port, wait_until
+from tests.support.servers.postgres import free_port, wait_until
 from tests.support.worker import Worker, Workers, build_config
 
 if TYPE_CHECKING:
-    from tests.support.postgres import Database
+    from tests.support.servers.postgres import Database
 
 SPARK_HOME = Path(sys.prefix) / "spark"
-"""A copy of Spark whose classes are ready to be mapped (`tests/cluster/parts/spark.sh`)."""
+"""A copy of Spark whose classes are ready to be mapped (`tests/tools/cluster/parts/spark.sh`)."""
 OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Of every JVM that the tests start: tests compute little."""
 PATIENCE = 240.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_core.config import ProcessorConfig
 from outbox_core.report import Report
 from tests.support import prefork
-from tests.support.postgres import free_port, wait_until
+from tests.support.servers.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from tests.support.postgres import Database
+    from tests.support.servers.postgres import Database
 
 FAST: dict[str, Any] = {
     "pollInterval": "100ms",

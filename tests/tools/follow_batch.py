@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.postgres import Servers, free_port, wait_until
+from tests.support.servers.postgres import Servers, free_port, wait_until
 from tests.support.worker import SQL_TARGET, Outbox, Workers, build_config
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from tests.support.postgres import Database
+    from tests.support.servers.postgres import Database
 
 OURS = ("outbox_core", "outbox_worker", "outbox_sql")
 BATCH = 10

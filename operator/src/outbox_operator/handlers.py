@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import kopf
 from typing_extensions import override
 
-from outbox_operator.kube import PAGE
-from outbox_operator.naming import SELECTOR
-from outbox_operator.resources import GROUP, KIND, PLURAL, VERSION
-from outbox_operator.store import slim
+from outbox_operator.api.naming import SELECTOR
+from outbox_operator.api.resources import GROUP, KIND, PLURAL, VERSION
+from outbox_operator.cluster.kube import PAGE
+from outbox_operator.watch.store import slim
 
 if TYPE_CHECKING:
-    from outbox_operator.controller import Controller
+    from outbox_operator.reconcile.controller import Controller
 
 SOURCES: Final = {
     "Deployment": ("apps", "v1", "deployments"),

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import kopf
 
 from outbox_operator import health, logs, metrics
-from outbox_operator.controller import Controller
-from outbox_operator.election import Election
+from outbox_operator.cluster.election import Election
+from outbox_operator.cluster.key_secrets import obtain_keys
+from outbox_operator.cluster.kube import Kube
 from outbox_operator.handlers import build_registry, build_settings
-from outbox_operator.key_secrets import obtain_keys
-from outbox_operator.kube import Kube
+from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import read_settings
 
 if TYPE_CHECKING:
-    from outbox_operator.leader import Leader
+    from outbox_operator.cluster.leader import Leader
     from outbox_operator.settings import Settings
 
 log = logging.getLogger(__name__)

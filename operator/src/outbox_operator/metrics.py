@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from outbox_operator.store import Body, Store
+    from outbox_operator.watch.store import Body, Store
 
 RECONCILE_SECONDS: Final = Histogram(
     "outbox_operator_reconcile_seconds",

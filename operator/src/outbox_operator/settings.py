@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outbox_core.plain import port_number
-from outbox_operator.keys import Keys
+from outbox_operator.api.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.chart.chart import tool
-from tests.support.cluster import kubeconfig
+from tests.support.kubernetes.cluster import kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
-    from tests.support.shop import Shop
+    from tests.support.kubernetes.room import Resource, Room
+    from tests.support.kubernetes.shop import Shop
 
 AT_ONCE = 4
 PROGRAMS = Path(sys.executable).parent

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.acceptance.scenarios import Scenarios, recovers, until_handled, until_owner
-from tests.support.cluster import wait
+from tests.support.kubernetes.cluster import wait
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Body
-    from tests.support.room import Resource
+    from tests.support.kubernetes.cluster import Body
+    from tests.support.kubernetes.room import Resource
 
 scenarios = Scenarios()
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from outbox_core.report import Reason, Report, ResourceRef, WorkerState
 from tests.acceptance.scenarios import Scenarios, recovers
-from tests.support.asking import ask_pod, call_pod, key_of
-from tests.support.cluster import REGISTRY, wait
+from tests.support.kubernetes.asking import ask_pod, call_pod, key_of
+from tests.support.kubernetes.cluster import REGISTRY, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Body
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.cluster import Body
+    from tests.support.kubernetes.room import Resource, Room
 
 scenarios = Scenarios()
 

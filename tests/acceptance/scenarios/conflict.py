@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.acceptance.scenarios import Scenarios, block, until_handled
-from tests.support.room import BY_PAIRS
+from tests.support.kubernetes.room import BY_PAIRS
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.room import Resource, Room
 
 scenarios = Scenarios()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox_operator.naming import PROCESSOR_LABEL
+from outbox_operator.api.naming import PROCESSOR_LABEL
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import wait
+from tests.support.kubernetes.cluster import wait
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms

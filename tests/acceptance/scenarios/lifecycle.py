@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import ApiError, wait
+from tests.support.kubernetes.cluster import ApiError, wait
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.room import Resource, Room
 
 RESTORED_WITHIN = 10.0
 scenarios = Scenarios()

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import namespaces
-from tests.support.shop import DatabaseServer
+from tests.support.kubernetes.cluster import namespaces
+from tests.support.kubernetes.shop import DatabaseServer
 
 if TYPE_CHECKING:
     import psycopg
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource, Room
+    from tests.support.kubernetes.room import Resource, Room
 
 LEASE = 60.0
 """The default of mode Competing."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import wait
+from tests.support.kubernetes.cluster import wait
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms

@@ -12,15 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tests.acceptance.scenarios import Scenarios
-from tests.support.certificates import make_certificates
-from tests.support.cluster import REGISTRY
+from tests.support.kubernetes.cluster import REGISTRY
+from tests.support.servers.certificates import make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.cluster import Body
-    from tests.support.room import Room
+    from tests.support.kubernetes.cluster import Body
+    from tests.support.kubernetes.room import Room
 
 scenarios = Scenarios()
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.acceptance.scenarios import Scenarios, until_handled
-from tests.support.cluster import REGISTRY, wait
+from tests.support.kubernetes.cluster import REGISTRY, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.acceptance.conftest import Rooms
-    from tests.support.room import Resource
+    from tests.support.kubernetes.room import Resource
 
 scenarios = Scenarios()
 
 NODE = "10.88.0.1"
-"""The local cluster's node, where probes come from (tests/cluster/network.sh)."""
+"""The local cluster's node, where probes come from (tests/tools/cluster/network.sh)."""
 NETWORKS = Path(os.environ.get("OUTBOX_RUN") or "/run/outbox-operator") / "containerd"
 GATE = 9999
 WAITING = {

@@ -14,13 +14,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tests.chaos.pods import shim
-from tests.chaos.producer import MARK, Producer
-from tests.chaos.verdict import partition_of
-from tests.ledger.commitlog import read_commit_logs
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
+from tests.tools.chaos.processes.pods import shim
+from tests.tools.chaos.processes.producer import MARK, Producer
+from tests.tools.chaos.verdict import partition_of
+from tests.tools.ledger.commitlog import read_commit_logs
 
-SCHEMA = Path(__file__).resolve().parents[2] / "chaos" / "schema.sql"
+SCHEMA = Path(__file__).resolve().parents[2] / "tools" / "chaos" / "schema.sql"
 
 
 @pytest.fixture

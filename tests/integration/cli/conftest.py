@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_cli.main import main
-from outbox_core.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres import checkpoints, conflicts, ownership
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.progress import checkpoints, conflicts
 
 if TYPE_CHECKING:
     import psycopg
 
-    from tests.support.postgres import Database
+    from tests.support.servers.postgres import Database
 
 PROGRAM = Path(sys.executable).with_name("outbox")
 SCHEMA = "outbox"

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from tests.integration.cli.conftest import Cli
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, build_config
 
 DELIVERY = {

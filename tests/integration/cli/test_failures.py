@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.support.failing import KEYS, Failing
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET, Outbox, Workers
 
 QUICK = {"maxAttempts": 1, "initialBackoff": "50ms", "maxBackoff": "100ms"}

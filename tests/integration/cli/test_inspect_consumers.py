@@ -7,12 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_core.claimed_batch import ClaimedBatch
+from outbox_core.processor.claimed_batch import ClaimedBatch
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
-from outbox_worker.postgres import competing, ownership, partitions
+from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
-from tests.support.postgres import build_source
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.ownership import partitions
+from tests.support.servers.postgres import build_source
 
 KEY = ProcessorKey("outbox", "orders")
 HOUR = timedelta(hours=1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.partition import partition_of
-from outbox_core.snapshot_range import SnapshotRange
-from outbox_worker.postgres import partitions, rebalance
-from outbox_worker.postgres.range_reader import fetch_snapshot
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.reading.range_reader import fetch_snapshot
 
 COUNT = 3
 

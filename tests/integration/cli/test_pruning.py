@@ -11,10 +11,10 @@ import pytest
 from typing_extensions import override
 
 from outbox_core.partition import partition_of
-from outbox_worker.partition_steps import PASSING_SECONDS
-from outbox_worker.postgres import checkpoints
+from outbox_worker.engine.partition_steps import PASSING_SECONDS
+from outbox_worker.postgres.progress import checkpoints
 from tests.integration.cli.conftest import Cli
-from tests.support.postgres import Servers, wait_until
+from tests.support.servers.postgres import Servers, wait_until
 from tests.support.worker import Outbox, build_config
 
 REMOTE = "--no-remote-readers"

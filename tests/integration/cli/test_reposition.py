@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tests.integration.cli.conftest import Cli, pair
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 
 WHY = ("--reason", "invoices were wrong")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from tests.integration.cli.conftest import Cli
 
 WHY = ("--reason", "the script was right")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.integration.cli.conftest import PROGRAM, Cli, drain
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import FAST, GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, Outbox
 
 ROOT = Path(__file__).resolve().parents[3]

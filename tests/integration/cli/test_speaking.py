@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from outbox_core.checkpoint import MAX_POSITION
-from outbox_worker.status import ACTIVITY_SECONDS
+from outbox_core.progress.checkpoint import MAX_POSITION
+from outbox_worker.observe.status import ACTIVITY_SECONDS
 from tests.integration.cli.conftest import Cli
 from tests.integration.cli.test_running import manifest, outbox, run
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET
 
 __all__ = ["outbox", "run"]

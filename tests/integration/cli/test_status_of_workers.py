@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.integration.cli.conftest import SCHEMA, Cli
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET, Outbox, build_config
 
 FAILING = {"sql": {"statement": "INSERT INTO nowhere SELECT message_id FROM batch"}}

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from outbox_core.checkpoint import BEGINNING
-from outbox_worker.postgres import ownership, rebuilds, remote_target
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.progress import rebuilds
 from tests.integration.cli.conftest import SCHEMA, Cli, Shop
-from tests.support.postgres import build_source
+from tests.support.servers.postgres import build_source
 
 WHY = ("--reason", "invoices were wrong")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
-from outbox_core.snapshot_range import SnapshotRange
-from outbox_worker.postgres import checkpoints
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.range_reader import fetch_snapshot
-from tests.support.postgres import build_source
-from tests.support.stored import stored_pair
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.range_reader import fetch_snapshot
+from tests.support.database.stored import stored_pair
+from tests.support.servers.postgres import build_source
 
 WHY = ("--yes", "--reason", "invoices were wrong")
 KEY = ProcessorKey("outbox", "orders")

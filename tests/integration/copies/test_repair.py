@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox_core.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.errors import ConfigurationError
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.report import Reason
-from outbox_worker.postgres import checkpoints, identity
+from outbox_worker.postgres import identity
+from outbox_worker.postgres.admin.repair import Outbox, Repairer
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.repair import Outbox, Repairer
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.messages import MessageReader
 from tests.integration.cli.conftest import Cli
-from tests.support.postgres import build_source, wait_until
-from tests.support.restore import age, dump, next_id, restored, use_up
+from tests.support.servers.postgres import build_source, wait_until
+from tests.support.servers.restore import age, dump, next_id, restored, use_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import psycopg
 
-    from tests.support.postgres import Database, Servers
+    from tests.support.servers.postgres import Database, Servers
 
 SOURCE = build_source()
 READER = MessageReader(SOURCE)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox_core.checkpoint import BEGINNING
 from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
-from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.reading.messages import MessageReader
 from tests.integration.cli.conftest import Cli
-from tests.support.clone import Clone, Primary
-from tests.support.postgres import Database, PgBouncer, build_source, wait_until
-from tests.support.restore import next_id, use_up
+from tests.support.servers.clone import Clone, Primary
+from tests.support.servers.postgres import Database, PgBouncer, build_source, wait_until
+from tests.support.servers.restore import next_id, use_up
 from tests.support.worker import PICKY_HANDLER, PYTHON_TARGET, SQL_TARGET, Outbox, Workers, build_config
 
 if TYPE_CHECKING:

@@ -15,22 +15,22 @@ import psycopg
 import pytest
 import yaml
 
-from tests.demo.database import Database as DemoDatabase
-from tests.demo.transactions import LARGE_BYTES
-from tests.ledger.account import Order, compare, compare_sums
-from tests.ledger.amqp import BrokerError
-from tests.ledger.commitlog import read_commit_logs
-from tests.ledger.plant import check_list, check_sums
-from tests.ledger.targets import read_rows, read_sums
-from tests.support.postgres import wait_until
-from tests.support.rabbitmq import RabbitmqServer
+from tests.support.servers.postgres import wait_until
+from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.worker import Worker, Workers, build_config
+from tests.tools.demo.database import Database as DemoDatabase
+from tests.tools.demo.producing.transactions import LARGE_BYTES
+from tests.tools.ledger.account import Order, compare, compare_sums
+from tests.tools.ledger.amqp import BrokerError
+from tests.tools.ledger.commitlog import read_commit_logs
+from tests.tools.ledger.plant import check_list, check_sums
+from tests.tools.ledger.targets import read_rows, read_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.ledger.commitlog import Committed
-    from tests.support.postgres import Database
+    from tests.support.servers.postgres import Database
+    from tests.tools.ledger.commitlog import Committed
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
@@ -47,7 +47,7 @@ def shop(database: Database) -> Database:
     """A database with the tables of the examples and the demo's gate."""
     with psycopg.connect(database.uri(), autocommit=True) as connection:
         connection.execute((EXAMPLES / "orders.sql").read_bytes())
-        connection.execute((ROOT / "tests/demo/gate.sql").read_bytes())
+        connection.execute((ROOT / "tests/tools/demo/gate.sql").read_bytes())
     return database
 
 
@@ -55,7 +55,15 @@ def shop(database: Database) -> Database:
 def produced(shop: Database, tmp_path: Path) -> list[Committed]:
     """The commit log of a short run of the producers."""
     environment = {"PGHOST": "127.0.0.1", "PGPORT": str(shop.port), "PGUSER": "postgres", "PGDATABASE": shop.name}
-    command = [sys.executable, "-m", "tests.demo.producers", "--log-dir", str(tmp_path / "log"), "--seed", "11"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tools.demo.producing.producers",
+        "--log-dir",
+        str(tmp_path / "log"),
+        "--seed",
+        "11",
+    ]
     subprocess.run(
         [*command, "--messages", str(MESSAGES), "--seconds", "3"],
         cwd=ROOT,

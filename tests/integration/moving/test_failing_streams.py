@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import build_config
 
 KEYS = 6

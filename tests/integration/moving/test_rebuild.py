@@ -11,8 +11,8 @@ import pytest
 from typing_extensions import override
 
 from tests.integration.moving.conftest import BOTH
-from tests.support.contract import NOT_OWNER, store, stored
-from tests.support.postgres import wait_until
+from tests.support.database.contract import NOT_OWNER, store, stored
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import build_config
 
 OLD = "INSERT INTO old_orders (message_id, n) SELECT message_id, (data->>'n')::int FROM batch"

@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
-from outbox_core.snapshot import parse_snapshot
-from outbox_worker.postgres import checkpoints, conflicts
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.progress import checkpoints, conflicts
 from outbox_worker.postgres.remote_target import forget_source
 from tests.integration.moving.conftest import BOTH, STATEMENT, Apart
-from tests.support.postgres import POOLED, wait_until
-from tests.support.proxy import CommitCutter, Cut, Relay
+from tests.support.servers.postgres import POOLED, wait_until
+from tests.support.servers.proxy import CommitCutter, Cut, Relay
 from tests.support.worker import SQL_TARGET, HandlerGate, Outbox, build_config
 
 HANDLER = """

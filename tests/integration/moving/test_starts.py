@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint, parse_checkpoint
-from outbox_core.coverage import as_window
-from outbox_core.snapshot_range import SnapshotRange
+from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
+from outbox_core.progress.coverage import as_window
+from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import StartFrom
-from outbox_worker.postgres import checkpoints
-from outbox_worker.postgres.messages import MessageReader
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.messages import MessageReader
 from tests.integration.moving.conftest import BOTH
-from tests.support.postgres import build_source, wait_until
+from tests.support.servers.postgres import build_source, wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
 SOURCE = build_source()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.rabbitmq import RabbitmqServer
+from tests.support.servers.rabbitmq import RabbitmqServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from outbox_core.report import Intent
-from outbox_operator.keys import Keys
-from outbox_operator.reachability import Cause, Unreachable
-from outbox_operator.reports import Answer, ask, fetch_report
-from tests.support.postgres import free_port, wait_until
+from outbox_operator.api.keys import Keys
+from outbox_operator.decision.reachability import Cause, Unreachable
+from outbox_operator.reconcile.reports import Answer, ask, fetch_report
+from tests.support.servers.postgres import free_port, wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
 if TYPE_CHECKING:

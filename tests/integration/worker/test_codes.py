@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.support.postgres import wait_until
-from tests.support.proxy import CommitCutter, Cut
+from tests.support.servers.postgres import wait_until
+from tests.support.servers.proxy import CommitCutter, Cut
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outbox_core.claimed_batch import ClaimedBatch
 from outbox_core.errors import TransientError
+from outbox_core.processor.claimed_batch import ClaimedBatch
+from outbox_core.processor.turns import Turn
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
-from outbox_core.turns import Turn
-from outbox_worker.postgres import identity, ownership
-from outbox_worker.postgres.competing import BatchTaker, Consumer, join
+from outbox_worker.postgres import identity
+from outbox_worker.postgres.feeds.competing import BatchTaker, Consumer, join
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.range_scan import ReadRange
-from tests.support.crash import CrashingServer, Place
-from tests.support.postgres import VERSIONS, build_source, wait_until
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.reading.range_scan import ReadRange
+from tests.support.servers.crash import CrashingServer, Place
+from tests.support.servers.postgres import VERSIONS, build_source, wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 HOLD = """

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from outbox_core.report import ExitCode
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 LEASE = 2.0

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from tests.load.snapshot import run
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, build_config
+from tests.tools.load.snapshot import run
 
 IN_ORDER = {
     "sql": {

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.support.postgres import wait_until
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 SNAPSHOT = {"cursor": "Snapshot"}

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from outbox_worker.postgres import words
-from tests.support.postgres import wait_until
+from outbox_worker.postgres.ownership import words
+from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
 MODES = {

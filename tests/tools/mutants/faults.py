@@ -39,7 +39,7 @@ def _fault(name: str, path: str, old: str, new: str, *tests: str) -> Fault:
 
 _PAIR: Final = "(v_stored.last_processed_transaction_id, v_stored.last_processed_position)"
 _HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > clock_timestamp();"
-_TEST_IDLE: Final = "tests/unit/operator/test_idle.py"
+_TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
 """
@@ -53,28 +53,28 @@ DATABASE: Final = (
         f"{SQL}/leases.sql",
         "    FOR KEY SHARE;\n    RETURN coalesce(\n",
         "    ;\n    RETURN coalesce(\n",
-        "tests/contract/test_fence.py::test_no_takeover_between_store_and_commit[18]",
+        "tests/contract/ownership/test_fence.py::test_no_takeover_between_store_and_commit[18]",
     ),
     _fault(
         "positions compared alone when a checkpoint is stored",
         f"{SQL}/checkpoints.sql",
         f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) THEN\n        UPDATE",
         "    ELSIF v_stored.last_processed_position = p_expected_position THEN\n        UPDATE",
-        "tests/contract/test_checkpoint_steps.py::test_step",
+        "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
     _fault(
         "now() for clock_timestamp() in the fence",
         f"{SQL}/leases.sql",
         "v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);",
         "v_lease.token = p_owner_token AND v_lease.expires_at > now(), false);",
-        "tests/contract/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
+        "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
     ),
     _fault(
         "now() for clock_timestamp() when a lease is asked for",
         f"{SQL}/leases.sql",
         "    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)\n",
         "    v_refused := coalesce(v_lease.expires_at > now() AND v_lease.token <> p_token, false)\n",
-        "tests/contract/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
+        "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
     ),
     _fault(
         "now() for clock_timestamp() in the heartbeat",
@@ -82,14 +82,14 @@ DATABASE: Final = (
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
         "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
         f"      {_HELD.replace('clock_timestamp()', 'now()')}\n    RETURN FOUND;",
-        "tests/contract/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
+        "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
     ),
     _fault(
         "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
         f"{SQL}/checkpoints.sql",
         "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
         "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
-        "tests/contract/test_checkpoint_steps.py::test_step",
+        "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
     _fault(
         "the heartbeat renews without the token",
@@ -97,7 +97,7 @@ DATABASE: Final = (
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
         "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
         f"      {_HELD.replace(' AND l.token = p_token', '')}\n    RETURN FOUND;",
-        "tests/contract/test_ownership.py::TestLease::test_renewed_by_its_holder_only[18]",
+        "tests/contract/ownership/test_ownership.py::TestLease::test_renewed_by_its_holder_only[18]",
     ),
     _fault(
         "a batch is completed without its attempt",
@@ -106,35 +106,35 @@ DATABASE: Final = (
         "AND b.owner = p_owner AND b.attempt = p_attempt\n      AND (b.upto",
         "    DELETE FROM competing_batches b\n    WHERE b.processor_id = p_processor_id AND b.id = p_batch "
         "AND b.owner = p_owner\n      AND (b.upto",
-        "tests/contract/test_competing.py::test_completion_failure_and_heartbeat_check_owner_and_attempt[18-attempt]",
+        "tests/contract/competing/test_competing.py::test_completion_failure_and_heartbeat_check_owner_and_attempt[18-attempt]",
     ),
     _fault(
         "a claim lapses 30 s after it was made",
         f"{SQL}/claims.sql",
         "coalesce(p_claim.vacated_at < clock_timestamp()",
         "coalesce(coalesce(p_claim.vacated_at, p_claim.claimed_at) < clock_timestamp()",
-        "tests/contract/test_ownership.py::TestClaim::test_it_never_lapses_while_its_resource_exists[18]",
+        "tests/contract/ownership/test_ownership.py::TestClaim::test_it_never_lapses_while_its_resource_exists[18]",
     ),
     _fault(
         "a lease is given during an open conflict",
         f"{SQL}/leases.sql",
         "AND f.needs_person AND f.resolved_at IS NULL);\n    IF NOT v_refused THEN",
         "AND false);\n    IF NOT v_refused THEN",
-        "tests/contract/test_ownership.py::TestLease::test_refused_while_a_conflict_waits_for_a_person[18]",
+        "tests/contract/ownership/test_ownership.py::TestLease::test_refused_while_a_conflict_waits_for_a_person[18]",
     ),
     _fault(
         "the hash is of another byte, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')), 0)",
         "pg_catalog.convert_to(p_key, 'UTF8')), 1)",
-        "tests/contract/test_partitions.py::test_sql_hashes_as_python_does",
+        "tests/contract/partitions/test_partitions.py::test_sql_hashes_as_python_does",
     ),
     _fault(
         "keys are folded to lower case, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')",
         "pg_catalog.convert_to(pg_catalog.lower(p_key), 'UTF8')",
-        "tests/contract/test_partitions.py::test_sql_hashes_as_python_does",
+        "tests/contract/partitions/test_partitions.py::test_sql_hashes_as_python_does",
     ),
     _fault(
         "a redriven dead letter loses its place",
@@ -155,21 +155,21 @@ DATABASE: Final = (
 READING: Final = (
     _fault(
         "positions compared alone when the outbox is read",
-        f"{WORKER}/postgres/messages.py",
+        f"{WORKER}/postgres/reading/messages.py",
         '[sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]',
         '[sql.SQL("o.position > {}::bigint").format(place("after_position"))]',
         "tests/contract/test_cursor.py::test_positions_that_commit_out_of_order_come_by_pair[18]",
     ),
     _fault(
         "positions compared alone when Spark goes on",
-        "worker/src/outbox_spark/resume.py",
+        "worker/src/outbox_spark/streaming/resume.py",
         "    if directory.committed > stored:\n",
         "    if directory.committed.position > stored.position:\n",
         "tests/unit/engine/test_resume.py",
     ),
     _fault(
         "the last message handled is stored instead of the last examined",
-        f"{WORKER}/postgres/messages.py",
+        f"{WORKER}/postgres/reading/messages.py",
         "            return replace(reach, messages=messages, matched_count=len(messages))\n",
         "            examined = messages[-1].checkpoint if messages else reach.examined\n"
         "            return replace(reach, messages=messages, matched_count=len(messages), examined=examined)\n",
@@ -177,7 +177,7 @@ READING: Final = (
     ),
     _fault(
         "a window is read up to now",
-        f"{WORKER}/postgres/range_reader.py",
+        f"{WORKER}/postgres/reading/range_reader.py",
         "        span = SnapshotRange(window.end, upper)\n",
         "        span = SnapshotRange(window.end)\n",
         "tests/contract/test_window_interleavings.py",
@@ -198,21 +198,21 @@ READING: Final = (
     ),
     _fault(
         "null in deliver_after is the first day of year 1",
-        f"{WORKER}/postgres/table.py",
+        f"{WORKER}/postgres/reading/table.py",
         "\"CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z') END\"",
         "\"least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z')\"",
-        "tests/integration/worker/test_nulls.py::test_a_message_without_a_delay_is_not_delayed",
+        "tests/integration/worker/targets/test_nulls.py::test_a_message_without_a_delay_is_not_delayed",
     ),
     _fault(
         "null in deliver_after is a delay",
-        f"{WORKER}/postgres/holding.sql",
+        f"{WORKER}/postgres/feeds/holding.sql",
         "coalesce(b.deliver_after > clock_timestamp(), false)",
         "coalesce(b.deliver_after > clock_timestamp(), true)",
-        "tests/integration/worker/test_failures.py",
+        "tests/integration/worker/failing/test_failures.py",
     ),
     _fault(
         "a session of another run of the server than memory knows is trusted",
-        f"{WORKER}/transaction.py",
+        f"{WORKER}/engine/transaction.py",
         "        if self.server_run is not None and (row is None or row[-1] != self.server_run):\n",
         "        if False and (row is None or row[-1] != self.server_run):\n",
         "tests/integration/worker/test_crashed_backend.py",
@@ -222,29 +222,29 @@ READING: Final = (
 OWNER: Final = (
     _fault(
         "code 2 commits",
-        f"{CORE}/checkpoint.py",
+        f"{CORE}/progress/checkpoint.py",
         "        return self is not StoreAnswer.STORED\n",
         "        return self not in (StoreAnswer.STORED, StoreAnswer.AHEAD)\n",
         "tests/unit/core/test_checkpoint.py",
     ),
     _fault(
         "AtLeastOnce hands over without a look at the lease",
-        f"{WORKER}/handling.py",
+        f"{WORKER}/engine/handling.py",
         "        if (told := self._fresh.find_loss(state, batch)) is not None:\n            return told\n"
         "        if not self._effects.are_inside:",
         "        if not self._effects.are_inside:",
-        "tests/integration/worker/test_rabbitmq.py::test_a_frozen_publisher_hands_nothing_over_after_its_lease",
+        "tests/integration/worker/targets/test_rabbitmq.py::test_a_frozen_publisher_hands_nothing_over_after_its_lease",
     ),
     _fault(
         "no idle timeout",
-        f"{WORKER}/transaction.py",
+        f"{WORKER}/engine/transaction.py",
         "idle=sql.Literal(str(self._idle_limit))",
         'idle=sql.Literal("0")',
-        "tests/contract/test_fence.py::test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease[18]",
+        "tests/contract/ownership/test_fence.py::test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease[18]",
     ),
     _fault(
         "a lost COMMIT is taken for failed",
-        f"{WORKER}/transaction.py",
+        f"{WORKER}/engine/transaction.py",
         "        if connection.closed and request is not None:\n",
         "        if connection.closed and request is not None and not committing:\n",
         "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",
@@ -258,35 +258,35 @@ OWNER: Final = (
     ),
     _fault(
         "Parquet is shown before its manifest commits",
-        "worker/src/outbox_spark/pipeline.py",
+        "worker/src/outbox_spark/streaming/pipeline.py",
         "            prepared.effects.list_files(transaction.connection)\n",
         "            prepared.effects.list_files(transaction.connection)\n"
-        "            from outbox_spark.files import reveal\n\n            reveal(prepared.effects.pending)\n",
-        "tests/integration/test_spark_driver.py::test_a_driver_that_lost_ownership_is_told_4_and_rolls_back",
+        "            from outbox_spark.writing.files import reveal\n\n            reveal(prepared.effects.pending)\n",
+        "tests/integration/spark/test_spark_driver.py::test_a_driver_that_lost_ownership_is_told_4_and_rolls_back",
     ),
 )
 
 BROKER: Final = (
     _fault(
         "a lone nack is taken for an ack",
-        f"{WORKER}/confirm.py",
+        f"{WORKER}/targets/amqp/confirm.py",
         "            if not accepted:\n",
         "            if not accepted and multiple:\n",
         "tests/unit/worker/test_confirm.py",
     ),
     _fault(
         "every nack is taken for an ack",
-        f"{WORKER}/amqp.py",
+        f"{WORKER}/targets/amqp/connection.py",
         "accepted = isinstance(value, commands.Basic.Ack)",
         "accepted = True",
-        "tests/integration/worker/test_rabbitmq.py::test_a_refusal_by_the_broker_counts_as_attempt",
+        "tests/integration/worker/targets/test_rabbitmq.py::test_a_refusal_by_the_broker_counts_as_attempt",
     ),
     _fault(
         "what the broker returns is ignored",
-        f"{WORKER}/amqp.py",
+        f"{WORKER}/targets/amqp/connection.py",
         '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))\n',
         "",
-        "tests/integration/worker/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
+        "tests/integration/worker/targets/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
     ),
 )
 
@@ -300,14 +300,14 @@ SECRETS: Final = (
     ),
     _fault(
         "a broker's URI is quoted in the error",
-        f"{WORKER}/broker.py",
+        f"{WORKER}/targets/amqp/broker.py",
         '_invalid("`uri` is not a URI such as',
         '_invalid(f"`uri` {uri} is not a URI such as',
         "tests/unit/worker/test_broker.py",
     ),
     _fault(
         "a broker's password is shown with its address",
-        f"{WORKER}/broker.py",
+        f"{WORKER}/targets/amqp/broker.py",
         "    password: str = field(repr=False)\n",
         "    password: str\n",
         "tests/unit/worker/test_broker.py",
@@ -317,32 +317,32 @@ SECRETS: Final = (
 CLUSTER: Final = (
     _fault(
         "pods are scaled before the status says it",
-        f"{OPERATOR}/apply.py",
+        f"{OPERATOR}/reconcile/apply.py",
         _WRITE_STATUS + _WRITE_EVENTS,
         "        await self._apply_owned(body, observed, decision)\n" + _WRITE_STATUS + _WRITE_EVENTS,
         _TEST_IDLE,
     ),
     _fault(
         "Events are written before the status",
-        f"{OPERATOR}/apply.py",
+        f"{OPERATOR}/reconcile/apply.py",
         _WRITE_STATUS + _WRITE_EVENTS,
         _WRITE_EVENTS + _WRITE_STATUS,
         _TEST_IDLE,
     ),
     _fault(
         "a status is written although nothing changed",
-        f"{OPERATOR}/apply.py",
+        f"{OPERATOR}/reconcile/apply.py",
         '        if not is_news(body.get("status"), status):\n            return True\n',
         "",
         _TEST_IDLE,
     ),
     _fault(
         "a pod that does not answer is scaled down",
-        f"{OPERATOR}/decide.py",
+        f"{OPERATOR}/decision/decide.py",
         "    replicas = 0 if result.stops_workers else wanted_replicas(observed)\n",
         "    silent = any(not pod.reachable for pod in observed.runners)\n"
         "    replicas = 0 if result.stops_workers or silent else wanted_replicas(observed)\n",
-        "tests/unit/operator/test_decide.py",
+        "tests/unit/operator/decision/test_decide.py",
     ),
     _fault(
         "RBAC with a wildcard",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.cases import RECOVERY_SECONDS, TAKEOVER_SECONDS, Case, Target, select_cases
-from tests.chaos.faults import Struck
-from tests.chaos.recovery import Recovery, Seen, find_late, measure, summarize
-from tests.chaos.schedule import Fault, Kind
-from tests.ledger.account import Order
+from tests.tools.chaos.cases import RECOVERY_SECONDS, TAKEOVER_SECONDS, Case, Target, select_cases
+from tests.tools.chaos.faults import Struck
+from tests.tools.chaos.recovery import Recovery, Seen, find_late, measure, summarize
+from tests.tools.chaos.schedule import Fault, Kind
+from tests.tools.ledger.account import Order
 
 CASES = [Case(name, "Ordered", target, Order.TOTAL) for name, target in (("a", Target.SQL), ("b", Target.RABBITMQ))]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tests.chaos.cases import CASES
-from tests.chaos.faults import Struck
-from tests.chaos.recovery import Recovery
-from tests.chaos.result import Result, add_up, as_json, build_result, from_json
-from tests.chaos.schedule import Fault, Kind
-from tests.chaos.summary import format_result
-from tests.chaos.verdict import Verdict
-from tests.ledger.account import Account
+from tests.tools.chaos.cases import CASES
+from tests.tools.chaos.faults import Struck
+from tests.tools.chaos.recovery import Recovery
+from tests.tools.chaos.result import Result, add_up, as_json, build_result, from_json
+from tests.tools.chaos.schedule import Fault, Kind
+from tests.tools.chaos.summary import format_result
+from tests.tools.chaos.verdict import Verdict
+from tests.tools.ledger.account import Account
 
 SQL, RABBITMQ = CASES[0], CASES[2]
 

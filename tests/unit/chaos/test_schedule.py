@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.cases import CASES, COUNTS, PARTITIONS, Target, select_cases
-from tests.chaos.config import build_config, build_handler
-from tests.chaos.faults import Struck
-from tests.chaos.rounds import MOST_AT_ONCE, SEED, deal_rounds, draw_sample
-from tests.chaos.schedule import LAST, Fault, Kind, as_json, build_schedule, find_not_struck, strikes
+from tests.tools.chaos.cases import CASES, COUNTS, PARTITIONS, Target, select_cases
+from tests.tools.chaos.config import build_config, build_handler
+from tests.tools.chaos.faults import Struck
+from tests.tools.chaos.rounds import MOST_AT_ONCE, SEED, deal_rounds, draw_sample
+from tests.tools.chaos.schedule import LAST, Fault, Kind, as_json, build_schedule, find_not_struck, strikes
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = range(20)
@@ -29,7 +29,7 @@ def test_same_seed_gives_the_same_faults_at_the_same_times(seed) -> None:
 
 
 def test_another_process_draws_the_same() -> None:
-    command = [sys.executable, "-m", "tests.chaos", "--schedule", "--seed", "7", "--seconds", "120"]
+    command = [sys.executable, "-m", "tests.tools.chaos", "--schedule", "--seed", "7", "--seconds", "120"]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert json.loads(said) == json.loads(json.dumps(as_json(7, 120, CASES, build_schedule(7, 120, CASES))))
 

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from tests.chaos.cases import CASES, Ending
-from tests.chaos.verdict import Evidence, check_judge, find_missing, judge, last_pairs, partition_of
-from tests.ledger.account import Handled
-from tests.ledger.commitlog import Committed
-from tests.ledger.history import Effect, Held, Stored
+from tests.tools.chaos.cases import CASES, Ending
+from tests.tools.chaos.verdict import Evidence, check_judge, find_missing, judge, last_pairs, partition_of
+from tests.tools.ledger.account import Handled
+from tests.tools.ledger.commitlog import Committed
+from tests.tools.ledger.history import Effect, Held, Stored
 
 BY_NAME = {case.name: case for case in CASES}
 SQL, RABBITMQ = BY_NAME["ordered-sql"], BY_NAME["ordered-rabbitmq"]

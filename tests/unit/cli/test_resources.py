@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_cli.cluster import parse_answer
+from outbox_cli.cluster.client import parse_answer
+from outbox_cli.cluster.resources import condition, is_running, is_suspended, open_conflict, resource_record
 from outbox_cli.errors import CommandError, RefusedError
-from outbox_cli.resources import condition, is_running, is_suspended, open_conflict, resource_record
-from outbox_operator.resolution import read_resolution
+from outbox_operator.api.resolution import read_resolution
 
 CONFLICT = {"id": 7, "code": 2, "expected": "790:40", "stored": "815:42"}
 

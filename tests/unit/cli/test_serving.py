@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from outbox_cli.resources import is_looked_at
-from outbox_cli.serving import Operator, decide_service, parse_operators, serving
+from outbox_cli.cluster.resources import is_looked_at
+from outbox_cli.cluster.serving import Operator, decide_service, parse_operators, serving
 
 EAST = Operator("outbox-system", "east", ("shop", "shop-test"), 1)
 EVERYWHERE = Operator("outbox-system", "everywhere", (), 1)

@@ -25,8 +25,8 @@ from outbox_cli.try_out.processors import LEASE, build_processors
 from outbox_cli.try_out.screen import Rates, Screen, build_table
 from outbox_cli.try_out.server import sweep
 from outbox_core.config import ProcessorConfig
-from tests.ledger import account
-from tests.ledger.commitlog import Committed
+from tests.tools.ledger import account
+from tests.tools.ledger.commitlog import Committed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_core.barrier import (
+from outbox_core.message import Message
+from outbox_core.progress.barrier import (
     Obstacle,
     Partitioning,
     describe_barrier,
@@ -17,10 +18,9 @@ from outbox_core.barrier import (
     parse_key,
     snapshot_barrier,
 )
-from outbox_core.checkpoint import Checkpoint
-from outbox_core.message import Message
-from outbox_core.snapshot import parse_snapshot
-from outbox_core.snapshot_range import SnapshotRange
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot import parse_snapshot
+from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey
 
 LINE = Checkpoint(100, 9)

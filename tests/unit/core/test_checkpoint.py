@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.checkpoint import (
+from outbox_core.progress.checkpoint import (
     BEGINNING,
     MAX_POSITION,
     MAX_TRANSACTION_ID,

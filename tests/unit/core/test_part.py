@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.message import Batch, Held
 from outbox_core.part import Place, sort_tried, take_part
-from outbox_core.snapshot_range import Plan, SnapshotRange
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 
 KEYS = ("a", "b", "a", "c", "b", "a")
 

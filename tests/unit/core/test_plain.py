@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from outbox_core import plain
-from outbox_core.checkpoint import MAX_POSITION, Checkpoint, parse_checkpoint
-from outbox_operator.resources import ProcessorSpec
+from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint, parse_checkpoint
+from outbox_operator.api.resources import ProcessorSpec
 
 SOURCE = {"connection": {"secretRef": {"name": "db"}}}
 

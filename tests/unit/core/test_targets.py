@@ -66,7 +66,7 @@ class TestEachTarget:
 
     def test_the_worker_builds_it_from_the_module_of_its_name(self, kind):
         if Engine.WORKER in kind.engines:
-            assert callable(importlib.import_module(f"outbox_worker.sinks.{kind.name}").build)
+            assert callable(importlib.import_module(f"outbox_worker.targets.{kind.name}").build)
 
 
 def test_exactly_one_target():

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import yaml
 
-from tests.demo.cluster import Processor
-from tests.demo.install import CRD, NAMESPACES, find_foreign
-from tests.demo.place import ANALYTICS, CHECKOUT, MANIFESTS, read_place
-from tests.demo.progress import Progress
-from tests.demo.story import FIRST_MESSAGE_WITHIN, Story, judge_first
-from tests.demo.tracks import Tracks
-from tests.demo.transactions import LARGE_BYTES, TYPES, Book, Kind, plan_transaction
-from tests.demo.waiting import DemoError, wait_for
+from tests.tools.demo.cluster import Processor
+from tests.tools.demo.install import CRD, NAMESPACES, find_foreign
+from tests.tools.demo.place import ANALYTICS, CHECKOUT, MANIFESTS, read_place
+from tests.tools.demo.producing.transactions import LARGE_BYTES, TYPES, Book, Kind, plan_transaction
+from tests.tools.demo.progress import Progress
+from tests.tools.demo.story import FIRST_MESSAGE_WITHIN, Story, judge_first
+from tests.tools.demo.tracks import Tracks
+from tests.tools.demo.waiting import DemoError, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.demo.shop import Shop
+    from tests.tools.demo.producing.shop import Shop
 
 
 def test_same_seed_gives_the_same_transactions() -> None:
@@ -207,7 +207,7 @@ def test_the_readme_names_the_same_limit() -> None:
 
 
 def test_scenes_and_accounts_have_names_and_no_numbers() -> None:
-    sources = "".join(path.read_text() for path in sorted((CHECKOUT / "tests" / "demo").rglob("*.py")))
+    sources = "".join(path.read_text() for path in sorted((CHECKOUT / "tests" / "tools" / "demo").rglob("*.py")))
     titles = re.findall(r'Scene\(demo, "([^"]*)"', sources)
     assert len(titles) > 8
     assert not [title for title in titles if re.search(r"[(\d]", title)]

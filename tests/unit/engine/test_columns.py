@@ -8,7 +8,7 @@ from pyspark.sql import types as spark
 
 from outbox_core.errors import HandlerError
 from outbox_spark.columns import MESSAGE_SCHEMA, message_arrow_schema, staging_columns
-from outbox_spark.staging import staging_name, to_csv
+from outbox_spark.writing.staging import staging_name, to_csv
 
 
 def test_messages_are_staged_as_what_they_were():

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import PermanentError
-from outbox_spark.directory import QueryDirectories, parse_offset_log
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_spark.offsets import OffsetRange
-from outbox_spark.resume import Lineage
+from outbox_spark.streaming.directory import QueryDirectories, parse_offset_log
+from outbox_spark.streaming.resume import Lineage
 
 LINEAGE = Lineage("orders", "db-1", 0)
 START = Checkpoint(5, 5)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError
-from outbox_spark.effects import Effects
-from outbox_spark.files import FileArea
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_spark.offsets import OffsetRange
-from outbox_spark.staging import StagingArea
+from outbox_spark.writing.effects import Effects
+from outbox_spark.writing.files import FileArea
+from outbox_spark.writing.staging import StagingArea
 from outbox_worker.postgres.connection import ConnectionFiles
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outbox_core.errors import PermanentError
-from outbox_spark.files import PendingFile, file_uri, hidden_directory, reveal, safe_name, sweep_hidden
+from outbox_spark.writing.files import PendingFile, file_uri, hidden_directory, reveal, safe_name, sweep_hidden
 
 
 def pending(path, text: str = "rows") -> PendingFile:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.checkpoint import MAX_TRANSACTION_ID, Checkpoint
+from outbox_core.progress.checkpoint import MAX_TRANSACTION_ID, Checkpoint
 from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, split_range
 
 PAIRS = st.builds(Checkpoint, st.integers(0, 50), st.integers(-5, 50))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_core.checkpoint import BEGINNING, Checkpoint
 from outbox_core.errors import ConfigurationError
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.spec import StartType
 from outbox_spark.options import parse_options
 

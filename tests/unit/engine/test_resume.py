@@ -1,11 +1,11 @@
-"""The stored checkpoint against Spark's query checkpoint directory: the table of `outbox_spark.resume`, row by row."""
+"""The stored checkpoint against Spark's query checkpoint directory: the table of `streaming/resume.py`, row by row."""
 
 from __future__ import annotations
 
 import pytest
 
-from outbox_core.checkpoint import Checkpoint
-from outbox_spark.resume import DirectoryView, Lineage, Resume, decide_resume
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_spark.streaming.resume import DirectoryView, Lineage, Resume, decide_resume
 
 NOW = Lineage("orders", "db-1", 0)
 DECIDED = Lineage("orders", "db-1", 7)

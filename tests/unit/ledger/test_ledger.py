@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.ledger.account import Handled, compare, compare_sums
-from tests.ledger.commitlog import CommitLog, Committed, check_commit_log, read_commit_logs
-from tests.ledger.plant import check_list, check_sums, plant_duplicate, plant_loss, plant_swap
-from tests.ledger.table import format_accounts
-from tests.ledger.targets import read_parquet
+from tests.tools.ledger.account import Handled, compare, compare_sums
+from tests.tools.ledger.commitlog import CommitLog, Committed, check_commit_log, read_commit_logs
+from tests.tools.ledger.plant import check_list, check_sums, plant_duplicate, plant_loss, plant_swap
+from tests.tools.ledger.table import format_accounts
+from tests.tools.ledger.targets import read_parquet
 
-LEDGER = Path(__file__).resolve().parents[2] / "ledger"
+LEDGER = Path(__file__).resolve().parents[2] / "tools" / "ledger"
 STANDARD = {"account", "amqp", "commitlog", "history", "plant", "table", "targets"}
 
 
@@ -64,7 +64,9 @@ def test_ledger_imports_nothing_of_the_product() -> None:
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module or "")
     assert [name for name in imported if name.startswith("outbox")] == []
-    assert {name for name in imported if name.startswith("tests")} <= {f"tests.ledger.{name}" for name in STANDARD}
+    assert {name for name in imported if name.startswith("tests")} <= {
+        f"tests.tools.ledger.{name}" for name in STANDARD
+    }
 
 
 def test_true_target_gets_a_clean_account(produced, handled) -> None:

@@ -16,12 +16,12 @@ from outbox_core.report import (
     ResourceRef,
     WorkerState,
 )
-from outbox_operator.observed import Observed, PodView, Role, Sibling
-from outbox_operator.resources import Processor, ProcessorSpec
-from outbox_operator.status import OwnershipStatus, ProcessorStatus
+from outbox_operator.api.observed import Observed, PodView, Role, Sibling
+from outbox_operator.api.resources import Processor, ProcessorSpec
+from outbox_operator.api.status import OwnershipStatus, ProcessorStatus
 
 if TYPE_CHECKING:
-    from outbox_operator.decide import Decision
+    from outbox_operator.decision.decide import Decision
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 HASH = "current"

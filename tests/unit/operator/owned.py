@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outbox_operator.naming import labels_of
-from outbox_operator.observed import Role
-from outbox_operator.resources import KIND
-from outbox_operator.store import Store
+from outbox_operator.api.naming import labels_of
+from outbox_operator.api.observed import Role
+from outbox_operator.api.resources import KIND
+from outbox_operator.watch.store import Store
 
 if TYPE_CHECKING:
-    from outbox_operator.store import Body
+    from outbox_operator.watch.store import Body
 
 NAMESPACE = "shop"
 LONG_AGO = "2026-01-01T12:00:00Z"

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from outbox_operator.apply import dump_status
-from outbox_operator.observe import read_status
-from outbox_operator.podstate import parse_report
+from outbox_operator.reconcile.apply import dump_status
+from outbox_operator.reconcile.observe import read_status
+from outbox_operator.reconcile.podstate import parse_report
 from tests.support.former_version import SPECS, read_config, record
 
 FORMER: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "former_version.json").read_text())

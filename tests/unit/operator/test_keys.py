@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 from outbox_core.config import KEY_PATH
-from outbox_operator.keys import Keys
-from outbox_operator.manifests import build_job, build_key, build_owned, build_release, build_workload, template_hash
-from outbox_operator.observed import Role
-from outbox_operator.pods import KEY_VOLUME
+from outbox_operator.api.keys import Keys
+from outbox_operator.api.observed import Role
+from outbox_operator.rendering.manifests import (
+    build_job,
+    build_key,
+    build_owned,
+    build_release,
+    build_workload,
+    template_hash,
+)
+from outbox_operator.rendering.pods import KEY_VOLUME
 from outbox_operator.settings import Images
 from tests.unit.operator.building import UID, build_processor
 from tests.unit.operator.test_manifests import PROCESSORS

@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
+from outbox_operator.api.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
+from outbox_operator.api.observed import Role
 from outbox_operator.crd import render_files
-from outbox_operator.hand_over import hand_over_job_name
-from outbox_operator.manifests import (
+from outbox_operator.decision.hand_over import hand_over_job_name
+from outbox_operator.decision.ownership import claim_job_name
+from outbox_operator.rendering.manifests import (
     build_config,
     build_job,
     build_owned,
@@ -21,11 +24,8 @@ from outbox_operator.manifests import (
     format_config,
     template_hash,
 )
-from outbox_operator.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
-from outbox_operator.observed import Role
-from outbox_operator.ownership import claim_job_name
 from outbox_operator.settings import Images
-from tests.support.cluster import ROOT
+from tests.support.kubernetes.cluster import ROOT
 from tests.unit.operator.building import UID, build_processor
 
 IMAGES = Images(worker="registry/worker:1", spark="registry/spark:1", driver_role="driver-role")

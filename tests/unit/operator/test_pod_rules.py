@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from outbox_operator.pod_rules import EXECUTOR, find_all_violations, find_violations
-from outbox_operator.resources import NotAllowedError, parse_processor
+from outbox_operator.api.pod_rules import EXECUTOR, find_all_violations, find_violations
+from outbox_operator.api.resources import NotAllowedError, parse_processor
+from outbox_operator.api.shapes import Scope
 from outbox_operator.settings import read_settings
-from outbox_operator.shapes import Scope
 from tests.support.manifests import manifest
 from tests.support.overlays import PLACE, asking, cases, own, pod
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from outbox_operator.drift import build_removal
-from outbox_operator.observed import Role
-from outbox_operator.overlay import merge, placement_of
-from outbox_operator.podstate import find_problem, parse_report, view_job, view_pod
-from outbox_operator.store import Store
+from outbox_operator.api.observed import Role
+from outbox_operator.api.overlay import merge, placement_of
+from outbox_operator.cluster.drift import build_removal
+from outbox_operator.reconcile.podstate import find_problem, parse_report, view_job, view_pod
+from outbox_operator.watch.store import Store
 from tests.unit.operator.building import build_processor, build_report
 
 # --- overlay ----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import yaml
 
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState
-from outbox_operator import events
-from outbox_operator.reasons import ConditionType
-from outbox_operator.reasons import Reason as OperatorReason
+from outbox_operator.api.reasons import ConditionType
+from outbox_operator.api.reasons import Reason as OperatorReason
+from outbox_operator.api.status import Phase
+from outbox_operator.decision import events
 from outbox_operator.settings import Images
-from outbox_operator.status import Phase
 
 ROOT = Path(__file__).resolve().parents[3]
 CATALOGUE = (ROOT / "docs" / "conflicts.md").read_text()

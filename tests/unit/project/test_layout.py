@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,9 @@ def test_wheel_holds_every_module_and_every_sql_file(tmp_path: Path) -> None:
         for source in [*(ROOT / top).rglob("*.py"), *(ROOT / top).rglob("*.sql")]:
             wanted.add(str(Path(package) / source.relative_to(ROOT / top)))
     assert shipped == wanted
+
+
+@pytest.mark.parametrize("top", [*SHIPPED, "tests"])
+def test_no_folder_has_more_than_fifteen_modules(top: str) -> None:
+    modules = Counter(path.parent for path in (ROOT / top).rglob("*.py") if path.name != "__init__.py")
+    assert {str(folder.relative_to(ROOT)): count for folder, count in modules.items() if count > 15} == {}

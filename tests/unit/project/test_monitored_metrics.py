@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 
 from outbox_operator import metrics
-from outbox_worker import telemetry
+from outbox_worker.observe import telemetry
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / "charts/outbox-operator/files"

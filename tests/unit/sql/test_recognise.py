@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from outbox_operator.resources import parse_processor
+from outbox_operator.api.resources import parse_processor
 from outbox_sql.guide import (
     build_grants,
     build_manifest,

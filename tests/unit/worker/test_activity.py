@@ -9,10 +9,10 @@ import time
 import pytest
 
 from outbox_core.config import ProcessorConfig
+from outbox_core.processor.state import initial_state
 from outbox_core.report import CheckpointView, Lag
-from outbox_core.state import initial_state
 from outbox_worker.logs import JsonFormatter, TextFormatter
-from outbox_worker.status import Activity, Identity, ProcessStatus
+from outbox_worker.observe.status import Activity, Identity, ProcessStatus
 
 CONFIG = ProcessorConfig.model_validate(
     {

@@ -8,7 +8,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
-from outbox_worker.broker import read_broker_address
+from outbox_worker.targets.amqp.broker import read_broker_address
 
 
 def write(directory, **keys):

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Target
-from outbox_worker.sinks.http import build_request, classify_answer, encode_header, parse_retry_after, sign
+from outbox_worker.targets.http import build_request, classify_answer, encode_header, parse_retry_after, sign
 
 NOW = datetime(2026, 11, 23, 10, 0, tzinfo=UTC)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_worker.confirm import ConfirmTracker
+from outbox_worker.targets.amqp.confirm import ConfirmTracker
 
 
 def tracker(count):

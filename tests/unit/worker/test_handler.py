@@ -9,7 +9,7 @@ import pytest
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_core.spec import PythonTarget
-from outbox_worker.handler import HandlerModule, describe, summary
+from outbox_worker.handlers.handler import HandlerModule, describe, summary
 
 
 @pytest.fixture

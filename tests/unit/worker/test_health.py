@@ -10,12 +10,12 @@ import pytest
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
+from outbox_core.processor.state import initial_state
 from outbox_core.report import BlockedKey, FailureSummary, Intent, LeaseView, PartitioningView, Report, Unfinished
-from outbox_core.state import initial_state
-from outbox_worker.access import Access
-from outbox_worker.health import HealthServer
-from outbox_worker.status import Identity, ProcessStatus, Progress
-from outbox_worker.telemetry import Telemetry
+from outbox_worker.observe.access import Access
+from outbox_worker.observe.health import HealthServer
+from outbox_worker.observe.status import Identity, ProcessStatus, Progress
+from outbox_worker.observe.telemetry import Telemetry
 
 CONFIG = ProcessorConfig.model_validate(
     {

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.state import initial_state
+from outbox_core.processor.state import initial_state
+from outbox_worker.observe.status import Identity, ProcessStatus
 from outbox_worker.settings import Act, read_config, read_settings
-from outbox_worker.sinks import build_target
-from outbox_worker.status import Identity, ProcessStatus
+from outbox_worker.targets import build_target
 
 CONFIG = {
     "resource": {"cluster": "prod", "namespace": "shop", "name": "orders", "uid": "uid-1"},

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_core.checkpoint import BEGINNING, Checkpoint
-from outbox_core.claimed_batch import Action, Chunk, ClaimedBatch
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Message
+from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import Competing, Delivery, Mode, Retry, WhenExhausted
-from outbox_worker.sifting import Sifting
+from outbox_worker.competing.sifting import Sifting
 
 PAIRS = tuple(Checkpoint(10, number) for number in range(1, 9))
 MESSAGES = tuple(

@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
-from outbox_core.checkpoint import Checkpoint
 from outbox_core.config import ProcessorConfig
-from outbox_core.outcomes import HeldLease
+from outbox_core.processor.outcomes import HeldLease
+from outbox_core.processor.state import initial_state
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import (
     CheckpointView,
     Conflict,
@@ -20,8 +21,7 @@ from outbox_core.report import (
     ResourceRef,
     WorkerState,
 )
-from outbox_core.state import initial_state
-from outbox_worker.status import (
+from outbox_worker.observe.status import (
     TERMINATION_BYTES,
     Identity,
     ProcessStatus,

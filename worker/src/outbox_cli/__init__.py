@@ -2,8 +2,8 @@
 
 Start with `main.py`, which composes the commands. `context.py` decides what a command works on. Commands against a
 database: `inspect.py`, `conflicts.py`, `reposition.py`, `claims.py`, `migrate.py`; against a cluster: `resources.py`,
-whose only way to the API is `cluster.py` (the one module that needs the package `kubernetes`); `running.py` runs a
-processor in the foreground. How they speak: `console.py`.
+whose only way to the API is `cluster/client.py` (the one module that needs the package `kubernetes`); `running.py` runs
+a processor in the foreground. How they speak: `console.py`.
 
 This package stands above all others: it uses the worker's database adapter and the operator's resource models, and
 nothing imports it.

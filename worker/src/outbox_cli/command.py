@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_cli.console import Console, Format
 from outbox_cli.context import connect, connect_source, read_subject
-from outbox_worker.postgres.mappings import list_mappings
+from outbox_worker.postgres.admin.mappings import list_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

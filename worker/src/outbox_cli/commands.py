@@ -8,7 +8,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outbox_cli import (
+from outbox_cli import running
+from outbox_cli.cluster import resources
+from outbox_cli.command import (
+    acting_options,
+    cluster_options,
+    database_options,
+    manifest_options,
+    output_options,
+    reason_options,
+)
+from outbox_cli.context import ContextKind, choose_context
+from outbox_cli.database import (
     adopting,
     claims,
     conflicts,
@@ -19,22 +30,11 @@ from outbox_cli import (
     rebuild,
     repair,
     reposition,
-    resources,
-    running,
 )
-from outbox_cli.command import (
-    acting_options,
-    cluster_options,
-    database_options,
-    manifest_options,
-    output_options,
-    reason_options,
-)
-from outbox_cli.context import ContextKind, choose_context
-from outbox_core.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.plain import natural_number, number_each_second, number_of_seconds, port_number, whole_number
+from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.spec.base import parse_duration
-from outbox_worker.postgres.repair import PAGES
+from outbox_worker.postgres.admin.repair import PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

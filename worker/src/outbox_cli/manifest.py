@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from outbox_cli.errors import INSTALL, CommandError
 from outbox_core.plain import plain_faults
-from outbox_operator.resources import API_VERSION, KIND, Processor, parse_processor
+from outbox_operator.api.resources import API_VERSION, KIND, Processor, parse_processor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.context import has_environment, secret_directory
+from outbox_cli.database.reposition import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
-from outbox_cli.reposition import LOCAL
 from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
 
@@ -84,7 +84,7 @@ def check_runnable(manifest: Manifest) -> None:
 def _lay_out(context: Context, manifest: Manifest, home: Path) -> None:
     """Put the files where a pod would have them mounted; connections are links, so that no secret is copied."""
     # Late, and not before it is needed: it brings the operator's renderer along.
-    from outbox_operator.manifests import build_config, format_config
+    from outbox_operator.rendering.manifests import build_config, format_config
     from outbox_operator.settings import Images
 
     (home / "handler").mkdir()

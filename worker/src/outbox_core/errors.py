@@ -13,7 +13,7 @@ from outbox_core.report import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.progress.checkpoint import Checkpoint
 
 
 class OutboxError(Exception):

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.part import Place
+    from outbox_core.progress.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

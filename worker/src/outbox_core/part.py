@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.checkpoint import Checkpoint
-from outbox_core.snapshot_range import SnapshotRange
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -3,7 +3,7 @@
 A key is hashed into one of 64 slots, byte for byte the same here and in SQL (`hash_slot`): the first
 byte of SHA-256 (FIPS 180-4) over the key's UTF-8 bytes, modulo 64. Partition p of N reads the slots s with s % N = p.
 Slots, not partitions, are what the index is built on, so that it serves every N. A row with neither key nor message id
-has none; partition 0 reads it (`outbox_worker.postgres.messages`).
+has none; partition 0 reads it (`outbox_worker.postgres.reading.messages`).
 
 Who owns what is not negotiated: every process sees the same members and leases in the database and works out the same
 division. Views differ for moments; then two want one partition, and the lease lets one of them.

@@ -11,7 +11,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.checkpoint import END, MAX_POSITION
+from outbox_core.progress.checkpoint import END, MAX_POSITION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from outbox_core.checkpoint import Checkpoint
-    from outbox_core.failing import Failure
-    from outbox_core.isolation import Found, Search
     from outbox_core.message import Batch
-    from outbox_core.outcomes import HeldLease, StepOutcome
     from outbox_core.part import Place
-    from outbox_core.state import ProcessorState
+    from outbox_core.processor.failing import Failure
+    from outbox_core.processor.isolation import Found, Search
+    from outbox_core.processor.outcomes import HeldLease, StepOutcome
+    from outbox_core.processor.state import ProcessorState
+    from outbox_core.progress.checkpoint import Checkpoint
 
     Settle = Callable[[Any, Batch, tuple[Failure, ...]], StepOutcome | None]
     """Called last in the open transaction, with its connection, the part of the batch that was tried and the messages
@@ -213,4 +213,4 @@ class OutsideTransaction(AnyTarget, Protocol):
 
 
 Target = InTransaction | OutsideTransaction
-"""`outbox_worker.effects` matches it, once."""
+"""`outbox_worker.engine.effects` matches it, once."""

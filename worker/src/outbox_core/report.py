@@ -4,7 +4,7 @@ The operator knows nothing of the database but this. It is the only channel betw
 fields are only ever added. A report never holds a secret, a connection string or a message's payload.
 
 What the operator shows of a report in the resource's status has the same model in both: its descriptions are the
-CRD's (`make crds`), and `outbox_operator.status` has the rest of the status.
+CRD's (`make crds`), and `outbox_operator.api.status` has the rest of the status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
-from outbox_core.checkpoint import parse_checkpoint
+from outbox_core.progress.checkpoint import parse_checkpoint
 
 
 def _canonical_pair(text: str) -> str:

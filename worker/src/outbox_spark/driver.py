@@ -15,32 +15,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from outbox_core import outcomes
-from outbox_core.checkpoint import StoreAnswer
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch
 from outbox_core.ports import Feed
+from outbox_core.processor import outcomes
+from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
-from outbox_spark.pipeline import AheadError, SparkPipeline
 from outbox_spark.session import SessionStarter, build_configuration, start_session
+from outbox_spark.streaming.pipeline import AheadError, SparkPipeline
+from outbox_worker.engine.transaction import StoreRequest
 from outbox_worker.main import Engine
 from outbox_worker.main import main as run_worker
-from outbox_worker.postgres import conflicts
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.progress import conflicts
 from outbox_worker.shutdown import Interrupted
-from outbox_worker.transaction import StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import psycopg
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Target
-    from outbox_core.state import ProcessorState
-    from outbox_spark.handover import PreparedBatch
+    from outbox_core.processor.state import ProcessorState
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_spark.streaming.handover import PreparedBatch
     from outbox_worker.settings import Settings
     from outbox_worker.wiring import Unit
 

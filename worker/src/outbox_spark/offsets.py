@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from outbox_core.checkpoint import Checkpoint
+from outbox_core.progress.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

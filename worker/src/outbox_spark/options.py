@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
-from outbox_core.checkpoint import BEGINNING, Checkpoint, parse_checkpoint
 from outbox_core.errors import ConfigurationError
 from outbox_core.plain import plain_faults
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint, parse_checkpoint
 from outbox_core.spec import Connection, ObjectRef, Source, StartFrom, StartType, Table
 
 if TYPE_CHECKING:

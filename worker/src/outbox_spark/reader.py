@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 from psycopg import sql
 
-from outbox_core.checkpoint import Checkpoint
+from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
 from outbox_spark.offsets import OffsetRange
-from outbox_worker.postgres import checkpoints, holding
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.messages import MessageReader
-from outbox_worker.postgres.table import within_python
+from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.table import within_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

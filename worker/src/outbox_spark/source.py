@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.options import ReadOptions
 
 FORMAT: Final = "outbox"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from outbox_core.checkpoint import Checkpoint
     from outbox_core.config import ProcessorConfig
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.application import UserApplication
 
 _STATEFUL: Final = frozenset(

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outbox_worker.postgres import checkpoints, identity, remote_target, schema
+from outbox_worker.postgres import identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.session import Session
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing_extensions import override
 
 from outbox_core.errors import OutboxError
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.slots import ensure_slot_index
+from outbox_worker.postgres.reading.slots import ensure_slot_index
 
 if TYPE_CHECKING:
     from outbox_core.spec import PartitionKey, Source
-    from outbox_worker.observer import Observer
+    from outbox_worker.observe.observer import Observer
+    from outbox_worker.observe.status import ProcessStatus
     from outbox_worker.session import Session
-    from outbox_worker.status import ProcessStatus
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks while the index is missing: another replica may be building it, or a person follow the advice."""

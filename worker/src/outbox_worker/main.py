@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError
+from outbox_core.processor.state import initial_state
 from outbox_core.report import ExitCode
-from outbox_core.state import initial_state
-from outbox_worker.access import read_access
-from outbox_worker.competing import (
+from outbox_worker.competing.consumer import (
     CompetingHeartbeat,
     CompetingObserver,
     build_consumer,
@@ -23,27 +22,28 @@ from outbox_worker.competing import (
     lease_as_asked,
 )
 from outbox_worker.databases import open_databases
-from outbox_worker.health import HealthServer
+from outbox_worker.engine.loop import Loop
+from outbox_worker.engine.partition_runner import PartitionRunner
+from outbox_worker.engine.steps import StepContext
+from outbox_worker.engine.throttle import Throttle
+from outbox_worker.feeds.partition_reader import partitioned_into
 from outbox_worker.index_builder import IndexBuilder
 from outbox_worker.logs import get_logger, set_up_logging
-from outbox_worker.loop import Loop
-from outbox_worker.membership import Membership
-from outbox_worker.observer import Observer, PartitionedObserver
-from outbox_worker.one_shot import run_once
-from outbox_worker.ownership import Heartbeat, Ownership, PartitionedHeartbeat
-from outbox_worker.partition_reader import partitioned_into
-from outbox_worker.partition_runner import PartitionRunner
+from outbox_worker.observe.access import read_access
+from outbox_worker.observe.health import HealthServer
+from outbox_worker.observe.observer import Observer, PartitionedObserver
+from outbox_worker.observe.source_watch import SourceWatch
+from outbox_worker.observe.speaker import Speaker
+from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
+from outbox_worker.observe.telemetry import Telemetry
+from outbox_worker.ownership.heartbeat import Heartbeat, Ownership, PartitionedHeartbeat
+from outbox_worker.ownership.membership import Membership
+from outbox_worker.ownership.one_shot import run_once
+from outbox_worker.ownership.release import give_back
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.release import give_back
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Waker
-from outbox_worker.sinks import build_target
-from outbox_worker.source_watch import SourceWatch
-from outbox_worker.speaker import Speaker
-from outbox_worker.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
-from outbox_worker.steps import StepContext
-from outbox_worker.telemetry import Telemetry
-from outbox_worker.throttle import Throttle
+from outbox_worker.targets import build_target
 from outbox_worker.wiring import build_steps
 
 if TYPE_CHECKING:

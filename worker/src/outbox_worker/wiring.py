@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.spec import Mode
-from outbox_worker.cursor_feed import CheckpointSettling, CursorFeed
-from outbox_worker.effects import Effects
-from outbox_worker.handling import Handling
-from outbox_worker.held_feed import HeldFeed
-from outbox_worker.owner_steps import ECHO_SECONDS, OwnerSteps, Preparation, WholeProcessor
-from outbox_worker.partition_reader import PartitionReader
-from outbox_worker.partition_steps import Partition, PartitionFeed
-from outbox_worker.rebuilding import Rebuilder, RebuildFeed, let_go
-from outbox_worker.steps import Steps, isolates
-from outbox_worker.stopped_steps import StoppedSteps
-from outbox_worker.transaction import TransactionRunner
+from outbox_worker.engine.effects import Effects
+from outbox_worker.engine.handling import Handling
+from outbox_worker.engine.owner_steps import ECHO_SECONDS, OwnerSteps, Preparation, WholeProcessor
+from outbox_worker.engine.partition_steps import Partition, PartitionFeed
+from outbox_worker.engine.steps import Steps, isolates
+from outbox_worker.engine.stopped_steps import StoppedSteps
+from outbox_worker.engine.transaction import TransactionRunner
+from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed
+from outbox_worker.feeds.held import HeldFeed
+from outbox_worker.feeds.partition_reader import PartitionReader
+from outbox_worker.rebuild.rebuilding import Rebuilder, RebuildFeed, let_go
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outbox_core.ports import Feed, OwnedUnit
-    from outbox_worker.membership import Membership
-    from outbox_worker.steps import StepContext
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.ownership.membership import Membership
 
     BuildFeed = Callable[["Unit"], Feed]
 

@@ -1,6 +1,6 @@
 """PURE: what was produced, compared with the lines that one processor's handling left.
 
-The demo's ledger (`tests/ledger`) shares nothing with the product on purpose; a test compares the two over random
+The demo's ledger (`tests/tools/ledger`) shares nothing with the product on purpose; a test compares the two over random
 histories.
 """
 

@@ -211,7 +211,7 @@ def import_worker() -> None:
     import gc
 
     import outbox_worker.main
-    import outbox_worker.sinks.python
-    import outbox_worker.sinks.sql  # noqa: F401
+    import outbox_worker.targets.python
+    import outbox_worker.targets.sql  # noqa: F401
 
     gc.freeze()  # what is shared between the processes stays shared

@@ -116,7 +116,7 @@ class TargetKind:
     """What differs between targets: CEL rules, default guarantee, mounts and tables are made from it.
 
     A new target is a model above, a field of `Target` with such a line, and for engine Worker a module
-    `outbox_worker.sinks.<name>` with a function `build(target, config, settings)`, imported only where it is used.
+    `outbox_worker.targets.<name>` with a function `build(target, config, settings)`, imported only where it is used.
 
     Attributes:
         engines: that know it.

@@ -23,7 +23,7 @@ from outbox_core.report import Reason
 from outbox_worker.postgres.call import call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
     import psycopg

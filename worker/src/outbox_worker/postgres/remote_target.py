@@ -13,18 +13,18 @@ import psycopg
 from psycopg import pq, sql
 
 from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
-from outbox_core.snapshot import parse_snapshot
 from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.checkpoint import Checkpoint
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Source
     from outbox_worker.postgres.key import ProcessorKey
 

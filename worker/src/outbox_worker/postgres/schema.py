@@ -13,7 +13,7 @@ from outbox_core.spec import Cursor, SchemaManagement
 from outbox_sql import runner
 from outbox_worker.postgres.errors import translate, translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.table import OutboxTable
+from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
     from outbox_core.spec import Source

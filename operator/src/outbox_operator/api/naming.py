@@ -1,0 +1,91 @@
+"""PURE: names, labels and annotations of everything the operator makes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.spec import Engine
+from outbox_operator.api.resources import API_VERSION, GROUP, KIND
+
+if TYPE_CHECKING:
+    from outbox_core.config import Resolution
+    from outbox_operator.api.observed import Role
+    from outbox_operator.api.resources import Processor
+
+PROCESSOR_LABEL: Final = f"{GROUP}/processor"
+ROLE_LABEL: Final = f"{GROUP}/role"
+INTENT_ANNOTATION: Final = f"{GROUP}/intent"
+"""Hash of the manifest as rendered, on every owned object."""
+TEMPLATE_LABEL: Final = f"{GROUP}/template"
+"""Hash of pod template and configuration, on pods: tells old pods from new ones."""
+RENDERED_ANNOTATION: Final = f"{GROUP}/rendered"
+"""The pod template as rendered, and what for (`rollout.py`), on workloads: a later version of the operator keeps it."""
+SLOT_ANNOTATION: Final = f"{GROUP}/rollout-slot"
+"""On workloads whose pods an upgrade of the operator replaces: they count against its budget until it is gone."""
+DECISION_LABEL: Final = f"{GROUP}/decision"
+"""Hash of a person's decision about a conflict, on pods that were started with it."""
+MANAGED_BY: Final = "outbox-operator"
+SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY},{PROCESSOR_LABEL}"
+"""What the informers watch of other kinds."""
+
+
+def child_name(name: str, suffix: str, limit: int = 63) -> str:
+    """Name an owned object; a name that would be too long is cut and told apart by a hash."""
+    full = f"{name}-{suffix}"
+    if len(full) <= limit:
+        return full
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: limit - len(suffix) - 10].rstrip('-.')}-{digest}-{suffix}"
+
+
+def workload_name(processor: Processor) -> str:
+    """Name the Deployment or StatefulSet."""
+    if processor.spec.engine is Engine.WORKER:
+        return child_name(processor.name, "worker")
+    return driver_name(processor.name)
+
+
+def driver_name(name: str) -> str:
+    """Name the driver's StatefulSet, Service, service account and role binding; 52: a pod label adds a hash to it."""
+    return child_name(name, "driver", 52)
+
+
+def config_name(name: str) -> str:
+    """Name the ConfigMap with processor.json."""
+    return child_name(name, "processor")
+
+
+def labels_of(name: str, role: Role | None = None) -> dict[str, str]:
+    """Label an owned object."""
+    labels = {
+        "app.kubernetes.io/name": "outbox-processor",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+        PROCESSOR_LABEL: name,
+    }
+    return labels if role is None else {**labels, ROLE_LABEL: role.value}
+
+
+def label_decision(resolution: Resolution | None) -> str:
+    """Write a person's decision about a conflict as a label's value; empty without one."""
+    if resolution is None:
+        return ""
+    return hashlib.sha256(resolution.model_dump_json().encode()).hexdigest()[:16]
+
+
+def selector_of(name: str, role: Role) -> dict[str, str]:
+    """Select the pods of a workload."""
+    return {PROCESSOR_LABEL: name, ROLE_LABEL: role.value}
+
+
+def owner_reference(processor: Processor) -> dict[str, Any]:
+    """Make an object go when the resource goes, with or without the operator."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": processor.name,
+        "uid": processor.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }

@@ -1,0 +1,230 @@
+"""What one reconcile knows: frozen values, filled in by `observe.py`, judged by `decide.py`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.report import WorkerState
+from outbox_operator.api.status import ProcessorStatus
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from outbox_core.report import Report
+    from outbox_operator.api.resources import Processor
+
+
+class Role(StrEnum):
+    """What a pod of ours is for; the value of its role label."""
+
+    WORKER = "worker"
+    DRIVER = "driver"
+    EXECUTOR = "executor"
+    CLAIM = "claim"
+    HAND_OVER = "hand-over"
+    RELEASE = "release"
+
+
+RUNNERS = frozenset({Role.WORKER, Role.DRIVER})
+"""Pods that handle messages and answer at /status."""
+
+OWNING_STATES = frozenset(
+    {WorkerState.ACTIVE, WorkerState.STANDBY, WorkerState.RETRYING, WorkerState.STOPPED, WorkerState.BLOCKED}
+)
+"""States in which the worker has been granted the claim."""
+
+UNINFORMED_STATES = frozenset({WorkerState.STARTING, WorkerState.UNAVAILABLE, WorkerState.CLAIM_REFUSED})
+"""States in which the worker may not have read its conflicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a pod does not run, in Kubernetes' own words."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod, and the last that its process said.
+
+    Attributes:
+        intent_hash: of the pod template it was made from.
+        report: the latest answer of /status.
+        reachable: whether the latest question was answered.
+        last_words: the report that its last ended container left.
+        exit_code: of its last ended container.
+
+    """
+
+    name: str
+    uid: str
+    role: Role
+    ip: str | None = None
+    phase: str = "Pending"
+    ready: bool = False
+    deleting: bool = False
+    intent_hash: str = ""
+    decision: str = ""
+    """Hash of the person's decision that it was started with."""
+    job: str = ""
+    problem: Problem | None = None
+    report: Report | None = None
+    reachable: bool = False
+    unreachable_message: str = ""
+    """Why its process is not heard, and what to do, once that is worth telling."""
+    last_words: Report | None = None
+    exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Its process may still do something."""
+        return self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a pod template was rendered for: what of it is another tells who asks for other pods.
+
+    Attributes:
+        generation: of the resource.
+        spec: hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas).
+        installation: hash of what comes with the operator: the image of resources that name none, keys, clusterId.
+
+    """
+
+    generation: int = 0
+    spec: str = ""
+    installation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How many processors an upgrade of the operator may replace the pods of, as one of them sees it.
+
+    Attributes:
+        limit: at most so many at a time.
+        free: there is one for this processor now.
+        failing: the first of those that have one and do not become Ready again, with its own words.
+
+    """
+
+    limit: int = 1
+    free: bool = True
+    failing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadView:
+    """The Deployment or StatefulSet as the API server has it."""
+
+    kind: str
+    name: str
+    replicas: int
+    intent_hash: str
+    decision: str = ""
+    """Hash of the latest decision of a person that pods were started with."""
+    problem: Problem | None = None
+    slot: str = ""
+    """An upgrade of the operator replaces its pods; in what condition the processor was before (`rollout.py`)."""
+    rendered: str = ""
+    """What its template was rendered for, and the template as it was rendered."""
+    template: dict[str, Any] = field(default_factory=dict)
+    """The pod template as the API server has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A short-lived job of ours."""
+
+    name: str
+    role: Role
+    finished: bool
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another resource of this cluster with the same processorId."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: datetime
+    granted: bool
+    handed_over_to: str | None = None
+    """cluster/namespace/name, once it has done so."""
+    handed_over_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that a decision may rest on."""
+
+    processor: Processor
+    created: datetime
+    previous: ProcessorStatus = field(default_factory=ProcessorStatus)
+    workload: WorkloadView | None = None
+    intent_hash: str = ""
+    """Of the pod template that the spec asks for now."""
+    origin: Origin = field(default_factory=Origin)
+    """What that pod template is rendered for."""
+    image: str = ""
+    """The image that it names."""
+    slots: Slots = field(default_factory=Slots)
+    pods: tuple[PodView, ...] = ()
+    jobs: tuple[JobView, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Pods that carry the resource's labels and were not made for it: neither asked, nor counted, nor believed."""
+    unsettled: datetime | None = None
+    """When the youngest pod was made of which time tells more, without a change: Events, or that nothing owns it."""
+    holder_gone: bool = False
+    """The resource that holds the claim, as last heard, is known not to exist any more."""
+    obstacle: Problem | None = None
+    """Why an owned object cannot be made (a name taken, a quota)."""
+
+    @property
+    def runners(self) -> tuple[PodView, ...]:
+        """Pods whose process may still handle messages."""
+        return tuple(pod for pod in self.pods if pod.role in RUNNERS and pod.alive)
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why pods do not run: the first pod's problem, else the workload's."""
+        problems = (pod.problem for pod in self.runners if pod.problem is not None and not pod.deleting)
+        return next(problems, self.workload.problem if self.workload is not None else None)
+
+    @property
+    def outdated(self) -> tuple[PodView, ...]:
+        """Pods of another template, but for those that answer and are not believed: such a one holds nothing up."""
+        former = [pod for pod in self.runners if pod.intent_hash != self.intent_hash]
+        return tuple(pod for pod in former if pod.report is not None or not pod.unreachable_message)
+
+    @property
+    def unreachable_messages(self) -> tuple[str, ...]:
+        """Why running processes of the present template are not heard; older ones are being replaced."""
+        current = [pod for pod in self.runners if pod.intent_hash == self.intent_hash and not pod.deleting]
+        return tuple(pod.unreachable_message for pod in current if pod.phase == "Running" and pod.unreachable_message)
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """Live reports of this very resource's processes, newest first."""
+        uid = self.processor.uid
+        found = [
+            pod.report
+            for pod in self.runners
+            if pod.report is not None and pod.reachable and not pod.deleting and pod.report.resource.uid == uid
+        ]
+        return tuple(sorted(found, key=lambda report: report.time, reverse=True))
+
+    @property
+    def last_words(self) -> tuple[Report, ...]:
+        """Reports of ended processes and of pods that are going, newest first."""
+        uid = self.processor.uid
+        found = [pod.last_words for pod in self.pods if pod.last_words is not None]
+        found += [pod.report for pod in self.pods if pod.report is not None and (pod.deleting or not pod.reachable)]
+        return tuple(sorted((r for r in found if r.resource.uid == uid), key=lambda r: r.time, reverse=True))

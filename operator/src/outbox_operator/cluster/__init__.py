@@ -1,0 +1,1 @@
+"""Calls to the Kubernetes API: objects, Events, the operator's own Secret, and the election's Lease."""

@@ -1,0 +1,131 @@
+"""Which of several operator processes is active: a Lease that its holder renews.
+
+One process acts at a time. A holder that cannot renew within RENEW_DEADLINE ends itself, before another may take over
+after LEASE_SECONDS; so a slow API server never makes two of them. Another's expiry is judged by this process's own
+monotonic clock since it last saw the Lease change: clocks of nodes are not compared. This saves work and nothing more:
+what protects the database is the claim and the lease in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_operator.cluster.kube import KubeError, Where
+
+if TYPE_CHECKING:
+    from outbox_operator.cluster.kube import Kube
+
+LEASE_SECONDS: Final = 10
+RENEW_DEADLINE: Final = 7.0
+PERIOD: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Leader:
+    """One process's part in the election."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        deadline: float = RENEW_DEADLINE,
+        period: float = PERIOD,
+    ) -> None:
+        """Take part under a unique identity; `deadline` and `period` in seconds."""
+        self._kube = kube
+        self._place = Where("Lease", namespace, name)
+        self._identity = identity
+        self._seen: tuple[str, float] = ("", time.monotonic())
+        self._renewed = 0.0
+        self._deadline = deadline
+        self._period = period
+        self.active = False
+
+    async def acquire(self) -> None:
+        """Return when this process is the active one."""
+        waiting = False
+        while not await self._try():
+            if not waiting:
+                log.info("another process is active; standing by", extra={"lease": self._place.name})
+            waiting = True
+            await asyncio.sleep(self._period)
+        self.active = True
+        log.info("active", extra={"identity": self._identity})
+
+    async def keep(self) -> None:
+        """Renew until that fails for too long; then return, and the process must end.
+
+        The deadline cuts off a try that is under way: one that an API server answers late counts as none.
+        """
+        try:
+            while True:
+                async with asyncio.timeout(self._renewed + self._deadline - time.monotonic()):
+                    await asyncio.sleep(self._period)
+                    await self._try()
+        except TimeoutError:
+            self.active = False
+
+    @property
+    def informed(self) -> bool:
+        """The API server has told who is active: this process, or another whose Lease was read."""
+        return self.active or bool(self._seen[0])
+
+    async def release(self) -> None:
+        """Give the Lease up, so that another process need not wait for its end."""
+        self.active = False
+        try:
+            lease = await self._kube.get(self._place)
+            if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+                await self._kube.replace({**lease, "kind": "Lease", "spec": {**lease["spec"], "holderIdentity": ""}})
+        except KubeError as err:
+            log.warning("the Lease lapses by itself", extra={"error": str(err)})
+
+    async def _try(self) -> bool:
+        started = time.monotonic()
+        try:
+            lease = await asyncio.wait_for(self._kube.get(self._place), self._deadline / 2)
+            if lease is None:
+                if await asyncio.wait_for(self._kube.create(self._lease({}, {})), self._deadline / 2) is None:
+                    return False
+            else:
+                spec = lease.get("spec") or {}
+                if spec.get("holderIdentity") not in ("", None, self._identity) and not self._lapsed(lease):
+                    return False
+                await asyncio.wait_for(self._kube.replace(self._lease(lease["metadata"], spec)), self._deadline / 2)
+        except (KubeError, TimeoutError) as err:
+            log.warning("cannot read or renew the Lease", extra={"error": str(err)})
+            return False
+        # Counted from before the call: others count from when they see its effect, which is later.
+        self._renewed = started
+        return True
+
+    def _lapsed(self, lease: dict[str, Any]) -> bool:
+        version = lease["metadata"]["resourceVersion"]
+        if version != self._seen[0]:
+            self._seen = (version, time.monotonic())
+        lasts = int(lease["spec"].get("leaseDurationSeconds", LEASE_SECONDS))
+        return time.monotonic() - self._seen[1] > lasts
+
+    def _lease(self, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        same = spec.get("holderIdentity") == self._identity
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {**metadata, "name": self._place.name, "namespace": self._place.namespace},
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": LEASE_SECONDS,
+                "acquireTime": spec.get("acquireTime", now) if same else now,
+                "renewTime": now,
+                "leaseTransitions": spec.get("leaseTransitions", 0) + (0 if same else 1),
+            },
+        }

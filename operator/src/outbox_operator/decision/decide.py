@@ -1,0 +1,223 @@
+"""PURE: what shall be done, from what was observed. Start here.
+
+`decide` merges the workers' reports into what status says (`merge.py`), evaluates the policies (`policies.py`), and
+returns one value: the status to write, how many pods, which short-lived jobs, which Events. It is total and
+level-triggered: nothing is remembered between two calls that is not in the cluster, so an operator killed anywhere goes
+on where it was.
+
+Unknown is never zero: a pod that does not answer scales nothing down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.spec import Engine
+from outbox_operator.api.naming import label_decision
+from outbox_operator.api.observed import Observed, Role
+from outbox_operator.api.reasons import Reason
+from outbox_operator.api.status import ProcessorStatus
+from outbox_operator.decision.conditions import build_conditions, update_conditions
+from outbox_operator.decision.events import Event, build_events
+from outbox_operator.decision.hand_over import HandOverStep, hand_over_job_name
+from outbox_operator.decision.merge import (
+    merge_bound,
+    merge_checkpoint,
+    merge_division,
+    merge_failures,
+    merge_lag,
+    merge_owner,
+    merge_partitions,
+    merge_reports,
+)
+from outbox_operator.decision.ownership import OwnershipState, claim_job_name
+from outbox_operator.decision.policies import evaluate_policies, wanted_replicas
+from outbox_operator.decision.rollout import Rollout, as_in_force, decide_rollout, settle
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from outbox_core.config import Resolution
+    from outbox_operator.decision.facts import Facts, PolicyResult
+
+LOOK_AGAIN: Final = timedelta(seconds=2)
+"""While something is in flight."""
+SOONEST: Final = timedelta(seconds=0.2)
+"""Before a try of the claim that is about to be due."""
+PART: Final = 4
+"""What is in flight for long is looked at after this part of that time: changes are told, only time itself is not."""
+REST: Final = timedelta(minutes=10)
+"""While nothing is: in case a change was missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """A short-lived job that shall run now."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What shall be so.
+
+    Attributes:
+        status: written once, and only when it differs.
+        replicas: pods that handle messages.
+        rollout: the pod template that the workload has, and whether its pods are replaced within the budget.
+        resolution: a person's decision that workers shall carry out.
+        sweep_uids: claims of resources that are known to be gone.
+        keep_claim: pods that are told so before they are taken away.
+        start_jobs: short-lived jobs.
+        finished_jobs: jobs whose result is in the status: to be deleted.
+        remove_annotations: of the resource, because what they asked is done.
+        events: Kubernetes Events.
+        look_again: when to decide again if nothing is heard before.
+
+    """
+
+    status: ProcessorStatus
+    replicas: int
+    result: PolicyResult
+    rollout: Rollout = field(default_factory=Rollout)
+    resolution: Resolution | None = None
+    sweep_uids: tuple[str, ...] = ()
+    keep_claim: tuple[str, ...] = ()
+    start_jobs: tuple[JobPlan, ...] = ()
+    finished_jobs: tuple[str, ...] = ()
+    remove_annotations: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    look_again: timedelta = field(default=REST)
+
+
+def decide(observed: Observed, now: datetime) -> Decision:
+    """Decide what shall be so."""
+    facts = merge_reports(observed, now)
+    rollout = decide_rollout(observed, label_decision(facts.resolution))
+    facts = replace(facts, observed=as_in_force(observed, rollout), waits=rollout.waits)
+    result = evaluate_policies(facts)
+    replicas = 0 if result.stops_workers else wanted_replicas(observed)
+    status = build_status(facts, result, replicas, now)
+    jobs = start_jobs(facts, result, now)
+    return Decision(
+        status=status,
+        replicas=replicas,
+        result=result,
+        rollout=settle(rollout, facts.observed, result, replicas),
+        resolution=facts.resolution,
+        sweep_uids=_sweep(facts),
+        keep_claim=keep_claim(facts, replicas),
+        start_jobs=jobs,
+        finished_jobs=_finished_jobs(facts, jobs),
+        remove_annotations=_done_annotations(facts),
+        events=build_events(facts, status),
+        look_again=look_again(facts, status, now),
+    )
+
+
+def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetime) -> ProcessorStatus:
+    """Build the whole status."""
+    observed = facts.observed
+    lead = facts.lead
+    updates = build_conditions(facts, result, replicas)
+    previous = observed.previous
+    running = [pod for pod in observed.runners if pod.phase == "Running"]
+    return ProcessorStatus(
+        observed_generation=observed.processor.generation,
+        phase=result.phase,
+        mode=observed.processor.spec.delivery.mode,
+        conditions=update_conditions(previous.conditions, updates, generation=observed.processor.generation, now=now),
+        owner=merge_owner(observed),
+        ownership=facts.ownership,
+        checkpoint=merge_checkpoint(observed),
+        partitions=merge_partitions(observed),
+        division=merge_division(observed),
+        lag=merge_lag(observed),
+        bound=merge_bound(observed),
+        conflicts=facts.conflicts,
+        failures=merge_failures(observed),
+        hand_over=facts.hand_over,
+        rebuild=facts.rebuild,
+        replicas=len(running),
+        ready_replicas=sum(pod.ready for pod in running),
+        executors=lead.executors if lead is not None else None,
+        selector=f"outbox-operator.dev/processor={observed.processor.name},outbox-operator.dev/role="
+        + (Role.WORKER if observed.processor.spec.engine is Engine.WORKER else Role.DRIVER),
+        applied_hash=previous.applied_hash,
+        workload_hash=observed.intent_hash,
+        start_from_used=lead.start_from_used
+        if lead is not None and lead.start_from_used is not None
+        else previous.start_from_used,
+        reported_at=lead.time if lead is not None else previous.reported_at,
+    )
+
+
+_ASKING: Final = frozenset({OwnershipState.REFUSED, OwnershipState.TRYING})
+_NOT_ASKING: Final = frozenset({Reason.SUSPENDED, Reason.STOPPING, Reason.HANDING_OVER, Reason.HAND_OVER_FAILED})
+
+
+def start_jobs(facts: Facts, result: PolicyResult, now: datetime) -> tuple[JobPlan, ...]:
+    """Say which short-lived jobs shall run: a try of the claim, or the transfer of a hand-over."""
+    observed = facts.observed
+    name = observed.processor.name
+    if observed.runners:
+        return ()
+    if facts.ownership.state in _ASKING and result.reason not in _NOT_ASKING:
+        due = facts.ownership.next_try is None or facts.ownership.next_try <= now
+        return (JobPlan(claim_job_name(name, facts.ownership.tries), Role.CLAIM),) if due else ()
+    if result.reason == Reason.HANDING_OVER:
+        return (JobPlan(hand_over_job_name(observed.processor), Role.HAND_OVER),)
+    return ()
+
+
+def _finished_jobs(facts: Facts, wanted: tuple[JobPlan, ...]) -> tuple[str, ...]:
+    """Jobs whose result status has already: a new result is written first, the job deleted next time."""
+    keep = {job.name for job in wanted}
+    name = facts.observed.processor.name
+    keep.add(claim_job_name(name, facts.observed.previous.ownership.tries))
+    if facts.hand_over is not None and facts.hand_over.step != HandOverStep.DONE:
+        keep.add(hand_over_job_name(facts.observed.processor))
+    return tuple(job.name for job in facts.observed.jobs if job.finished and job.name not in keep)
+
+
+def _sweep(facts: Facts) -> tuple[str, ...]:
+    holder = facts.ownership.holder
+    return (holder.uid,) if facts.observed.holder_gone and holder is not None and holder.uid else ()
+
+
+def keep_claim(facts: Facts, replicas: int) -> tuple[str, ...]:
+    """Name the pods that are about to be taken away although the resource stays."""
+    observed = facts.observed
+    if facts.ownership.state == OwnershipState.REFUSED:
+        return ()
+    going = [pod for pod in observed.runners if not pod.deleting and pod.ip is not None]
+    if replicas == 0:
+        return tuple(pod.name for pod in going)
+    return tuple(pod.name for pod in going if pod.intent_hash != observed.intent_hash)
+
+
+def _done_annotations(facts: Facts) -> tuple[str, ...]:
+    """Annotations whose conflict is closed: it was open before, and no process that looked finds it open."""
+    decided = facts.decided
+    before = facts.observed.previous.conflicts.open
+    if decided is None or decided.resolution is None or facts.conflicts.open is not None:
+        return ()
+    closed = before is not None and before.id == decided.resolution.conflict_id
+    stale = before is None and bool(facts.observed.reports)
+    return (decided.annotation,) if closed or stale else ()
+
+
+def look_again(facts: Facts, status: ProcessorStatus, now: datetime) -> timedelta:
+    """Say when to decide again if nothing is heard before."""
+    waits = [REST]
+    since = [c.last_transition_time for c in status.conditions if c.type == "Reconciling" and c.status == "True"]
+    since += [facts.observed.unsettled] if facts.observed.unsettled is not None else []
+    waits += [max((now - each) / PART, LOOK_AGAIN) for each in since]
+    next_try = facts.ownership.next_try
+    if next_try is not None and facts.ownership.state in _ASKING:
+        # One that is due runs now: its job and pod are watched.
+        waits.append(max(next_try - now, SOONEST) if next_try > now else LOOK_AGAIN)
+    return min(waits)

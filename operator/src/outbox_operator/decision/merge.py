@@ -1,0 +1,253 @@
+"""PURE: merges what the workers report into what status says already. What no worker reports stays as it was.
+
+The operator never opens the database: the reports are all that it knows of it. A report is believed for what its state
+can know: a process that has not reached the database says nothing about claim and conflicts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.plain import plain_checkpoints
+from outbox_core.progress.checkpoint import parse_checkpoint
+from outbox_core.report import RebuildState, ResourceRef, WorkerState
+from outbox_operator.api.naming import label_decision
+from outbox_operator.api.observed import UNINFORMED_STATES
+from outbox_operator.api.resolution import read_resolution
+from outbox_operator.api.status import FailuresStatus, OwnershipStatus, OwnerStatus, PartitionStatus
+from outbox_operator.decision.facts import Facts
+from outbox_operator.decision.hand_over import HandOverStep, build_hand_over
+from outbox_operator.decision.ownership import OwnershipState, merge_ownership
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from outbox_core.config import Resolution
+    from outbox_core.report import (
+        BoundStatus,
+        CheckpointView,
+        Conflict,
+        ConflictSummary,
+        Lag,
+        PartitioningView,
+        RebuildView,
+        Report,
+    )
+    from outbox_operator.api.observed import Observed
+    from outbox_operator.api.resolution import Decided
+
+
+def merge_reports(observed: Observed, now: datetime) -> Facts:
+    """Add what was heard to what status says."""
+    before = observed.previous.conflicts.open
+    decided = read_resolution(observed.processor.annotations, before.id if before is not None else None)
+    resolution = decided.resolution if decided is not None else None
+    conflicts = merge_conflicts(observed, resolution)
+    hand_over = build_hand_over(observed, now)
+    ownership = merge_ownership(observed, now)
+    spec = observed.processor.spec
+    if spec.hand_over_to is not None and hand_over is not None and hand_over.step == HandOverStep.DONE:
+        target = spec.hand_over_to
+        holder = ResourceRef(
+            cluster=target.cluster or observed.processor.cluster, namespace=target.namespace, name=target.name
+        )
+        ownership = OwnershipStatus(
+            state=OwnershipState.HANDED_OVER, holder=holder, tries=ownership.tries, last_try=hand_over.time
+        )
+    open_now = conflicts.open
+    applies = resolution is not None and open_now is not None and resolution.conflict_id == open_now.id
+    return Facts(
+        observed=observed,
+        conflicts=conflicts,
+        ownership=ownership,
+        hand_over=hand_over,
+        decided=decided,
+        resolution=resolution if applies else None,
+        decision_error=_decision_error(decided, open_now),
+        lead=lead_report(observed),
+        rebuild=merge_rebuild(observed),
+    )
+
+
+def _decision_error(decided: Decided | None, conflict: Conflict | None) -> str | None:
+    if decided is None or conflict is None:
+        return None
+    if decided.resolution is not None and decided.resolution.conflict_id != conflict.id:
+        return f"{decided.annotation} is about conflict {decided.resolution.conflict_id}, open is {conflict.id}"
+    return decided.error
+
+
+def lead_report(observed: Observed) -> Report | None:
+    """Pick the report that speaks for the processor: a lease holder's, else the newest that knows something.
+
+    Of several owners (modes Partitioned and Competing) the one that most needs attention speaks.
+    """
+    held = [report for report in observed.reports if report.lease is not None and report.lease.held]
+    held.sort(key=lambda report: _ATTENTION.get(report.state, len(_ATTENTION)))
+    informed = [report for report in observed.reports if report.state is not WorkerState.STARTING]
+    for candidates in (held, informed, list(observed.reports)):
+        if candidates:
+            return candidates[0]
+    return None
+
+
+_ATTENTION: Final = {
+    state: place
+    for place, state in enumerate(
+        (WorkerState.BLOCKED, WorkerState.STOPPED, WorkerState.RETRYING, WorkerState.UNAVAILABLE, WorkerState.ACTIVE)
+    )
+}
+
+
+def merge_partitions(observed: Observed) -> list[PartitionStatus]:
+    """Say who owns which partition; without news, the last known values stay."""
+    report = lead_report(observed)
+    if report is None or not report.leases:
+        return observed.previous.partitions
+    owners = {lease.partition: lease for lease in report.leases}
+    pairs = {view.partition: view.pair for view in report.checkpoints}
+    return [
+        PartitionStatus(
+            partition=number,
+            pod=owners[number].pod if number in owners else None,
+            epoch=(owners[number].epoch if number in owners else None) or 0,
+            pair=pairs.get(number),
+        )
+        for number in sorted({*owners, *pairs})
+    ]
+
+
+def merge_division(observed: Observed) -> PartitioningView | None:
+    """Say into how many partitions the processor is divided; without news, the last known value stays."""
+    report = lead_report(observed)
+    return observed.previous.division if report is None or report.division is None else report.division
+
+
+def describe_division(observed: Observed) -> str:
+    """Say what keeps the number of partitions from being what the spec asks for; empty: it is as asked."""
+    divided = observed.processor.spec.delivery.partitions
+    seen = merge_division(observed)
+    if divided is None or seen is None:
+        return ""
+    if seen.message:
+        return seen.message
+    if seen.count == divided.count:
+        return ""
+    return f"{seen.count} partitions shall become {divided.count}; no worker has drawn the barrier yet"
+
+
+def merge_owner(observed: Observed) -> OwnerStatus | None:
+    """Say which pod holds the lease, as one of our processes knows it; nothing while no process answers."""
+    report = lead_report(observed)
+    if report is None or report.lease is None or not report.lease.pod:
+        return None
+    pods = {lease.pod for lease in report.leases if lease.pod}
+    count = len(pods) if report.unfinished is None else report.unfinished.consumers
+    if count > 1:
+        return OwnerStatus(pod=f"{count} pods")
+    return OwnerStatus(pod=report.lease.pod, epoch=report.lease.epoch or 0)
+
+
+def merge_checkpoint(observed: Observed) -> CheckpointView | None:
+    """Say how far was examined; without news, the last known value stays."""
+    report = lead_report(observed)
+    if report is None or not report.checkpoints:
+        return observed.previous.checkpoint
+    view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
+    return view.model_copy(update={"text": plain_checkpoints(view.pair)})
+
+
+def merge_failures(observed: Observed) -> FailuresStatus | None:
+    """What failing messages did, as the leading report has it; nothing that changes with every attempt."""
+    report = lead_report(observed)
+    if report is None:
+        return observed.previous.failures
+    circuits = [each.circuit for each in observed.reports if each.circuit is not None]
+    circuit = next((circuit for circuit in circuits if circuit != "Closed"), circuits[0] if circuits else "")
+    failures = FailuresStatus.model_validate(report.failures, from_attributes=True)
+    return failures.model_copy(update={"circuit": circuit})
+
+
+def merge_lag(observed: Observed) -> Lag | None:
+    """Say what waits; without news, the last known value stays."""
+    report = lead_report(observed)
+    if report is None or report.lag is None:
+        return observed.previous.lag
+    return report.lag.model_copy(update={"seconds": round(report.lag.seconds, 1), "text": format_lag(report.lag)})
+
+
+def format_lag(lag: Lag) -> str:
+    """Write the lag in short: `0`, `1200 (8s)`, `>=100000 (340s)`."""
+    if lag.messages == 0:
+        return "0"
+    return f"{'>=' if lag.at_least else ''}{lag.messages} ({round(lag.seconds)}s)"
+
+
+def merge_bound(observed: Observed) -> BoundStatus | None:
+    """Say up to where can be read while that is held back; else it moves with every transaction of the server."""
+    report = lead_report(observed)
+    if report is None or report.bound is None:
+        return observed.previous.bound
+    bound = report.bound
+    return bound.model_copy(update={"age_seconds": round(bound.age_seconds, 1)}) if bound.stalled else None
+
+
+def merge_rebuild(observed: Observed) -> RebuildView | None:
+    """Say how far the rebuild is; without news, the last known value stays."""
+    rebuild = observed.processor.spec.rebuild_of
+    if rebuild is None:
+        return None
+    views = [report.rebuild for report in (*observed.reports, *observed.last_words) if report.rebuild is not None]
+    views = [view for view in views if view.of == rebuild.processor_id]
+    if not views:
+        previous = observed.previous.rebuild
+        return previous if previous is not None and previous.of == rebuild.processor_id else None
+    # A swap is never taken back: a standby that was the owner before it must not say otherwise.
+    return next((view for view in views if view.state == RebuildState.SWAPPED), views[0])
+
+
+def merge_conflicts(observed: Observed, resolution: Resolution | None) -> ConflictSummary:
+    """Merge the counters that the processes read from the database.
+
+    An open conflict is believed of each process that reports it. It is closed only by a report without an open one from
+    a process that has seen this conflict recorded, or was started with a person's decision about it: a standby that has
+    not looked again must not let workers start.
+    """
+    previous = observed.previous.conflicts
+    heard = (*observed.reports, *observed.last_words)
+    latest = max((report.conflicts for report in heard), key=lambda each: each.count, default=previous)
+    if latest.count < previous.count:
+        latest = previous
+    informed = (report.conflicts for report in heard if report.state not in UNINFORMED_STATES)
+    return latest.model_copy(
+        update={
+            "last": latest.last or previous.last,
+            "open": _merge_open(observed, resolution),
+            "strangers": max([previous.strangers, *(each.strangers for each in informed)]),
+        }
+    )
+
+
+def _merge_open(observed: Observed, resolution: Resolution | None) -> Conflict | None:
+    previous = observed.previous.conflicts.open
+    live = [report for report in observed.reports if report.state not in UNINFORMED_STATES]
+    reported = [r.conflicts.open for r in live if r.conflicts.open is not None]
+    if reported:
+        return max(reported, key=lambda conflict: conflict.id)
+    if previous is not None:
+        decided = resolution is not None and resolution.conflict_id == previous.id
+        # Decided in the database itself: a process that has seen it recorded, and sees none open, saw it closed.
+        closed = any(r.conflicts.last is not None and r.conflicts.last.id >= previous.id for r in live)
+        return None if closed or (decided and _is_carried_out(observed, resolution)) else previous
+    last_words = [r.conflicts.open for r in observed.last_words if r.conflicts.open is not None and not live]
+    return last_words[0] if last_words else None
+
+
+def _is_carried_out(observed: Observed, resolution: Resolution | None) -> bool:
+    """Tell whether a process that was started with the decision, and has looked since, finds nothing open any more."""
+    decision = label_decision(resolution)
+    return any(
+        pod.report is not None and pod.report.state not in UNINFORMED_STATES and pod.report in observed.reports
+        for pod in observed.runners
+        if pod.decision == decision
+    )

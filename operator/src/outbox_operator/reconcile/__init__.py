@@ -1,0 +1,1 @@
+"""The loop of one resource: observe, decide, apply; and the questions to its workers' pods."""

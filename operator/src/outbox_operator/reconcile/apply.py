@@ -1,0 +1,260 @@
+"""Carries a decision out: status first, then Events, intents, owned objects and jobs. Safe to be cut off anywhere.
+
+Status comes before anything destructive, so that a process killed in between finds written what it was about to do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.report import Intent
+from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of
+from outbox_operator.api.observed import Problem
+from outbox_operator.api.reasons import Reason
+from outbox_operator.api.resources import API_VERSION, KIND
+from outbox_operator.cluster.drift import build_removal
+from outbox_operator.cluster.kube import KubeError, Where, where
+from outbox_operator.decision.conditions import link_runbook
+from outbox_operator.reconcile.reports import tell_intent
+from outbox_operator.rendering.manifests import build_job, build_key, build_owned, hash_of
+from outbox_operator.watch.store import OWNED_KINDS, key_of, slim
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from outbox_operator.api.observed import Observed, PodView
+    from outbox_operator.api.resources import Processor
+    from outbox_operator.api.status import ProcessorStatus
+    from outbox_operator.cluster.event_writer import EventWriter
+    from outbox_operator.cluster.kube import Kube
+    from outbox_operator.decision.decide import Decision
+    from outbox_operator.settings import Images
+    from outbox_operator.watch.store import Body, Store
+
+log = logging.getLogger(__name__)
+
+_GENERATIONS: Final = {"Deployment", "StatefulSet", "PodDisruptionBudget"}
+"""Kinds whose status changes all the time: their generation counts changes of the spec alone."""
+
+_REMOVAL_TRIES: Final = 5
+"""The controller of a freshly edited object writes its status just then."""
+
+
+class ObstacleError(Exception):
+    """An owned object cannot be made; the resource's status says so, and it is tried again."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Keep what people read."""
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def dump_status(status: ProcessorStatus) -> dict[str, Any]:
+    """Write a status as the resource has it, with times in Kubernetes' form: UTC, whole seconds."""
+    text = json.dumps(status.model_dump(by_alias=True, exclude_none=True), default=_format_time)
+    written: dict[str, Any] = json.loads(text)
+    return written
+
+
+def _format_time(value: datetime) -> str:
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_news(before: Body | None, after: dict[str, Any]) -> bool:
+    """Tell whether a status differs in more than the time of the report it is from."""
+    old = {key: value for key, value in (before or {}).items() if key != "reportedAt"}
+    return old != {key: value for key, value in after.items() if key != "reportedAt"}
+
+
+class Applier:
+    """Carries decisions out, one resource at a time."""
+
+    def __init__(self, kube: Kube, store: Store, images: Images, events: EventWriter) -> None:
+        """Write through these."""
+        self._kube = kube
+        self._store = store
+        self._images = images
+        self._events = events
+
+    async def apply(self, body: Body, observed: Observed, decision: Decision) -> bool:
+        """Carry a decision out; False when the resource is gone.
+
+        Raises:
+            ObstacleError: an owned object cannot be made as things are.
+            KubeError: the API server cannot be asked; try again.
+
+        """
+        processor = observed.processor
+        if not await self.write_status(body, dump_status(decision.status)):
+            return False
+        for event in decision.events:
+            await self._events.write(processor, event)
+        if decision.keep_claim:
+            await self._tell(processor, decision.keep_claim)
+        try:
+            await self._apply_owned(body, observed, decision)
+            await self._apply_jobs(processor, decision)
+        except KubeError as err:
+            if not err.refused:
+                raise
+            message = f"{err.message}. Correct what it names (podTemplate, rights, quota); it is tried again by itself"
+            raise ObstacleError(Problem(Reason.APPLY_FAILED, message)) from err
+        if decision.remove_annotations:
+            nothing = dict.fromkeys(decision.remove_annotations)
+            place = Where(KIND, processor.namespace, processor.name)
+            await self._kube.patch(place, {"metadata": {"uid": processor.uid, "annotations": nothing}})
+        return True
+
+    async def write_status(self, body: Body, status: dict[str, Any]) -> bool:
+        """Write the status if it is news; False when the resource is gone."""
+        status = {**status, "conditions": link_runbook(status["conditions"], self._images.runbook)}
+        if not is_news(body.get("status"), status):
+            return True
+        meta = body["metadata"]
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            "status": status,
+        }
+        written = await self._kube.apply_status(manifest)
+        if written is not None:
+            self._store.put(slim({"kind": KIND, **written}))
+        return written is not None
+
+    async def _tell(self, processor: Processor, names: tuple[str, ...]) -> None:
+        pods = [self._store.get("Pod", processor.namespace, name) for name in names]
+        key = self._images.keys.of(processor.uid)
+        await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM, key)
+
+    async def _make_key(self, observed: Observed, decision: Decision) -> None:
+        """Make the Secret with the key where new pods will want it, or some miss it; one that is there stays."""
+        processor = observed.processor
+        stays = decision.rollout.template is not None
+        known = stays or (observed.workload is not None and observed.workload.intent_hash == observed.intent_hash)
+        # A pod that cannot mount it stays pending.
+        if not known or any(is_starting(pod) for pod in observed.runners):
+            await self._kube.create(build_key(processor, self._images.keys))
+
+    async def _apply_owned(self, body: Body, observed: Observed, decision: Decision) -> None:
+        """Apply what is not as it was left, by the hash in the status, and leave the hash of it there."""
+        processor = observed.processor
+        await self._make_key(observed, decision)
+        manifests = build_owned(
+            processor,
+            self._images,
+            decision.replicas,
+            decision.resolution,
+            decision.sweep_uids,
+            last_decision=observed.workload.decision if observed.workload is not None else "",
+            rollout=decision.rollout,
+        )
+        wanted = {where(manifest) for manifest in manifests}
+        for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
+            if where(child) not in wanted and _owned_by(child, processor.uid):
+                await self._kube.delete(where(child))
+        live = [self._store.get(place.kind, place.namespace, place.name) for place in map(where, manifests)]
+        found = _hash_of(processor, manifests, live)
+        if found and found == observed.previous.applied_hash:
+            return
+        # The hash is of what each apply returned: an edit that came after it differs from that, and is found next time.
+        left: list[Body | None] = []
+        for manifest in manifests:
+            left.append(await self._apply_one(processor, manifest))
+            if left[-1] is None:
+                return
+        status = decision.status.model_copy(update={"applied_hash": _hash_of(processor, manifests, left)})
+        await self.write_status(self._store.resource(key_of(body)) or body, dump_status(status))
+
+    async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
+        for job in decision.start_jobs:
+            place = Where("Job", processor.namespace, job.name)
+            live = self._store.get(place.kind, place.namespace, place.name)
+            if live is None:
+                await self._kube.create(build_job(processor, self._images, job.name, job.role))
+            else:
+                await self._check_name(processor, place, live)
+        for name in decision.finished_jobs:
+            await self._kube.delete(Where("Job", processor.namespace, name))
+
+    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> Body | None:
+        """Apply an object; None when it was changed at each try, so that the next round goes on."""
+        place = where(manifest)
+        await self._check_name(processor, place, self._store.get(place.kind, place.namespace, place.name))
+        applied = await self._apply_alone(place, manifest)
+        if applied is None:
+            return None
+        body = slim({"kind": place.kind, **applied})
+        self._store.put(body)
+        return body
+
+    async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:
+        """Apply, and take foreign fields out; None when the object was changed in between each time."""
+        for _ in range(_REMOVAL_TRIES):
+            applied = await self._kube.apply(manifest)
+            removal = build_removal({"kind": place.kind, **applied})
+            if not removal:
+                return applied
+            log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
+            if (removed := await self._remove(place, removal)) is not None:
+                return removed
+        return None
+
+    async def _remove(self, place: Where, removal: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Take foreign fields out; None when the object has changed meanwhile (its status, perhaps)."""
+        try:
+            return await self._kube.patch(place, removal)
+        except KubeError as err:
+            if err.status in (409, 422):
+                return None
+            raise
+
+    async def _check_name(self, processor: Processor, place: Where, live: Body | None) -> None:
+        """Never take over an object that is another's."""
+        found = live or await self._kube.get(place)
+        if found is None or _owned_by(found, processor.uid) or _is_orphan(found, processor):
+            return
+        message = f"{place.kind} {place.name!r} exists and is not this resource's: delete it, or rename this resource"
+        raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
+
+
+def is_starting(pod: PodView) -> bool:
+    """Tell whether a pod has a node and may wait for its Secret."""
+    unscheduled = pod.problem is not None and pod.problem.reason == Reason.UNSCHEDULABLE
+    return pod.phase == "Pending" and not unscheduled
+
+
+def _owned_by(body: Body, uid: str) -> bool:
+    return any(ref["uid"] == uid for ref in body["metadata"].get("ownerReferences") or ())
+
+
+def _is_orphan(body: Body, processor: Processor) -> bool:
+    """Tell whether an object is one that we made for a resource of this name, and that nothing controls any more.
+
+    Kubernetes' controllers adopt such objects too (Garbage Collection: owners and dependents).
+    """
+    meta = body["metadata"]
+    controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
+    ours = labels_of(processor.name).items() <= (meta.get("labels") or {}).items()
+    return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
+
+
+def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
+    """Hash what shall be and what is; empty when something is missing, or is not the resource's."""
+    marks: list[tuple[str, ...]] = []
+    for manifest, body in zip(manifests, bodies, strict=True):
+        if body is None or not _owned_by(body, processor.uid):
+            return ""
+        place = where(manifest)
+        marks.append((place.kind, place.name, *_mark(manifest["metadata"]["annotations"][INTENT_ANNOTATION], body)))
+    return hash_of(marks)
+
+
+def _mark(intent: str, body: Body) -> tuple[str, str, str]:
+    """Identify an object as we left it."""
+    meta = body["metadata"]
+    version = meta.get("generation") if body["kind"] in _GENERATIONS else meta["resourceVersion"]
+    return (intent, meta["uid"], str(version))

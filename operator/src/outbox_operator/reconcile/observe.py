@@ -1,0 +1,192 @@
+"""Reads the informers' store and the workers' reports into one frozen `Observed`; decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from outbox_operator.api.naming import TEMPLATE_LABEL, workload_name
+from outbox_operator.api.observed import RUNNERS, Observed, PodView, Role, Sibling
+from outbox_operator.api.resources import KIND
+from outbox_operator.api.status import ProcessorStatus
+from outbox_operator.cluster.kube import KubeError, Where
+from outbox_operator.decision.ownership import OwnershipState
+from outbox_operator.reconcile.podstate import is_waiting, role_of, view_job, view_pod, view_workload
+from outbox_operator.rendering.manifests import build_origin, build_template, image_of
+from outbox_operator.watch.owner_references import is_own
+from outbox_operator.watch.store import key_of
+
+if TYPE_CHECKING:
+    from outbox_core.report import ResourceRef
+    from outbox_operator.api.observed import Problem
+    from outbox_operator.api.resources import Parse, Processor
+    from outbox_operator.cluster.kube import Kube
+    from outbox_operator.reconcile.reports import Reporters
+    from outbox_operator.reconcile.slots import SlotKeeper
+    from outbox_operator.settings import Images
+    from outbox_operator.watch.store import Body, Store
+
+PATIENCE: Final = 1.5
+"""Seconds that a pod may wait for its containers before its Events are read."""
+FOREIGN_AFTER: Final = 10.0
+"""Seconds after which a pod is told as foreign: a watch may bring it before the ReplicaSet that made it."""
+
+
+def read_time(text: str) -> datetime:
+    """Read an API server's time."""
+    return datetime.fromisoformat(text)
+
+
+def seconds_since(text: str) -> float:
+    """Read how long ago an API server's time was, by this machine's clock."""
+    return (datetime.now(UTC) - read_time(text)).total_seconds()
+
+
+def made_at(body: Body) -> datetime:
+    """Read when an object was made."""
+    return read_time(body["metadata"]["creationTimestamp"])
+
+
+def read_status(body: Body) -> ProcessorStatus:
+    """Read the former status; one that this version cannot read counts as none."""
+    try:
+        return ProcessorStatus.model_validate(body.get("status") or {})
+    except ValidationError:
+        return ProcessorStatus()
+
+
+class Observer:
+    """Observes one resource at a time."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        reporters: Reporters,
+        images: Images,
+        cluster: str,
+        parse: Parse,
+        slots: SlotKeeper,
+    ) -> None:
+        """Read from these."""
+        self._kube = kube
+        self._store = store
+        self._reporters = reporters
+        self._images = images
+        self._cluster = cluster
+        self._parse = parse
+        self._slots = slots
+
+    async def observe(self, body: Body, obstacle: Problem | None) -> Observed:
+        """Observe a resource.
+
+        Raises:
+            pydantic.ValidationError: its spec cannot be read.
+            NotAllowedError: its spec asks for pods that are not allowed.
+
+        """
+        processor = self._parse(body)
+        previous = read_status(body)
+        key = key_of(body)
+        kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
+        workload = self._store.get(kind, processor.namespace, workload_name(processor))
+        labelled = [pod for pod in self._store.children(key, "Pod") if role_of(pod) is not None]
+        pods = [await self._pod(pod) for pod in labelled if is_own(pod, self._store)]
+        own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
+        jobs = [view_job(job, role) for job in own_jobs if (role := role_of(job)) is not None]
+        holder_gone = await self._holder_gone(previous)
+        template = build_template(processor, self._images)
+        # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
+        return Observed(
+            processor=processor,
+            created=read_time(body["metadata"]["creationTimestamp"]),
+            previous=previous,
+            workload=view_workload(workload) if workload is not None else None,
+            intent_hash=template["metadata"]["labels"][TEMPLATE_LABEL],
+            origin=build_origin(processor, self._images, template),
+            image=image_of(template),
+            slots=self._slots.look(key),
+            pods=tuple(pods),
+            jobs=tuple(jobs),
+            siblings=self._siblings(processor),
+            foreign=tuple(pod["metadata"]["name"] for pod in labelled if self._is_foreign(pod)),
+            unsettled=max((made_at(pod) for pod in labelled if self._is_unsettled(pod)), default=None),
+            holder_gone=holder_gone,
+            obstacle=obstacle,
+        )
+
+    async def _pod(self, pod: Body) -> PodView:
+        role = role_of(pod)
+        if role is None:
+            raise ValueError("a pod without a role is none of ours")
+        meta = pod["metadata"]
+        heard = self._reporters.heard(pod)
+        waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
+        notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
+        view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
+        return replace(view, unreachable_message=heard.unreachable_message)
+
+    def _is_foreign(self, pod: Body) -> bool:
+        """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""
+        meta = pod["metadata"]
+        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in meta
+        young = seconds_since(meta["creationTimestamp"]) < FOREIGN_AFTER
+        return not (ended or young or role_of(pod) is Role.RELEASE or is_own(pod, self._store))
+
+    def _is_unsettled(self, pod: Body) -> bool:
+        """Tell whether time alone may tell more of a pod: no change is told of its Events, or of its owner."""
+        young = datetime.now(UTC) - made_at(pod) < timedelta(seconds=FOREIGN_AFTER)
+        return is_waiting(pod) if is_own(pod, self._store) else young and role_of(pod) is not Role.RELEASE
+
+    async def _notes(self, namespace: str, uid: str) -> list[str]:
+        """Fetch the warnings about a pod, newest first; none when they may not be read."""
+        try:
+            fields = f"involvedObject.uid={uid},type=Warning"
+            events, _ = await self._kube.list("Event", namespace, fields=fields)
+        except KubeError:
+            return []
+        # A probe that fails is the process's matter, which speaks for itself.
+        events = [event for event in events if event.get("reason") != "Unhealthy"]
+        events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
+        return [event.get("message", "") for event in events]
+
+    def _siblings(self, processor: Processor) -> tuple[Sibling, ...]:
+        others = self._store.with_processor_id(processor.processor_id)
+        return tuple(self._sibling(body) for body in others if body["metadata"]["uid"] != processor.uid)
+
+    def _sibling(self, body: Body) -> Sibling:
+        meta, status = body["metadata"], read_status(body)
+        done = status.hand_over is not None and status.ownership.state == OwnershipState.HANDED_OVER
+        return Sibling(
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta["uid"],
+            created=read_time(meta["creationTimestamp"]),
+            granted=status.ownership.state == OwnershipState.GRANTED,
+            handed_over_to=status.hand_over.to if done and status.hand_over is not None else None,
+            handed_over_at=status.hand_over.time if done and status.hand_over is not None else None,
+        )
+
+    async def _holder_gone(self, previous: ProcessorStatus) -> bool:
+        """Tell whether the claim's holder was a resource of this cluster that is certainly gone, with its pods."""
+        holder = previous.ownership.holder
+        if previous.ownership.state != OwnershipState.REFUSED or holder is None or holder.cluster != self._cluster:
+            return False
+        return bool(holder.uid and holder.namespace and holder.name) and await self._is_gone(holder)
+
+    async def _is_gone(self, holder: ResourceRef) -> bool:
+        known = self._store.get(KIND, holder.namespace, holder.name)
+        if known is not None and known["metadata"]["uid"] == holder.uid:
+            return False
+        pods = self._store.children((holder.namespace, holder.name), "Pod")
+        running = [p for p in pods if role_of(p) in RUNNERS and p["status"].get("phase") in ("Pending", "Running")]
+        if known is None and running:
+            return False
+        try:
+            found = await self._kube.get(Where(KIND, holder.namespace, holder.name))
+        except KubeError:
+            return False
+        return found is None or found["metadata"]["uid"] != holder.uid

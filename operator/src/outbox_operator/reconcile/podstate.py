@@ -1,0 +1,165 @@
+"""PURE: reads pods, workloads and jobs as the API server has them into the views that decisions rest on."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from outbox_core.report import Report
+from outbox_operator.api.naming import DECISION_LABEL, RENDERED_ANNOTATION, ROLE_LABEL, SLOT_ANNOTATION, TEMPLATE_LABEL
+from outbox_operator.api.observed import JobView, PodView, Problem, Role, WorkloadView
+from outbox_operator.api.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_IMAGE_REASONS: Final = {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
+_MISSING: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
+
+
+def parse_report(text: str | None) -> Report | None:
+    """Read a report; None when the text is none, which is what a crash leaves."""
+    if not text or not text.lstrip().startswith("{"):
+        return None
+    try:
+        return Report.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def role_of(body: dict[str, Any]) -> Role | None:
+    """Read the role label; None for a pod that is not ours."""
+    try:
+        return Role(body["metadata"].get("labels", {}).get(ROLE_LABEL, ""))
+    except ValueError:
+        return None
+
+
+def view_pod(
+    body: dict[str, Any], role: Role, *, report: Report | None, reachable: bool, notes: Sequence[str]
+) -> PodView:
+    """Build a pod's view.
+
+    Args:
+        body: the pod.
+        role: what it is for.
+        report: the latest answer of its process.
+        reachable: whether the latest question was answered.
+        notes: messages of the pod's warning Events.
+
+    """
+    meta, status = body["metadata"], body.get("status") or {}
+    containers = status.get("containerStatuses") or []
+    ended = _last_end(containers)
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        role=role,
+        ip=status.get("podIP"),
+        phase=status.get("phase", "Pending"),
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        deleting="deletionTimestamp" in meta,
+        intent_hash=meta.get("labels", {}).get(TEMPLATE_LABEL, ""),
+        decision=meta.get("labels", {}).get(DECISION_LABEL, ""),
+        job=meta.get("labels", {}).get("batch.kubernetes.io/job-name", ""),
+        problem=find_problem(body, notes),
+        report=report,
+        reachable=reachable,
+        last_words=parse_report(ended.get("message")) if ended else None,
+        exit_code=ended.get("exitCode") if ended else None,
+    )
+
+
+def _last_end(containers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    for container in containers:
+        for state in (container.get("state") or {}, container.get("lastState") or {}):
+            if "terminated" in state:
+                ended: dict[str, Any] = state["terminated"]
+                return ended
+    return None
+
+
+def is_waiting(body: dict[str, Any]) -> bool:
+    """Tell whether the pod has a node and its containers are not made yet: its Events say why."""
+    status = body.get("status") or {}
+    if status.get("phase") != "Pending" or not body.get("spec", {}).get("nodeName"):
+        return False
+    waiting = [c.get("state", {}).get("waiting", {}).get("reason") for c in status.get("containerStatuses") or ()]
+    return not waiting or "ContainerCreating" in waiting
+
+
+def find_problem(body: dict[str, Any], notes: Sequence[str]) -> Problem | None:
+    """Say why a pod does not run; None when it does, or only needs a moment."""
+    status = body.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return Problem(Reason.UNSCHEDULABLE, f"no node takes the pod: {condition.get('message', '')}")
+    for container in status.get("containerStatuses") or ():
+        problem = _container_problem(container)
+        if problem is not None:
+            return problem
+    if not is_waiting(body):
+        return None
+    for note in notes:
+        missing = _MISSING.search(note)
+        if missing is not None:
+            return _missing(missing[1], missing[2])
+    return Problem(Reason.POD_NOT_STARTED, notes[0]) if notes else None
+
+
+def _missing(kind: str, name: str) -> Problem:
+    if kind == "secret":
+        message = f"Secret {name!r} does not exist in this namespace: create it; the pod starts by itself then"
+        return Problem(Reason.CONNECTION_SECRET_INVALID, message)
+    message = f"ConfigMap {name!r} does not exist in this namespace: create it; the pod starts by itself then"
+    return Problem(Reason.CONFIG_MAP_MISSING, message)
+
+
+def _container_problem(container: dict[str, Any]) -> Problem | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _IMAGE_REASONS:
+        return Problem(Reason.IMAGE_UNAVAILABLE, f"image {container.get('image', '')!r} cannot be pulled: {message}")
+    if reason == "CrashLoopBackOff":
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+        words = parse_report(ended.get("message"))
+        said = words.message if words is not None else (ended.get("message") or ended.get("reason") or "")[:1000]
+        return Problem(Reason.CRASHING, f"the container ended with {ended.get('exitCode')}: {said}")
+    if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
+        return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}")
+    return None
+
+
+def view_workload(body: dict[str, Any]) -> WorkloadView:
+    """Build the view of a Deployment or StatefulSet."""
+    spec, status = body["spec"], body.get("status") or {}
+    labels = spec["template"]["metadata"].get("labels", {})
+    notes = body["metadata"].get("annotations") or {}
+    problem = None
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            problem = Problem(Reason.POD_REJECTED, f"the pod is refused: {condition.get('message', '')}")
+    return WorkloadView(
+        kind=body["kind"],
+        name=body["metadata"]["name"],
+        replicas=spec.get("replicas", 1),
+        intent_hash=labels.get(TEMPLATE_LABEL, ""),
+        decision=labels.get(DECISION_LABEL, ""),
+        problem=problem,
+        slot=notes.get(SLOT_ANNOTATION, ""),
+        rendered=notes.get(RENDERED_ANNOTATION, ""),
+        template=spec["template"],
+    )
+
+
+def view_job(body: dict[str, Any], role: Role) -> JobView:
+    """Build a job's view."""
+    ends = {c["type"] for c in (body.get("status") or {}).get("conditions") or () if c["status"] == "True"}
+    return JobView(
+        name=body["metadata"]["name"],
+        role=role,
+        finished=bool(ends & {"Complete", "Failed"}),
+        succeeded="Complete" in ends,
+    )

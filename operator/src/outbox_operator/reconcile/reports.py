@@ -1,0 +1,363 @@
+"""Asks the workers' pods what they say (GET /status) and tells them why they are taken away (POST /intent).
+
+The only channel to the data plane. Questions are signed with the resource's key, and so are the answers of workers that
+have it; docs/adr/0015 says when one without a signature, of a former version, is believed. A pod that does not answer
+twice in a row, or cannot be asked any more, is unreachable, which is not the same as gone: its last report stays, and
+nothing is scaled down for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import secrets
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
+from outbox_operator.api.naming import TEMPLATE_LABEL
+from outbox_operator.api.observed import RUNNERS
+from outbox_operator.decision.reachability import (
+    Cause,
+    Ends,
+    Unreachable,
+    address_of,
+    describe_unreachable,
+    is_overdue,
+)
+from outbox_operator.reconcile.podstate import parse_report, role_of
+from outbox_operator.watch.owner_references import is_own, owners_of
+from outbox_operator.watch.rate_limiter import RateLimiter
+from outbox_operator.watch.store import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_core.report import Intent, Report
+    from outbox_operator.api.keys import Keys
+    from outbox_operator.watch.store import Body, Store
+    from outbox_operator.watch.workqueue import Key
+
+PERIOD: Final = 2.0
+TIMEOUT: Final = aiohttp.ClientTimeout(total=1.5, connect=1.0)
+INTENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0, connect=1.0)
+PARALLEL: Final = 32
+LONGEST_REPORT: Final = 256 * 1024
+"""Bytes; a report has a few thousand."""
+PATIENCE: Final = 2
+"""Unanswered questions in a row before a pod counts as unreachable."""
+
+FIGURES_EVERY: Final = 10.0
+"""Seconds within which status shows figures that move."""
+FEW: Final = 10
+"""Held messages that are counted at once; of more only that there are more, the number with the next look."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one pod said last."""
+
+    report: Report | None = None
+    signed: bool = False
+    missed: int = 0
+    unreachable_message: str = ""
+    """Why it is not heard or not believed, and what to do, once that is worth telling."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it still answers."""
+        return self.report is not None and self.missed < PATIENCE
+
+
+class Reporters:
+    """The latest report of every pod, by pod uid; asks every PERIOD seconds."""
+
+    def __init__(self, store: Store, keys: Keys, namespace: str, notify: Callable[[Key, float], None]) -> None:
+        """Ask the pods of `store` from the operator's `namespace`.
+
+        `notify` hears of a resource with news, and in how many seconds it may be woken.
+        """
+        self._store = store
+        self._keys = keys
+        self._namespace = namespace
+        self._signing: defaultdict[Key, set[str]] = defaultdict(set)
+        """Of each resource the templates whose pods have signed."""
+        self._notify = notify
+        self._heard: dict[str, Heard] = {}
+        self._limiters: defaultdict[Key, RateLimiter] = defaultdict(RateLimiter)
+        self._slots = asyncio.Semaphore(PARALLEL)
+        self.asked = asyncio.Event()
+        """Every pod was asked once."""
+
+    def heard(self, pod: Body) -> Heard:
+        """Look up what a pod of a resource said, and is believed."""
+        entry = self._heard.get(_uid(pod))
+        if entry is None or self._is_believed(pod, entry):
+            return entry or Heard()
+        return Heard(unreachable_message=entry.unreachable_message)
+
+    def _is_believed(self, pod: Body, entry: Heard) -> bool:
+        return entry.signed or not self._must_sign(pod)
+
+    def _must_sign(self, pod: Body) -> bool:
+        """Tell whether pods of its template, or as its workload makes them now, sign: a former version's do not."""
+        made = [pod, *(owner["spec"]["template"] for owner in owners_of(pod, self._store)[-2:-1])]
+        templates = {_template(each) for each in made}
+        return not templates.isdisjoint(self._signing.get(key_of(pod), ()))
+
+    async def run(self) -> None:
+        """Ask every PERIOD seconds until cancelled."""
+        async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+            while True:
+                pods = [pod for pod in self._store.all_of("Pod") if _answers(pod) or _uid(pod) in self._heard]
+                own = [pod for pod in pods if is_own(pod, self._store)]
+                await asyncio.gather(*(self._ask(session, pod) for pod in own))
+                self.asked.set()
+                self._forget()
+                await asyncio.sleep(PERIOD)
+
+    def _forget(self) -> None:
+        """Drop what is known of pods and resources that are gone."""
+        for uid in self._heard.keys() - {_uid(pod) for pod in self._store.all_of("Pod")}:
+            del self._heard[uid]
+        for key in [key for key in {*self._limiters, *self._signing} if self._store.resource(key) is None]:
+            self._limiters.pop(key, None)
+            self._signing.pop(key, None)
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
+        entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
+        before, figures = self._news_of(pod), figures_in(entry.report)
+        answer = await self._fetch(session, pod) if _answers(pod) else None
+        if isinstance(answer, Answer):
+            entry.report, entry.signed, entry.missed = answer.report, answer.signed, 0
+            if answer.signed:
+                self._signing[key].add(_template(pod))
+        else:
+            entry.missed += 1
+            if entry.missed == PATIENCE:
+                name = "/".join((key[0], pod["metadata"]["name"]))
+                log.info("a pod is not heard", extra={"pod": name, "why": answer.words if answer is not None else ""})
+        entry.unreachable_message = self._describe_unreachable(
+            pod, entry, answer if isinstance(answer, Unreachable) else None
+        )
+        if self._news_of(pod) != before:
+            self._notify(key, self._limiters[key].wait(time.monotonic()))
+        elif figures_in(entry.report) != figures:
+            self._notify(key, FIGURES_EVERY)
+
+    def _describe_unreachable(self, pod: Body, entry: Heard, unreachable: Unreachable | None) -> str:
+        """Say why a pod is not heard; empty while it is, or may only need a moment."""
+        if unreachable is None and entry.missed == 0 and not self._is_believed(pod, entry):
+            unreachable = Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
+        resource = self._store.resource(key_of(pod))
+        if unreachable is None or resource is None:
+            return ""
+        # One that was heard before needs no time to start.
+        was_heard = entry.report is not None and entry.missed > 0
+        if not (entry.missed >= PATIENCE if was_heard else is_overdue(pod, datetime.now(UTC))):
+            return ""
+        meta = resource["metadata"]
+        return describe_unreachable(
+            unreachable, pod, Ends(self._namespace, self._keys.secret_name(meta["name"], meta["uid"]))
+        )
+
+    def _news_of(self, pod: Body) -> Any:
+        """What is known from a pod: if that changes, it is news."""
+        heard = self.heard(pod)
+        return news_in(heard.report), heard.reachable, heard.unreachable_message
+
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | Unreachable | None:
+        """Ask a pod; None: its resource is gone."""
+        resource = self._store.resource(key_of(pod))
+        if resource is None:
+            return None
+        question = ask("GET", "/status", _uid(pod), self._keys.of(_uid(resource)))
+        try:
+            async with self._slots:
+                return await fetch_report(session, _place(pod), question)
+        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+            return classify_error(err)
+
+
+def classify_error(err: Exception) -> Unreachable:
+    """Say what an error of a question means."""
+    if isinstance(err, aiohttp.ConnectionTimeoutError):
+        return Unreachable(Cause.NO_CONNECTION)
+    if isinstance(err, TimeoutError):
+        return Unreachable(Cause.NO_ANSWER)
+    number = err.errno if isinstance(err, OSError) else None
+    if number == errno.ECONNREFUSED:
+        return Unreachable(Cause.REFUSED)
+    if isinstance(err, aiohttp.ServerDisconnectedError) or number in (errno.ECONNRESET, errno.EPIPE):
+        return Unreachable(Cause.CLOSED)
+    if isinstance(err, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
+        return Unreachable(Cause.NO_WORKER, "its answer is no HTTP")
+    return Unreachable(Cause.OTHER, os.strerror(number) if number else type(err).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A signed question."""
+
+    method: str
+    path: str
+    body: bytes
+    key: bytes = field(repr=False)
+    nonce: str
+    signature: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with it."""
+        return {NONCE_HEADER: self.nonce, SIGNATURE_HEADER: self.signature, "Content-Type": "application/json"}
+
+
+def ask(method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> Asked:
+    """Sign a question to a pod."""
+    nonce = secrets.token_hex(16)
+    return Asked(method, path, body, key, nonce, sign_question(key, pod_uid, nonce, method, path, body))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A report, and whether who gave it has the resource's key."""
+
+    report: Report
+    signed: bool
+
+
+async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | Unreachable:
+    """Ask one process, and say why what it answers is not taken.
+
+    The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
+
+    Raises:
+        aiohttp.ClientError, TimeoutError, OSError: it does not answer.
+
+    """
+    url = f"{place}{asked.path}"
+    async with session.request(asked.method, url, headers=asked.headers, allow_redirects=False) as answer:
+        if answer.status != 200:
+            cause = Cause.OTHER_KEY if answer.status == 401 else Cause.NO_WORKER
+            return Unreachable(cause, f"it answers {answer.status}")
+        text = await _read_some(answer.content)
+        signature = answer.headers.get(SIGNATURE_HEADER)
+    if signature is not None and not is_same(signature, sign_answer(asked.key, asked.signature, text)):
+        return Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
+    report = parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
+    if report is None:
+        return Unreachable(Cause.NO_WORKER, "its answer is no report")
+    return Answer(report, signature is not None)
+
+
+async def _read_some(content: aiohttp.StreamReader) -> bytes:
+    """Read all, or a little more than a report may have."""
+    text = b""
+    async for chunk in content.iter_any():
+        text += chunk
+        if len(text) > LONGEST_REPORT:
+            break
+    return text
+
+
+def _uid(pod: Body) -> str:
+    uid: str = pod["metadata"]["uid"]
+    return uid
+
+
+def _template(made: Body) -> str:
+    """Read the hash of the template that a pod was made from, or that a template has."""
+    return str(made["metadata"].get("labels", {}).get(TEMPLATE_LABEL, ""))
+
+
+def _answers(pod: Body) -> bool:
+    status = pod.get("status") or {}
+    return role_of(pod) in RUNNERS and status.get("phase") == "Running" and bool(status.get("podIP"))
+
+
+def _place(pod: Body) -> str:
+    return f"http://{address_of(pod)}"
+
+
+def news_in(report: Report | None) -> Any:
+    """What of a report is news at once; figures that always move wait for the next look."""
+    if report is None:
+        return None
+    lease = report.lease
+    return (
+        report.instance,
+        report.state,
+        report.reason,
+        report.message,
+        report.claim_holder,
+        (lease.held, lease.pod, lease.epoch) if lease is not None else None,
+        report.division,
+        report.conflicts.count,
+        report.conflicts.strangers,
+        report.conflicts.open,
+        report.conflicts.last,
+        _bound(report),
+        _trouble(report),
+        frozenset((held.partition, held.pod) for held in report.leases),
+        report.unfinished.consumers if report.unfinished is not None else None,
+        report.rebuild.state if report.rebuild is not None else None,
+    )
+
+
+def figures_in(report: Report | None) -> Any:
+    """What of a report status shows and moves all the time; the time, and the bound while it moves, are no figures."""
+    if report is None:
+        return None
+    bound = report.bound if report.bound is not None and report.bound.stalled else None
+    return (
+        report.checkpoints,
+        report.lag,
+        report.failures,
+        bound,
+        report.rebuild,
+        report.unfinished,
+        report.executors,
+        report.start_from_used,
+        report.advice,
+    )
+
+
+def _bound(report: Report) -> str | None:
+    """Whether it was looked at, and who holds it while it stands still."""
+    if report.bound is None:
+        return None
+    return report.bound.transaction_id if report.bound.stalled else ""
+
+
+def _trouble(report: Report) -> Any:
+    """What failing messages did, without what changes with every attempt."""
+    seen = report.failures
+    keys = [(each.key, each.message_id, each.error_class, each.next_attempt_at is None) for each in seen.blocked_keys]
+    return report.circuit, seen.dead_letters, min(seen.held, FEW), keys
+
+
+async def tell_intent(pods: list[Body], intent: Intent, key: bytes) -> None:
+    """Tell pods why they are taken away; one that cannot hear vacates its claim, and a grace outlasts that."""
+
+    async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
+        asked = ask("POST", "/intent", _uid(pod), key, json.dumps({"intent": intent}).encode())
+        url = f"{_place(pod)}{asked.path}"
+        try:
+            async with session.post(url, data=asked.body, headers=asked.headers, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    log.warning("intent refused", extra={"pod": pod["metadata"]["name"], "status": answer.status})
+        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+            log.info("intent not heard", extra={"pod": pod["metadata"]["name"], "error": type(err).__name__})
+
+    async with aiohttp.ClientSession(timeout=INTENT_TIMEOUT) as session:
+        await asyncio.gather(*(tell(session, pod) for pod in pods if _answers(pod)))

@@ -1,0 +1,78 @@
+"""Counts the processors whose pods an upgrade of the operator replaces now, so that only so many do at a time.
+
+Who holds a slot is written on the workload, which the store has; memory only bridges the moment from the decision to
+the API server's answer, and remembers whom to wake when a slot is free. Without it they look again by themselves.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from outbox_operator.api.observed import Slots
+from outbox_operator.api.reasons import IN_FLIGHT, ConditionType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from outbox_operator.decision.rollout import Rollout
+    from outbox_operator.settings import Budget
+    from outbox_operator.watch.store import Store
+    from outbox_operator.watch.workqueue import Key
+
+
+class SlotKeeper:
+    """The budget of one operator process over all resources that it serves."""
+
+    def __init__(self, store: Store, budget: Budget, wake: Callable[[Key], None]) -> None:
+        """Count what is in `store`; `wake` those who wait."""
+        self._store = store
+        self._budget = budget
+        self._wake = wake
+        self._taking: set[Key] = set()
+        self._waiting: dict[Key, None] = {}
+        self._stuck = ""
+
+    def look(self, key: Key) -> Slots:
+        """Say what a resource may know; what is free is free only until the next await."""
+        others = (self._store.slots | self._taking) - {key}
+        limit = self._budget.of(self._store.processors)
+        free = len(others) < limit
+        return Slots(limit, free, "" if free else self._failing(others))
+
+    def _failing(self, keys: set[Key]) -> str:
+        """Name the first that does not become Ready again, and why in one word: its message may change all the time."""
+        for key in sorted(keys):
+            conditions = ((self._store.resource(key) or {}).get("status") or {}).get("conditions") or ()
+            for condition in conditions:
+                asked = condition["type"] in (ConditionType.READY, ConditionType.WORKERS_AVAILABLE)
+                if asked and condition["status"] == "False" and condition["reason"] not in IN_FLIGHT:
+                    return f"{'/'.join(key)} is not Ready again ({condition['reason']})"
+        return ""
+
+    @contextmanager
+    def kept(self, key: Key, rollout: Rollout) -> Iterator[None]:
+        """Count a resource that takes a slot until the store has what was applied; then wake who has news."""
+        if rollout.waits:
+            self._waiting[key] = None
+        else:
+            self._waiting.pop(key, None)
+        if rollout.slot:
+            self._taking.add(key)
+        try:
+            yield
+        finally:
+            self._taking.discard(key)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake as many of those who wait as there are free slots, and all when another one holds them up, or none."""
+        if not self._waiting:
+            return
+        holding = self._store.slots | self._taking
+        free = self._budget.of(self._store.processors) - len(holding)
+        stuck = self._failing(holding) if free <= 0 else ""
+        told, self._stuck = self._stuck, stuck
+        for key in list(self._waiting)[: max(free, 0) if stuck == told else None]:
+            del self._waiting[key]
+            self._wake(key)

@@ -1,0 +1,1 @@
+"""PURE: the objects that the operator makes for one resource."""

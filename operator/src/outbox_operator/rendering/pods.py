@@ -1,0 +1,266 @@
+"""PURE: the pod templates of worker, Spark driver, executors and short-lived jobs.
+
+Every pod meets the Pod Security Standard `restricted`. Connections are Secrets mounted as files; the operator never
+reads one. Pods that answer at /status get their resource's key the same way. Only a Spark driver gets an API token,
+for its executors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH
+from outbox_core.report import STATUS_PORT, TERMINATION_LOG
+from outbox_operator.api.naming import config_name, driver_name, labels_of, selector_of
+from outbox_operator.api.observed import Role
+from outbox_operator.api.overlay import merge, placement_of
+
+if TYPE_CHECKING:
+    from outbox_operator.api.keys import Keys
+    from outbox_operator.api.resources import Processor, ResourceRequirements
+    from outbox_operator.settings import Images
+
+USER: Final = 65532
+CONFIG_KEY: Final = CONFIG_PATH.name
+EXECUTOR_KEY: Final = "executor.yaml"
+EXECUTOR_PATH: Final = f"/etc/outbox/spark/{EXECUTOR_KEY}"
+WORKER_CONTAINER: Final = "worker"
+DRIVER_CONTAINER: Final = "driver"
+KEY_VOLUME: Final = "operator-key"
+EXECUTOR_CONTAINER: Final = "executor"
+
+DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
+    Role.WORKER: {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
+    Role.DRIVER: {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+    Role.CLAIM: {"requests": {"cpu": "200m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+}
+
+
+def pod_security() -> dict[str, Any]:
+    """Build the pod's security context."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """Build a container's security context."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _environment() -> list[dict[str, Any]]:
+    return [
+        _field("POD_NAME", "metadata.name"),
+        _field("POD_UID", "metadata.uid"),
+        _field("POD_NAMESPACE", "metadata.namespace"),
+        _field("POD_IP", "status.podIP"),
+    ]
+
+
+def _probes(*, patience: int) -> dict[str, Any]:
+    """Liveness must outlast a process that is frozen past its lease: the fence handles that, not a restart."""
+    return {
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "http"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 2,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/livez", "port": "http"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": patience,
+        },
+    }
+
+
+def _mounts(processor: Processor, *, handler: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Build volumes and mounts of configuration, connections, handler and scratch space."""
+    secrets = {"source": processor.spec.source.connection.secret_ref.name}
+    target = processor.spec.target
+    if target is not None and target.connection is not None:
+        secrets["target"] = target.connection.secret_ref.name
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": config_name(processor.name)}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": str(CONFIG_PATH), "subPath": CONFIG_KEY, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+    ]
+    for role, secret in secrets.items():
+        volumes.append({"name": f"{role}-connection", "secret": {"secretName": secret, "defaultMode": 0o440}})
+        mounts.append({"name": f"{role}-connection", "mountPath": str(CONNECTIONS_PATH / role), "readOnly": True})
+    config_map = handler_config_map(processor)
+    if handler and config_map is not None:
+        volumes.append({"name": "handler", "configMap": {"name": config_map}})
+        mounts.append({"name": "handler", "mountPath": str(HANDLER_PATH), "readOnly": True})
+    return volumes, mounts
+
+
+def _with_key(pod: dict[str, Any], processor: Processor, keys: Keys) -> dict[str, Any]:
+    """Give a pod what it needs to know the operator and Prometheus by."""
+    (container,) = pod["spec"]["containers"]
+    secret = {"secretName": keys.secret_name(processor.name, processor.uid), "defaultMode": 0o440}
+    pod["spec"]["volumes"].append({"name": KEY_VOLUME, "secret": secret})
+    container["volumeMounts"].append({"name": KEY_VOLUME, "mountPath": str(KEY_PATH.parent), "readOnly": True})
+    container["env"].append({"name": "OUTBOX_METRICS_TOKEN_SHA256", "value": keys.metrics_hash})
+    return pod
+
+
+def handler_config_map(processor: Processor) -> str | None:
+    """Name the ConfigMap with the user's Python files."""
+    spec = processor.spec
+    if spec.target is not None and spec.target.config_map is not None:
+        return spec.target.config_map.name
+    application = spec.spark.application if spec.spark is not None else None
+    return application.config_map_ref.name if application is not None and application.config_map_ref else None
+
+
+def _resources(asked: ResourceRequirements | None, role: Role) -> dict[str, Any]:
+    if asked is None:
+        return DEFAULT_RESOURCES[role]
+    return asked.model_dump(by_alias=True, exclude_none=True)
+
+
+def _pod(processor: Processor, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": labels_of(processor.name, role)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pod_security(),
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _container(name: str, image: str, mounts: list[dict[str, Any]], resources: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "env": _environment(),
+        "resources": resources,
+        "securityContext": container_security(),
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+        "volumeMounts": mounts,
+    }
+
+
+def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
+    """Build the worker's pod template."""
+    worker = processor.spec.worker
+    volumes, mounts = _mounts(processor, handler=True)
+    container = _container(
+        WORKER_CONTAINER, worker.image or images.worker, mounts, _resources(worker.resources, Role.WORKER)
+    )
+    container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
+    container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
+    template = _with_key(_pod(processor, container, volumes, Role.WORKER), processor, images.keys)
+    template["spec"] |= {
+        "terminationGracePeriodSeconds": worker.termination_grace_period_seconds,
+        "topologySpreadConstraints": _spread(selector_of(processor.name, Role.WORKER)),
+    }
+    return _overlaid(template, worker.pod_template, processor, Role.WORKER)
+
+
+def _spread(selector: dict[str, str]) -> list[dict[str, Any]]:
+    """Keep replicas apart where there is a choice; with one replica too, so that scaling replaces no pod."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
+
+
+def _overlaid(
+    template: dict[str, Any], overlay: dict[str, Any] | None, processor: Processor, role: Role
+) -> dict[str, Any]:
+    """Lay the user's overlay over the template; the labels that the operator finds its pods by stay."""
+    merged: dict[str, Any] = merge(template, overlay or {})
+    merged["metadata"]["labels"] = {**merged["metadata"].get("labels", {}), **labels_of(processor.name, role)}
+    return merged
+
+
+def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
+    """Build the Spark driver's pod template.
+
+    Raises:
+        ValueError: the resource has no block `spark`; the CRD's rules refuse that.
+
+    """
+    from outbox_operator.rendering.spark import (  # spark.py needs this module's parts
+        BLOCK_MANAGER_PORT,
+        DRIVER_PORT,
+        UI_PORT,
+    )
+
+    spark = processor.spec.spark
+    if spark is None:
+        raise ValueError("engine Spark without spark")
+    volumes, mounts = _mounts(processor, handler=True)
+    mounts.append({"name": "config", "mountPath": EXECUTOR_PATH, "subPath": EXECUTOR_KEY, "readOnly": True})
+    mounts += [{"name": v.name, "mountPath": v.mount_path} for v in spark.volumes]
+    volumes += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim_name}} for v in spark.volumes]
+    if not spark.shares(spark.query_checkpoint_path):
+        # The database is the authority: a lost query checkpoint costs a plan, not a message.
+        volumes.append({"name": "query-checkpoint", "emptyDir": {}})
+        mounts.append({"name": "query-checkpoint", "mountPath": spark.query_checkpoint_path})
+    container = _container(
+        DRIVER_CONTAINER, spark.image or images.spark, mounts, _resources(spark.driver.resources, Role.DRIVER)
+    )
+    container |= {
+        "ports": [
+            {"name": "http", "containerPort": STATUS_PORT},
+            {"name": "driver", "containerPort": DRIVER_PORT},
+            {"name": "blockmanager", "containerPort": BLOCK_MANAGER_PORT},
+            {"name": "ui", "containerPort": UI_PORT},
+        ],
+        **_probes(patience=12),
+    }
+    template = _with_key(_pod(processor, container, volumes, Role.DRIVER), processor, images.keys)
+    template["spec"] |= {
+        "serviceAccountName": driver_name(processor.name),
+        "automountServiceAccountToken": True,
+        "terminationGracePeriodSeconds": 60,
+    }
+    return _overlaid(template, spark.driver.pod_template, processor, Role.DRIVER)
+
+
+def build_job_pod(
+    processor: Processor, images: Images, role: Role, arguments: list[str], config: str
+) -> dict[str, Any]:
+    """Build the pod of a short-lived job of the worker image; also for a Spark processor."""
+    volumes, mounts = _mounts(processor, handler=False)
+    volumes[0] = {"name": "config", "configMap": {"name": config}}
+    image = processor.spec.worker.image or images.worker
+    container = _container(WORKER_CONTAINER, image, mounts, DEFAULT_RESOURCES[Role.CLAIM])
+    container["args"] = arguments
+    template = _pod(processor, container, volumes, role)
+    template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5}
+    spark = processor.spec.spark
+    overlay = spark.driver.pod_template if spark is not None else processor.spec.worker.pod_template
+    return _overlaid(template, placement_of(overlay), processor, role)

@@ -1,0 +1,124 @@
+"""Lists each kind once before anything is decided, and compares it now and then with what Kopf's watches delivered.
+
+Watches deliver what changes (`handlers.py`), and have gaps: Kopf says nothing of what was deleted between two of its
+lists, and a watch may fall silent. So the metadata of all objects is compared with what is known; where that differs,
+the difference is counted, and the kind is listed anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from outbox_operator import metrics
+from outbox_operator.api.naming import SELECTOR
+from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.kube import KubeError
+from outbox_operator.watch.store import METADATA_ONLY, Listing, slim
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from outbox_operator.cluster.kube import Kube
+    from outbox_operator.watch.store import Body, Store
+
+    class Seen(Protocol):
+        """Takes an object, or its deletion."""
+
+        def __call__(self, body: Body, *, deleted: bool) -> None:
+            """Take it."""
+
+
+GRACE: Final = 5.0
+"""How long a watch may take to deliver what a listing has seen."""
+FIRST_CHECK: Final = 20.0
+"""Seconds after the first listing in which watches have begun: what was deleted in between is found soon."""
+FIRST_WAIT: Final = 0.5
+LONGEST_WAIT: Final = 15.0
+"""Bounds of the wait after a failure, doubled from one to the other."""
+
+log = logging.getLogger(__name__)
+
+
+class Informer:
+    """One kind in one namespace (empty: in all)."""
+
+    def __init__(self, kube: Kube, store: Store, kind: str, namespace: str, seen: Seen, check_seconds: float) -> None:
+        """Tell `seen` what changes against `store`."""
+        self._kube = kube
+        self._store = store
+        self._kind = kind
+        self._namespace = namespace
+        self._seen = seen
+        self._check_seconds = check_seconds
+        self._labels = "" if kind == KIND else SELECTOR
+        self._failing_since: float | None = None
+        self.failure = ""
+        """Why it could not be listed when that was tried last; empty when it could."""
+        self.silent = 0
+        """Looks in a row that found what the watch had missed."""
+        self.listed = asyncio.Event()
+        """It was listed once."""
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long it could not be listed."""
+        return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
+
+    async def run(self) -> None:
+        """List once, then compare until cancelled."""
+        wait = FIRST_WAIT
+        while True:
+            try:
+                if not self.listed.is_set():
+                    await self._list()
+                    pause = min(FIRST_CHECK, self._check_seconds)
+                else:
+                    if await self._has_missed():
+                        await self._list()
+                    pause = self._check_seconds
+                self._failing_since, self.failure, wait = None, "", FIRST_WAIT
+            except KubeError as err:
+                self._fail(err)
+                pause, wait = wait, min(2 * wait, LONGEST_WAIT)
+            # Not all kinds at once, and not all processes in step.
+            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+
+    async def _list(self) -> None:
+        """List everything and bring the store up to it."""
+        only = self._kind in METADATA_ONLY
+        bodies, version = await self._kube.list(
+            self._kind, self._namespace, labels=self._labels, metadata_only=only, keep=slim
+        )
+        listing = Listing(self._kind, self._namespace, bodies, version)
+        for body in self._store.find_newer(listing):
+            self._seen(body, deleted=False)
+        for body in self._store.find_gone(listing):
+            self._seen(body, deleted=True)
+        self.listed.set()
+
+    async def _has_missed(self) -> bool:
+        """Tell whether the watch has missed changes, and count them."""
+        bodies, version = await self._kube.list_metadata(self._kind, self._namespace, labels=self._labels)
+        listing = Listing(self._kind, self._namespace, bodies, version)
+        if self._store.find_newer(listing) or self._store.find_gone(listing):
+            await asyncio.sleep(GRACE)
+        newer, gone = len(self._store.find_newer(listing)), len(self._store.find_gone(listing))
+        if not newer + gone:
+            self.silent = 0
+            return False
+        self.silent += 1
+        metrics.MISSED_CHANGES.inc(newer + gone)
+        log.warning("a watch missed changes", extra={"kind": self._kind, "changed": newer, "gone": gone})
+        return True
+
+    def _fail(self, err: KubeError) -> None:
+        where = f" in namespace {self._namespace}" if self._namespace else ""
+        self.failure = f"cannot list {self._kind}{where}: {err}"
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+        metrics.FAILED_ROUNDS.inc()
+        log.warning(self.failure)

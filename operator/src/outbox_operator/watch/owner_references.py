@@ -1,0 +1,42 @@
+"""PURE: which resource a pod or job belongs to: the one at which its chain of owner references ends.
+
+Labels say whose an object claims to be, and everyone who may write pods may write them. The chain (Pod, ReplicaSet,
+Deployment, resource) is compared by uid, so the name of an object that was deleted and made again proves nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_operator.api.resources import KIND
+from outbox_operator.watch.store import key_of
+
+if TYPE_CHECKING:
+    from outbox_operator.watch.store import Body, Store
+
+LONGEST: Final = 3
+"""Links from a pod of a Deployment to its resource; no chain of ours is longer."""
+
+
+def owners_of(body: Body, store: Store) -> list[Body]:
+    """List the controllers above an object, nearest first, as far as they are known."""
+    found: list[Body] = []
+    for _ in range(LONGEST):
+        ref = _controller_of(body)
+        owner = None if ref is None else store.get(ref["kind"], body["metadata"]["namespace"], ref["name"])
+        if ref is None or owner is None or owner["metadata"]["uid"] != ref["uid"]:
+            break
+        found.append(owner)
+        body = owner
+    return found
+
+
+def is_own(body: Body, store: Store) -> bool:
+    """Tell whether an object was made for the resource that its label names."""
+    owners = owners_of(body, store)
+    return bool(owners) and owners[-1]["kind"] == KIND and key_of(owners[-1]) == key_of(body)
+
+
+def _controller_of(body: Body) -> dict[str, Any] | None:
+    references: list[dict[str, Any]] = body["metadata"].get("ownerReferences") or []
+    return next((ref for ref in references if ref.get("controller")), None)

@@ -1,0 +1,224 @@
+"""What watches and listings have seen: resources and everything labelled as ours, in memory. No decisions, no I/O.
+
+Filled by a listing of each kind (`informer.py`) and kept by Kopf's watches (`handlers.py`); a watch that missed
+something costs a delay, not a state that stays wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from outbox_operator.api.naming import PROCESSOR_LABEL, RENDERED_ANNOTATION, SLOT_ANNOTATION
+from outbox_operator.api.resources import KIND
+
+if TYPE_CHECKING:
+    from outbox_operator.watch.workqueue import Key
+
+OWNED_KINDS: Final = (
+    "Deployment",
+    "StatefulSet",
+    "PodDisruptionBudget",
+    "ConfigMap",
+    "Service",
+    "ServiceAccount",
+    "RoleBinding",
+)
+"""Kinds that are rendered and restored."""
+REMEMBERED: Final = 5000
+"""How many deletions are remembered."""
+METADATA_ONLY: Final = frozenset({"ConfigMap", "Service", "ServiceAccount", "RoleBinding", "ReplicaSet"})
+"""Kinds of which only the metadata is listed and kept: whose they are, and whether they changed."""
+WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "ReplicaSet", "Job", "Pod")
+
+Body = dict[str, Any]
+
+
+def version_of(body: Body) -> int:
+    """Read the resourceVersion as a number.
+
+    Those of one kind, of its objects and of its lists, are integers that grow with every change: the API says so since
+    Kubernetes 1.35 (KEP-5504), and API servers have done so before. Those of two kinds are never compared.
+    """
+    text = body["metadata"].get("resourceVersion", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def key_of(body: Body) -> Key:
+    """Say which resource an object is about: itself, or the one its label names."""
+    meta = body["metadata"]
+    if body["kind"] == KIND:
+        return meta["namespace"], meta["name"]
+    return meta["namespace"], meta.get("labels", {}).get(PROCESSOR_LABEL, "")
+
+
+Place = tuple[str, str, str]
+
+
+def place_of(body: Body) -> Place:
+    """Kind, namespace and name."""
+    return body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything of ours of one kind in a namespace (empty: in all), as it was at one resourceVersion."""
+
+    kind: str
+    namespace: str
+    bodies: list[Body]
+    version: int
+
+
+class Store:
+    """Objects by kind, namespace and name, with the two indexes that deciding needs."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._objects: defaultdict[str, dict[tuple[str, str], Body]] = defaultdict(dict)
+        self._children: defaultdict[Key, set[Place]] = defaultdict(set)
+        self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
+        self._gone: dict[str, int] = {}
+        self.slots: set[Key] = set()
+        """Resources whose workload says that an upgrade of the operator replaces its pods (`slots.py`)."""
+
+    def put(self, body: Body) -> bool:
+        """Take an object as seen; False when what is known is as new."""
+        if not self.is_behind(body):
+            return False
+        place = place_of(body)
+        known = self.get(*place)
+        if known is not None:
+            self._drop(place, known)
+        self._objects[place[0]][place[1:]] = body
+        if body["kind"] == KIND:
+            self._by_id[processor_id_of(body)].add(key_of(body))
+        else:
+            self._children[key_of(body)].add(place)
+        if holds_slot(body):
+            self.slots.add(key_of(body))
+        return True
+
+    def remove(self, body: Body) -> None:
+        """Forget an object, unless another of its name is there by now."""
+        place, uid = place_of(body), body["metadata"]["uid"]
+        self._gone[uid] = max(version_of(body), self._gone.pop(uid, 0))
+        if len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+        known = self.get(*place)
+        if known is not None and known["metadata"]["uid"] == uid:
+            self._drop(place, known)
+
+    def is_behind(self, body: Body) -> bool:
+        """Tell whether an object is newer than what is known of its place: a listing may be older than a deletion."""
+        known = self.get(*place_of(body))
+        if known is not None and version_of(known) >= version_of(body):
+            return False
+        return version_of(body) > self._gone.get(body["metadata"]["uid"], -1)
+
+    def find_newer(self, listing: Listing) -> list[Body]:
+        """Say which objects of a listing are newer than what is known of them."""
+        return [body for body in listing.bodies if self.is_behind(body)]
+
+    def find_gone(self, listing: Listing) -> list[Body]:
+        """Say which objects a listing proves to be gone, or not ours any more: known as older than it, and not in it.
+
+        What was created or changed after the listing is known by a greater version, and judged by the next one. Each is
+        answered as a watch tells a deletion: the last state, with a version at which the object was gone for certain.
+        """
+        present = {body["metadata"]["uid"] for body in listing.bodies}
+        return [
+            {**body, "metadata": {**body["metadata"], "resourceVersion": str(listing.version)}}
+            for body in self.all_of(listing.kind)
+            if listing.namespace in ("", body["metadata"]["namespace"])
+            and body["metadata"]["uid"] not in present
+            and version_of(body) <= listing.version
+        ]
+
+    def _drop(self, place: Place, known: Body) -> None:
+        del self._objects[place[0]][place[1:]]
+        if known["kind"] == KIND:
+            _discard(self._by_id, processor_id_of(known), key_of(known))
+        else:
+            _discard(self._children, key_of(known), place)
+        if holds_slot(known):
+            self.slots.discard(key_of(known))
+
+    @property
+    def processors(self) -> int:
+        """How many processors there are: resources that ask for the same processorId are one."""
+        return len(self._by_id)
+
+    def get(self, kind: str, namespace: str, name: str) -> Body | None:
+        """Look an object up."""
+        return self._objects[kind].get((namespace, name))
+
+    def resource(self, key: Key) -> Body | None:
+        """Look a resource up."""
+        return self.get(KIND, *key)
+
+    def resources(self) -> list[Body]:
+        """List all resources."""
+        return self.all_of(KIND)
+
+    def children(self, key: Key, *kinds: str) -> list[Body]:
+        """List what is labelled with a resource's name, by name."""
+        places = sorted(place for place in self._children.get(key, ()) if place[0] in kinds)
+        return [self._objects[kind][namespace, name] for kind, namespace, name in places]
+
+    def with_processor_id(self, processor_id: str) -> list[Body]:
+        """List the resources that ask for a processorId."""
+        return [body for key in sorted(self._by_id.get(processor_id, ())) if (body := self.resource(key)) is not None]
+
+    def all_of(self, kind: str) -> list[Body]:
+        """List a kind."""
+        return list(self._objects[kind].values())
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
+    """Take a value out of an index, and its key with the last one: names come and go as long as the process lives."""
+    index[key].discard(value)
+    if not index[key]:
+        del index[key]
+
+
+def processor_id_of(body: Body) -> str:
+    """Read the processorId: the resource's name unless the spec has one."""
+    return str((body.get("spec") or {}).get("processorId") or body["metadata"]["name"])
+
+
+def holds_slot(body: Body) -> bool:
+    """Tell whether a workload holds a slot of the budget for upgrades of the operator."""
+    return body["kind"] in ("Deployment", "StatefulSet") and SLOT_ANNOTATION in (
+        body["metadata"].get("annotations") or {}
+    )
+
+
+_KEPT_SPEC: Final = {
+    "Deployment": ("replicas", "template"),
+    "StatefulSet": ("replicas", "template"),
+    "Pod": ("nodeName",),
+}
+_UNREAD: Final = frozenset({"managedFields", "selfLink", "generateName"})
+
+
+def slim(body: Body) -> Body:
+    """Keep what is read, and no more: there may be thousands. Field ownership is asked for again when it matters."""
+    kind = body["kind"]
+    meta = {key: value for key, value in body["metadata"].items() if key not in _UNREAD}
+    if kind == KIND:
+        return {**body, "metadata": meta}
+    if kind == "ReplicaSet":
+        meta.pop("annotations", None)
+    if kind in METADATA_ONLY:
+        return {"kind": kind, "metadata": meta}
+    spec = {key: value for key, value in (body.get("spec") or {}).items() if key in _KEPT_SPEC.get(kind, ())}
+    # A workload that does not say what it was rendered from keeps its template as it is (`rollout.py`).
+    if "template" in spec and RENDERED_ANNOTATION in (meta.get("annotations") or {}):
+        spec["template"] = {"metadata": spec["template"].get("metadata") or {}}
+    return {"kind": kind, "metadata": meta, "spec": spec, "status": body.get("status") or {}}

@@ -1,0 +1,1 @@
+"""Other products on the cluster: Argo CD, Prometheus, the HorizontalPodAutoscaler."""

@@ -1,0 +1,1 @@
+"""The checkpoint contract: storing, comparing, refusing."""

@@ -1,0 +1,1 @@
+"""Mode Competing in the database."""

@@ -1,0 +1,1 @@
+"""Claims, leases and the fence."""

@@ -1,0 +1,1 @@
+"""The schema, outboxes that exist already, grants, dumps and copies."""

@@ -1,0 +1,285 @@
+"""Outboxes that exist already: columns come without a rewrite, old rows are numbered or left, the rest is refused."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_sql import adopt
+from outbox_sql.adopt import Adoption, AdoptionError
+from outbox_worker.postgres import schema
+from outbox_worker.postgres.reading.messages import MessageReader
+from tests.support.database.concurrency import background, wait_until_blocked
+from tests.support.servers.postgres import VERSIONS, build_source, mostly_nightly
+
+SCALED = """
+CREATE TABLE public.outbox_messages (
+    id uuid PRIMARY KEY DEFAULT gen_random_uuid(), type varchar(255) NOT NULL, content jsonb NOT NULL,
+    occurred_on_utc timestamptz NOT NULL, processed_on_utc timestamptz, error text
+);
+CREATE INDEX ON public.outbox_messages (occurred_on_utc, processed_on_utc) INCLUDE (id, type, content)
+    WHERE processed_on_utc IS NULL;
+CREATE INDEX by_age ON public.outbox_messages (occurred_on_utc);
+INSERT INTO public.outbox_messages (type, content, occurred_on_utc, processed_on_utc)
+SELECT 'old', jsonb_build_object('n', i), now() - make_interval(secs => i), CASE WHEN i > 2000 THEN now() END
+FROM generate_series(1, 3000) AS i;
+"""
+SCALED_SOURCE = build_source(
+    table={
+        "schemaName": "public",
+        "name": "outbox_messages",
+        "columns": {"messageId": "id", "messageType": "type", "data": "content", "scheduled": "occurred_on_utc"},
+    }
+)
+DEBEZIUM = """
+CREATE TABLE public.outboxevent (
+    id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL,
+    type varchar(255) NOT NULL, payload jsonb
+);
+INSERT INTO public.outboxevent SELECT gen_random_uuid(), 'order', i::text, 'old', '{}' FROM generate_series(1, 10) AS i;
+"""
+DEBEZIUM_SOURCE = build_source(
+    table={
+        "schemaName": "public",
+        "name": "outboxevent",
+        "columns": {
+            "messageId": "id", "messageType": "type", "data": "payload", "partitionKey": "aggregateid",
+            "publicationId": "aggregatetype",
+        },
+    },
+    publications=["order"],
+)  # fmt: skip
+SCALED_ADOPTION = Adoption(
+    "public", "outbox_messages", ordered_by="occurred_on_utc", only_where_null="processed_on_utc", batch=300
+)
+
+
+@pytest.fixture(params=mostly_nightly(*VERSIONS))
+def anywhere(servers, request):
+    with servers.database(request.param) as database:
+        yield database
+
+
+def read(database, source):
+    return MessageReader(source).fetch(database.connect(), BEGINNING, 10_000).messages
+
+
+def file_of(database, table):
+    return database.direct().execute("SELECT pg_relation_filenode(%s::regclass)", (table,)).fetchone()[0]
+
+
+def test_the_scaled_outbox(anywhere):
+    anywhere.direct().execute(SCALED)
+    before = file_of(anywhere, "outbox_messages")
+    said: list[str] = []
+
+    adopt.adopt(anywhere.direct(), SCALED_ADOPTION, announce=said.append)
+    anywhere.direct().execute(
+        "INSERT INTO public.outbox_messages (type, content, occurred_on_utc) VALUES ('new', '{\"n\": 0}', now())"
+    )
+
+    assert file_of(anywhere, "outbox_messages") == before, "the table was rewritten"
+    schema.ensure_schema(anywhere.connect(), SCALED_SOURCE)
+    found = read(anywhere, SCALED_SOURCE)
+    # the oldest first: n counts the seconds into the past; processed ones are left; the new one is last
+    assert [m.data for m in found] == [f'{{"n": {n}}}' for n in range(2000, -1, -1)]
+    assert {m.checkpoint.transaction_id for m in found[:-1]} == {adopt.FROZEN_TRANSACTION_ID}
+    assert found[-1].message_type == "new"
+    assert "backfilled 2000 old rows in the order of occurred_on_utc" in said
+    assert any("about" in line and "transaction_id, position" in line for line in said)
+
+
+def test_debeziums_outbox(anywhere):
+    anywhere.direct().execute(DEBEZIUM)
+    said: list[str] = []
+
+    adopt.adopt(
+        anywhere.direct(), Adoption("public", "outboxevent", publication_id="aggregatetype"), announce=said.append
+    )
+    anywhere.direct().execute(
+        "INSERT INTO public.outboxevent VALUES (gen_random_uuid(), 'order', '7', 'OrderPaid', '{\"cents\": 5}')"
+    )
+
+    schema.ensure_schema(anywhere.connect(), DEBEZIUM_SOURCE)
+    (message,) = read(anywhere, DEBEZIUM_SOURCE)
+    assert (message.message_type, message.partition_key, message.publication_id) == ("OrderPaid", "7", "order")
+    assert message.data == '{"cents": 5}'
+    assert any("never read" in line for line in said)
+    lag = MessageReader(DEBEZIUM_SOURCE).lag(anywhere.connect(), BEGINNING)
+    assert (lag.messages, lag.seconds) == (1, 0)
+
+
+def test_run_again_it_changes_nothing(database):
+    database.direct().execute(SCALED)
+    adopt.adopt(database.direct(), SCALED_ADOPTION)
+    pairs = [m.checkpoint for m in read(database, SCALED_SOURCE)]
+    said: list[str] = []
+
+    adopt.adopt(database.direct(), SCALED_ADOPTION, announce=said.append)
+
+    assert [m.checkpoint for m in read(database, SCALED_SOURCE)] == pairs
+    assert "backfilled 0 old rows in the order of occurred_on_utc" in said
+
+
+def test_an_interrupted_run_is_taken_up(database):
+    direct = database.direct()
+    direct.execute(SCALED)
+    adopt.adopt(direct, Adoption("public", "outbox_messages"))
+    direct.execute(
+        "UPDATE pg_index SET indisvalid = false "
+        "WHERE indexrelid = 'outbox_messages_transaction_id_position_idx'::regclass"
+    )
+    with pytest.raises(Exception, match="no index"):
+        schema.ensure_schema(database.connect(), SCALED_SOURCE)
+
+    adopt.adopt(direct, SCALED_ADOPTION)
+
+    schema.ensure_schema(database.connect(), SCALED_SOURCE)
+    assert len(read(database, SCALED_SOURCE)) == 2000
+
+
+def test_a_dry_run_changes_nothing(database):
+    database.direct().execute(SCALED)
+    said: list[str] = []
+
+    adopt.adopt(database.direct(), SCALED_ADOPTION, dry_run=True, announce=said.append)
+
+    columns = database.direct().execute("SELECT * FROM public.outbox_messages LIMIT 0").description
+    assert "position" not in [column.name for column in columns]
+    assert any("where processed_on_utc is NULL get transaction_id 2" in line for line in said)
+
+
+def test_a_suspended_run_keeps_its_lock_for_a_bounded_time(database):
+    connection = database.direct()
+    connection.execute(SCALED)
+    connection.execute(
+        """CREATE TABLE public.noted (idle text);
+           CREATE FUNCTION public.note() RETURNS event_trigger LANGUAGE plpgsql AS $$
+           BEGIN INSERT INTO public.noted VALUES (current_setting('idle_in_transaction_session_timeout')); END $$;
+           CREATE EVENT TRIGGER noted ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION public.note()"""
+    )
+
+    adopt.adopt(connection, Adoption("public", "outbox_messages"))
+
+    noted = connection.execute("SELECT DISTINCT idle FROM public.noted").fetchall()
+    assert noted == [(adopt.IDLE_TIMEOUT,)]
+
+
+def test_writers_are_not_queued_behind_a_long_transaction(database):
+    """The lock is asked for briefly and again: between the tries, producers go on."""
+    database.direct().execute(SCALED)
+    long = database.direct(autocommit=False)
+    long.execute("SELECT count(*) FROM public.outbox_messages")
+    connection = database.direct()
+
+    with background(lambda: adopt.adopt(connection, Adoption("public", "outbox_messages"))) as done:
+        wait_until_blocked(database, done)
+        producer = database.direct()
+        producer.execute("SET statement_timeout = '10s'")
+        producer.execute(
+            "INSERT INTO public.outbox_messages (type, content, occurred_on_utc) VALUES ('m', '{}', now())"
+        )
+        long.rollback()
+
+    assert done.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("table", "adoption", "said"),
+    [
+        pytest.param("", Adoption("public", "nowhere"), "no table public.nowhere", id="no such table"),
+        pytest.param("CREATE VIEW public.t AS SELECT 1 AS x", Adoption("public", "t"), "is a view", id="a view"),
+        pytest.param(
+            "CREATE TABLE public.t (x int) PARTITION BY RANGE (x)",
+            Adoption("public", "t"),
+            "a partitioned table",
+            id="a partitioned table",
+        ),
+        pytest.param(
+            "CREATE TABLE public.t (position int)",
+            Adoption("public", "t"),
+            "--position-column",
+            id="a column of that name and another type",
+        ),
+        pytest.param(
+            "CREATE TABLE public.t (at timestamptz)",
+            Adoption("public", "t", ordered_by="at"),
+            "CREATE INDEX CONCURRENTLY ON public.t (at)",
+            id="an order without an index",
+        ),
+        pytest.param(
+            'CREATE TABLE public."T" ("At" int); CREATE INDEX ON public."T" USING brin ("At"); '
+            'CREATE INDEX ON public."T" USING hash ("At")',
+            Adoption("public", "T", ordered_by="At"),
+            'CREATE INDEX CONCURRENTLY ON public."T" ("At")',
+            id="an order whose indexes are not sorted",
+        ),
+        pytest.param(
+            "CREATE TABLE public.t (x int)",
+            Adoption("public", "t", only_where_null="processed"),
+            "no column processed",
+            id="a column that is not there",
+        ),
+    ],
+)
+def test_what_cannot_be_adopted_is_refused_with_the_remedy(database, table, adoption, said):
+    if table:
+        database.direct().execute(table)
+
+    with pytest.raises(AdoptionError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        adopt.adopt(database.direct(), adoption)
+
+
+@pytest.mark.parametrize(
+    ("index", "built"),
+    [
+        pytest.param("USING brin (position)", 2, id="not sorted"),
+        pytest.param("(position)", 1, id="one of the two"),
+        pytest.param("(transaction_id) INCLUDE (position)", 2, id="half of it not sorted"),
+        pytest.param("(transaction_id, lower(x), position)", 2, id="an expression between"),
+        pytest.param("(transaction_id, position, lower(x))", 1, id="an expression behind"),
+        pytest.param("(transaction_id, position) INCLUDE (x)", 1, id="one that carries more"),
+    ],
+)
+def test_only_an_index_that_reading_can_use_is_left_as_it_is(database, index, built):
+    database.direct().execute(
+        f"CREATE TABLE public.t (x text, transaction_id xid8, position bigint); CREATE INDEX ON public.t {index}"
+    )
+    said: list[str] = []
+
+    adopt.adopt(database.direct(), Adoption("public", "t"), announce=said.append)
+
+    assert sum(line.startswith("built an index") for line in said) == built, said
+
+
+def test_only_its_owner_can(database):
+    database.direct().execute("CREATE TABLE public.t (x int); GRANT ALL ON public.t TO producer")
+
+    with pytest.raises(AdoptionError, match="as the table's owner"):
+        adopt.adopt(database.direct("producer"), Adoption("public", "t"))
+
+
+def test_other_names_and_producers_without_more_rights(database):
+    database.direct().execute(
+        "CREATE TABLE public.t (position text); GRANT INSERT ON public.t TO producer; "
+        "ALTER TABLE public.t OWNER TO owner"
+    )
+    with pytest.raises(AdoptionError, match="GRANT CREATE ON SCHEMA public"):
+        adopt.adopt(
+            database.direct("owner"), Adoption("public", "t", transaction_id="outbox_xid", position="outbox_seq")
+        )
+    database.direct().execute("GRANT CREATE ON SCHEMA public TO owner")
+    adopt.adopt(database.direct("owner"), Adoption("public", "t", transaction_id="outbox_xid", position="outbox_seq"))
+
+    database.direct("producer").execute("INSERT INTO public.t (position) VALUES ('somewhere')")
+
+    row = (
+        database.direct()
+        .execute(sql.SQL("SELECT outbox_xid IS NOT NULL, outbox_seq FROM {}").format(sql.Identifier("public", "t")))
+        .fetchone()
+    )
+    assert row == (True, 1)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        database.direct("producer").execute("SELECT * FROM public.t")

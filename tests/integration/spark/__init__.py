@@ -1,0 +1,1 @@
+"""Engine Spark: source, effects, driver and executors."""

@@ -1,0 +1,198 @@
+"""Staging and hidden files on real PostgreSQL with real tasks: lost attempts, crashes between commit and rename."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as f
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.spec import Connection, ObjectRef, Source
+from outbox_spark.offsets import OffsetRange
+from outbox_spark.streaming.lineage import fetch_history, store_begin
+from outbox_spark.writing.files import FileArea
+from outbox_spark.writing.staging import StagingArea, copy_rows
+from outbox_worker.postgres.key import ProcessorKey
+from tests.support.spark import start_notebook_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers.postgres import Database
+
+pytestmark = pytest.mark.spark
+
+SOURCE = Source(connection=Connection(secret_ref=ObjectRef(name="db")))
+WHOLE = OffsetRange(Checkpoint(1, 1), Checkpoint(9, 9))
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Any]:
+    session = start_notebook_session()
+    yield session
+    session.stop()
+
+
+def staging(database: Database, epoch: int = 1) -> StagingArea:
+    files = database.files()
+    return StagingArea(files, files.directory, "outbox", "orders", epoch)
+
+
+def fail_the_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """As an executor that dies at the end of its task."""
+    from pyspark import TaskContext
+
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == 0:
+        raise RuntimeError("this attempt is lost")
+
+
+def test_only_the_attempts_that_spark_counts_are_merged(notebook, database):
+    rows = notebook.range(0, 1000, numPartitions=2).mapInArrow(fail_the_first_attempt, "id long")
+    staged = staging(database).load(rows)
+    assert staged.rows == 1000
+    assert len(staged.attempts) == 2
+    # One that Spark never heard of again after it had loaded its rows.
+    copy_rows(str(database.files().directory), staged.table, iter([pa.RecordBatch.from_pydict({"id": [1, 2, 3]})]))
+    look = database.direct()
+    assert sorted(row[0] for row in look.execute(staged.relation()).fetchall()) == list(range(1000))
+    (everything,) = look.execute(f"SELECT count(*) FROM outbox.{staged.table.name}").fetchone()
+    assert everything >= 1003
+
+
+def test_values_arrive_as_they_were(notebook, database):
+    rows = notebook.range(1).select(
+        f.struct(f.lit(1).alias("a"), f.lit("x").alias("b")).alias("nested"),
+        f.array(f.lit(1), f.lit(2)).alias("list"),
+        f.lit(bytearray(b"\x00\xff")).alias("bytes"),
+        f.lit("").alias("empty"),
+        f.lit(None).cast("string").alias("nothing"),
+        f.lit('say "hi",\n\\bye').alias("quoted"),
+        f.expr("cast(1.20 as decimal(5, 2))").alias("money"),
+        f.expr("double('infinity')").alias("much"),
+        f.expr("date'2026-01-02'").alias("day"),
+        f.expr("timestamp'2026-01-02 03:04:05.000006 UTC'").alias("at"),
+        f.lit(True).alias("yes"),
+        f.lit(2**62).alias("Big Name"),
+    )
+    staged = staging(database).load(rows)
+    (row,) = database.direct().execute(staged.relation()).fetchall()
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    assert row == (
+        {"a": 1, "b": "x"}, [1, 2], b"\x00\xff", "", None, 'say "hi",\n\\bye', Decimal("1.20"), float("inf"),
+        dt.date(2026, 1, 2), moment, True, 2**62,
+    )  # fmt: skip
+
+
+def test_a_later_epoch_drops_the_tables_so_that_strays_of_an_earlier_one_fail(notebook, database):
+    earlier = staging(database, 1)
+    staged = earlier.load(notebook.range(3))
+    assert staging(database, 2).sweep() == 1
+    stray = iter([pa.RecordBatch.from_pydict({"id": [1]})])
+    with pytest.raises(ConfigurationError, match=staged.table.name):
+        copy_rows(str(database.files().directory), staged.table, stray)
+
+
+def test_what_a_failed_attempt_staged_goes_with_the_next_query_and_a_reader_stops_nobody(notebook, database):
+    staging(database, 1).load(notebook.range(3))
+    reader = database.direct(autocommit=False)
+    reader.execute("SELECT * FROM outbox.spark_staging")
+    ((name,),) = reader.execute("SELECT table_name FROM outbox.spark_staging").fetchall()
+    reader.execute(f"LOCK TABLE outbox.{name} IN ACCESS SHARE MODE")  # as pg_dump, for as long as it runs
+    assert staging(database, 2).sweep() == 0
+    reader.rollback()
+    assert staging(database, 1).sweep() == 1, "another query of the same owner"
+    assert database.direct().execute("SELECT count(*) FROM outbox.spark_staging").fetchone() == (0,)
+
+
+def test_rows_that_a_crash_emptied_are_missed(notebook, database):
+    area = staging(database)
+    staged = area.load(notebook.range(3))
+    connection = database.direct()
+    assert staged.is_complete(connection)
+    connection.execute(f"TRUNCATE outbox.{staged.table.name}")  # what recovery does with unlogged tables
+    assert not staged.is_complete(connection)
+
+
+def test_an_emptied_table_serves_the_next_batch(notebook, database):
+    area = staging(database)
+    area.load(notebook.range(3))
+    area.clear()
+    again = area.load(notebook.range(5))
+    (everything,) = database.direct().execute(f"SELECT count(*) FROM outbox.{again.table.name}").fetchone()
+    assert everything == 5
+
+
+def test_files_appear_when_their_checkpoint_is_stored_and_not_before(notebook, database, tmp_path):
+    area = FileArea(database.files(), "outbox", "orders", 1)
+    pending = area.write(notebook.range(0, 100, numPartitions=3), tmp_path, WHOLE)
+    assert sum(file.rows for file in pending) == 100
+    assert not list(tmp_path.glob("*.parquet"))
+    with database.direct(autocommit=False) as connection:
+        area.list_in(connection, pending)
+        connection.rollback()
+    assert area.roll_forward() == 0
+    assert not list(tmp_path.glob("*.parquet")), "rolled back: not there"
+
+
+def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(notebook, database, tmp_path):
+    path = tmp_path / "all orders, ä"
+    first = FileArea(database.files(), "outbox", "orders", 1)
+    pending = first.write(notebook.range(0, 100, numPartitions=2), path, WHOLE)
+    first.write(notebook.range(0, 100), path, WHOLE)  # of a batch that was never stored
+    with database.direct() as connection:
+        first.list_in(connection, pending)
+    pending[0].hidden.rename(pending[0].final)  # the crash came after the first of two
+    assert notebook.read.parquet(str(path)).count() == pending[0].rows
+    second = FileArea(database.files(), "outbox", "orders", 2)
+    assert second.roll_forward() == 2
+    second.write(notebook.range(0, 1), path, WHOLE)
+    assert sorted(row.id for row in notebook.read.parquet(str(path)).collect()) == list(range(100))
+    assert len(list(path.glob("_outbox/*/*"))) == 1, "what was never stored is swept, the new epoch's own stays"
+    assert second.roll_forward() == 0
+
+
+def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):
+    assert FileArea(database.files(), "outbox", "orders", 1).write(notebook.range(0), tmp_path, WHOLE) == []
+
+
+def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path):
+    for page, heading in (("sql/README.md", "### A processor"), ("docs/spark.md", "where it does not own the schema")):
+        text = Path(page).read_text()
+        block = re.search(r"```sql\n(.*?)```", text[text.index(heading) :], re.DOTALL)
+        assert block is not None
+        database.direct().execute(block[1])
+    secret = database.files("processor")
+    staged = StagingArea(secret, secret.directory, "outbox", "orders", 1).load(notebook.range(3))
+    files = FileArea(secret, "outbox", "orders", 1)
+    key = ProcessorKey("outbox", "orders")
+    with secret.connect("test", autocommit=False) as connection:
+        assert len(connection.execute(staged.relation()).fetchall()) == 3
+        history = fetch_history(connection, SOURCE, key, Checkpoint(1, 1))
+        assert history.untouched
+        store_begin(connection, key, history.now, Checkpoint(1, 1))
+        files.list_in(connection, files.write(notebook.range(0, 3, numPartitions=1), tmp_path, WHOLE))
+        connection.commit()
+    assert files.roll_forward() == 1
+    assert StagingArea(secret, secret.directory, "outbox", "orders", 2).sweep() == 1
+
+
+def test_a_person_who_rewinds_says_where_state_is_built_from(database):
+    key, look = ProcessorKey("outbox", "orders"), database.direct()
+    history = fetch_history(look, SOURCE, key, Checkpoint(5, 5))
+    store_begin(look, key, history.now, Checkpoint(5, 5))
+    assert fetch_history(look, SOURCE, key, Checkpoint(5, 5)).untouched, "begun here, and nothing handled since"
+    assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+    look.execute("SELECT outbox.rewind_processor_checkpoint('orders', 0, '7', 7, 'a test', 'a person')")
+    decided = fetch_history(look, SOURCE, key, Checkpoint(7, 7))
+    assert decided.now.decisions > history.now.decisions
+    assert decided.untouched
+    assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched

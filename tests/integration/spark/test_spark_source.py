@@ -1,0 +1,135 @@
+"""The data source in a local session, as in a notebook: streaming with limits, parallel pieces, bounded backfill."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from tests.support.spark import start_notebook_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers.postgres import Database
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Any]:
+    session = start_notebook_session()
+    yield session
+    session.stop()
+
+
+def produce(database: Database, count: int, *, message_type: str = "OrderPlaced", publication: str = "shop") -> None:
+    with database.direct() as connection:
+        connection.execute(
+            "INSERT INTO outbox.messages (publication_id, message_type, data) "
+            "SELECT %s, %s, jsonb_build_object('n', n) FROM generate_series(1, %s) AS n",
+            (publication, message_type, count),
+        )
+
+
+def options(database: Database, **more: object) -> dict[str, str]:
+    return {"connection": str(database.files().directory)} | {key: str(value) for key, value in more.items()}
+
+
+def run_available(notebook: Any, source: dict[str, str], query: Path) -> list[int]:
+    """Run a stream over what is there, and return the rows of each micro-batch that has some."""
+    sizes: list[int] = []
+    stream = (
+        notebook.readStream.format("outbox").options(**source).load()
+        .writeStream.foreachBatch(lambda rows, _: sizes.append(rows.count()))
+        .option("checkpointLocation", str(query)).trigger(availableNow=True).start()
+    )  # fmt: skip
+    stream.awaitTermination()
+    return [size for size in sizes if size]
+
+
+def test_a_backfill_reads_every_message_once_in_parallel_pieces(notebook, database):
+    produce(database, 1000)
+    rows = notebook.read.format("outbox").options(**options(database, partitions=4, fetchSize=100)).load()
+    assert rows.rdd.getNumPartitions() == 4
+    found = rows.select("position", "data", "message_type", "publication_id").collect()
+    assert sorted(row.position for row in found) == list(range(1, 1001))
+    assert {json.loads(row.data)["n"] for row in found} == set(range(1, 1001))
+    assert {(row.message_type, row.publication_id) for row in found} == {("OrderPlaced", "shop")}
+
+
+def test_a_backfill_is_bounded_by_checkpoints(notebook, database):
+    produce(database, 100)
+    with database.direct() as connection:
+        (transaction_id,) = connection.execute("SELECT min(transaction_id)::text FROM outbox.messages").fetchone()
+    bounds = options(database, start=f"{transaction_id}:10", end=f"{transaction_id}:30")
+    found = notebook.read.format("outbox").options(**bounds).load().select("position").collect()
+    assert sorted(row.position for row in found) == list(range(11, 31))
+
+
+def test_filters_read_only_what_they_name(notebook, database):
+    produce(database, 10)
+    produce(database, 5, message_type="OrderCancelled")
+    produce(database, 3, publication="warehouse")
+    read = notebook.read.format("outbox")
+    assert read.options(**options(database, messageTypes="OrderCancelled")).load().count() == 5
+    assert notebook.read.format("outbox").options(**options(database, publications="warehouse")).load().count() == 3
+
+
+def test_what_is_in_flight_is_not_read_and_not_skipped_later(notebook, database, tmp_path):
+    """Fault of other readers: a transaction that took its id early commits behind the reader."""
+    early = database.direct(autocommit=False)
+    early.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('OrderPlaced', '{\"n\": 0}')")
+    produce(database, 10)
+    source = options(database)
+    assert run_available(notebook, source, tmp_path / "query") == []
+    early.commit()
+    assert run_available(notebook, source, tmp_path / "query") == [11]
+
+
+def test_a_stream_keeps_to_its_read_limit_and_its_offsets_are_checkpoints(notebook, database, tmp_path):
+    produce(database, 25)
+    assert run_available(notebook, options(database, batchSize=10), tmp_path / "query") == [10, 10, 5]
+    with database.direct() as connection:
+        (transaction_id,) = connection.execute("SELECT min(transaction_id)::text FROM outbox.messages").fetchone()
+    logged = [(tmp_path / "query/offsets" / str(n)).read_text().splitlines()[-1] for n in range(3)]
+    assert [json.loads(line) for line in logged[:2]] == [
+        {"transaction_id": transaction_id, "position": 10},
+        {"transaction_id": transaction_id, "position": 20},
+    ]
+    assert run_available(notebook, options(database, batchSize=10), tmp_path / "query") == []
+
+
+def test_a_range_read_again_gives_the_same_rows(notebook, database):
+    produce(database, 50)
+    whole = notebook.read.format("outbox").options(**options(database)).load().select("position", "message_id")
+    first = sorted(whole.collect())
+    with database.direct() as connection:
+        (end,) = connection.execute("SELECT min(transaction_id)::text || ':50' FROM outbox.messages").fetchone()
+    produce(database, 50)
+    again = notebook.read.format("outbox").options(**options(database, end=end)).load()
+    assert sorted(again.select("position", "message_id").collect()) == first
+
+
+def test_a_password_is_no_option(notebook, database):
+    with pytest.raises(AnalysisException, match="option password is not taken"):
+        notebook.read.format("outbox").options(**options(database, password="secret")).load().count()
+
+
+def test_nulls_stay_null_and_times_are_brought_into_what_python_holds(notebook, database):
+    with database.direct() as connection:
+        for column in ("message_type", "publication_id", "data", "scheduled"):
+            connection.execute(f"ALTER TABLE outbox.messages ALTER {column} DROP NOT NULL")
+        connection.execute(
+            "INSERT INTO outbox.messages (message_type, publication_id, data, scheduled) VALUES "
+            "(NULL, NULL, NULL, NULL), ('t', 'p', '{}', 'infinity'), ('t', 'p', '{}', '-infinity'), "
+            "('t', 'p', '{}', '0044-03-15 BC')"
+        )
+    rows = notebook.read.format("outbox").options(**options(database)).load()
+    found = rows.selectExpr("message_type", "publication_id", "data", "year(scheduled)", "position").sort("position")
+    assert [tuple(row)[:4] for row in found.collect()] == [
+        (None, None, None, None), ("t", "p", "{}", 9999), ("t", "p", "{}", 1), ("t", "p", "{}", 1)
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Workers whose messages fail."""

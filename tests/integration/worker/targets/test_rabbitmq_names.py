@@ -1,0 +1,106 @@
+"""The messages of a batch that a real broker returns, refuses, or cannot be told of are named, each with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox_core.errors import HandlerError, MessagesFailedError
+from outbox_core.message import Batch, Message
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.spec import RabbitmqTarget
+from outbox_worker.targets.rabbitmq import RabbitmqSink
+
+
+@pytest.fixture
+def queue_name():
+    return f"names-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def sink(rabbitmq, tmp_path):
+    """A publisher whose routing key is the message's type."""
+    (tmp_path / "uri").write_text(rabbitmq.uri)
+    target = RabbitmqTarget.model_validate({"connection": {"secretRef": {"name": "b"}}, "routingKey": "{messageType}"})
+    with contextlib.closing(RabbitmqSink(target, tmp_path, timeout=20, processor_id="orders", pod="pod-0")) as made:
+        yield made
+
+
+def message(number, message_type, **fields):
+    chosen = {"message_id": f"m-{number}", "partition_key": None, "data": "{}"} | fields
+    return Message(
+        Checkpoint(100, number), message_type=message_type, publication_id="shop", metadata=None,
+        scheduled=datetime.now(UTC), **chosen,
+    )  # fmt: skip
+
+
+def batch(*messages):
+    return Batch(Checkpoint(0, 0), messages[-1].checkpoint, messages, len(messages), full=True)
+
+
+def failed(sink, *messages):
+    with pytest.raises(MessagesFailedError) as caught:
+        sink.deliver(batch(*messages), 1)
+    return {place.position: err.reason.value for place, err in caught.value.failed.items()}
+
+
+def arrived(client, queue_name):
+    return [each.message_id for each in client.drain(queue_name)]
+
+
+def test_returned_messages_are_named_and_the_others_are_published_once(sink, rabbitmq, queue_name):
+    messages = [message(n, "nowhere" if n % 100 == 7 else queue_name, data=f'"{"x" * n}"') for n in range(300)]
+    with rabbitmq.queue(queue_name) as client:
+        for _ in range(3):
+            assert failed(sink, *messages) == dict.fromkeys((7, 107, 207), "MessageUnroutable")
+        assert arrived(client, queue_name) == [each.message_id for each in messages if each.message_type == queue_name]
+        with rabbitmq.queue("nowhere") as late:
+            assert sink.deliver(batch(*messages), 1) == 300
+            assert arrived(late, "nowhere") == ["m-7", "m-107", "m-207"]
+        assert arrived(client, queue_name) == []
+
+
+def test_refused_messages_are_named(sink, rabbitmq, queue_name):
+    with rabbitmq.queue(queue_name, **{"x-max-length": 2, "x-overflow": "reject-publish"}) as client:
+        messages = [message(n, queue_name) for n in range(5)]
+        names = failed(sink, *messages)
+        assert set(names.values()) == {"MessageRejected"}
+        taken = arrived(client, queue_name)
+        assert taken == [f"m-{n}" for n in range(5) if n not in names]
+        assert sink.deliver(batch(*messages[:2]), 1) == 2
+        assert set(arrived(client, queue_name)) == {"m-0", "m-1"} - set(taken)
+
+
+def test_what_the_protocol_cannot_express_is_named_and_the_others_are_published(sink, rabbitmq, queue_name):
+    with rabbitmq.queue(queue_name) as client:
+        names = failed(
+            sink,
+            message(1, queue_name),
+            message(2, "t" * 256),
+            message(3, queue_name, message_id="i" * 256),
+            message(4, queue_name, partition_key="k" * 200_000),
+            message(5, "nowhere"),
+            message(6, queue_name),
+        )
+        assert names == {
+            2: "MessageRejected", 3: "MessageRejected", 4: "MessageRejected", 5: "MessageUnroutable"
+        }  # fmt: skip
+        assert arrived(client, queue_name) == ["m-1", "m-6"]
+
+
+def test_a_message_that_fails_alone_is_reported_with_its_own_error(sink):
+    with pytest.raises(HandlerError, match="'nowhere'") as caught:
+        sink.deliver(batch(message(1, "nowhere")), 1)
+    assert not isinstance(caught.value, MessagesFailedError)
+
+
+def test_another_lease_publishes_again_what_a_rewind_asks_for(sink, rabbitmq, queue_name):
+    messages = [message(1, queue_name), message(2, "nowhere")]
+    with rabbitmq.queue(queue_name) as client:
+        failed(sink, *messages)
+        with pytest.raises(MessagesFailedError):
+            sink.deliver(batch(*messages), 2)
+        assert arrived(client, queue_name) == ["m-1", "m-1"]

@@ -1,0 +1,1 @@
+"""Sessions in a test's database: producers, consumers, callers of the contract."""

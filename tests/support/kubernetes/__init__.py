@@ -1,0 +1,1 @@
+"""The cluster, and what tests run on it."""

@@ -1,0 +1,1 @@
+"""The processes of a run: workers, producers, the observer, and the proxies between them and the servers."""

@@ -1,0 +1,41 @@
+"""Resident memory of the operator and of the workers, as the kernel counts it; as they say themselves elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.tools.demo.place import BESIDE, NAMESPACE, OPERATOR_NAMESPACE, PROCESSORS
+from tests.tools.demo.processes import find_processes, resident_bytes
+
+if TYPE_CHECKING:
+    from tests.tools.demo.scene import Demo
+
+PROGRAMS: Final = ("outbox_operator", "outbox_worker", "outbox_spark", "java")
+
+
+def measure_memory(demo: Demo) -> None:
+    """Add the figures to the demo's measures."""
+    if not demo.place.local:
+        demo.measured.append(("resident memory", "not measured on a cluster of your own"))
+        return
+    pods = demo.cluster.items(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods")
+    demo.measured += [(f"resident memory, {name_of(pod)}", format_megabytes(resident(pod))) for pod in pods]
+    for processor in (*PROCESSORS, *BESIDE):
+        for pod in demo.cluster.pods(processor, NAMESPACE):
+            if resident(pod):
+                demo.measured.append((f"resident memory, {name_of(pod)}", format_megabytes(resident(pod))))
+
+
+def resident(pod: dict[str, Any]) -> int:
+    """Sum the pod's processes: the Python one, and a Spark driver's Java."""
+    return sum(resident_bytes(pid) for program in PROGRAMS for pid in find_processes(pod, program)[:1])
+
+
+def name_of(pod: dict[str, Any]) -> str:
+    """Return the pod's name."""
+    return str(pod["metadata"]["name"])
+
+
+def format_megabytes(number: int) -> str:
+    """Write bytes as MB."""
+    return f"{number / 1e6:.0f} MB"

@@ -1,0 +1,1 @@
+"""The shop that produces the demo's messages."""

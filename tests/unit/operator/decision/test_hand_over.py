@@ -1,0 +1,60 @@
+"""Handing the processorId over, step by step."""
+
+from __future__ import annotations
+
+from outbox_core.report import Reason, WorkerState
+from outbox_operator.api.observed import JobView, Role
+from outbox_operator.api.status import HandOverStatus, OwnershipStatus, Phase, ProcessorStatus
+from outbox_operator.decision.decide import decide
+from outbox_operator.decision.hand_over import hand_over_job_name
+from tests.unit.operator.building import (
+    ACTIVE,
+    ELSEWHERE,
+    GRANTED,
+    HOLDER,
+    NOW,
+    build_observed,
+    build_pod,
+    build_processor,
+    build_report,
+    condition,
+    ready,
+)
+
+
+def test_a_hand_over_goes_through_its_steps():
+    processor = build_processor(**ELSEWHERE)
+    draining = decide(build_observed(ACTIVE, processor=processor, previous=GRANTED), NOW)
+    assert draining.status.hand_over is not None
+    assert (draining.status.hand_over.step, draining.replicas, draining.start_jobs) == ("Draining", 0, ())
+    assert draining.keep_claim == ("orders-0",)
+    moving = decide(build_observed(processor=processor, previous=draining.status), NOW)
+    name = hand_over_job_name(processor)
+    assert [(job.name, job.role) for job in moving.start_jobs] == [(name, Role.HAND_OVER)]
+    job = JobView(name, Role.HAND_OVER, finished=True, succeeded=True)
+    done = decide(build_observed(processor=processor, previous=moving.status, jobs=(job,)), NOW)
+    assert done.status.hand_over is not None
+    assert (done.status.hand_over.step, ready(done)) == ("Done", ("True", "HandedOver"))
+    assert condition(done, "OwnershipGranted") == ("False", "HandedOver")
+    assert decide(build_observed(processor=processor, previous=done.status, jobs=(job,)), NOW).finished_jobs == (name,)
+
+
+def test_a_hand_over_that_fails_says_why():
+    processor = build_processor(**ELSEWHERE)
+    name = hand_over_job_name(processor)
+    words = build_report(WorkerState.CLAIM_REFUSED, Reason.CLAIM_HELD, message="a/b/c holds the claim")
+    pod = build_pod("give", role=Role.HAND_OVER, phase="Failed", job=name, last_words=words, exit_code=10, ready=False)
+    job = JobView(name, Role.HAND_OVER, finished=True, succeeded=False)
+    decision = decide(build_observed(pod, processor=processor, jobs=(job,)), NOW)
+    assert condition(decision, "Stalled") == ("True", "HandOverFailed")
+    assert "a/b/c holds the claim" in decision.result.message
+
+
+def test_a_hand_over_taken_back_asks_for_the_claim_again():
+    handed = ProcessorStatus(
+        ownership=OwnershipStatus(state="HandedOver", holder=HOLDER, tries=1),
+        hand_over=HandOverStatus(to="here/elsewhere/orders", step="Done", time=NOW),
+    )
+    decision = decide(build_observed(previous=handed), NOW)
+    assert decision.status.phase == Phase.WAITING
+    assert [job.role for job in decision.start_jobs] == [Role.CLAIM]

@@ -1,0 +1,1 @@
+"""What the operator knows of the cluster, whom it asks, and when."""

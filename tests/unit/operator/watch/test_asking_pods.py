@@ -1,0 +1,87 @@
+"""Which pods are asked, and a pod that cannot be asked any more."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outbox_operator.api.keys import Keys
+from outbox_operator.api.naming import TEMPLATE_LABEL, labels_of
+from outbox_operator.api.observed import Role
+from outbox_operator.reconcile.reports import Heard, Reporters
+from tests.unit.operator.building import build_report
+from tests.unit.operator.owned import EVERYTHING, NAMESPACE, REPLICA_SET, build_pod, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@asynccontextmanager
+async def asking(reporters: Reporters) -> AsyncIterator[None]:
+    """Ask in the background."""
+    task = asyncio.create_task(reporters.run())
+    try:
+        async with asyncio.timeout(20):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("phase", ["Unknown", "Failed"])
+async def test_a_pod_that_cannot_be_asked_any_more_is_not_heard_for_ever(phase: str):
+    pod = build_pod("orders-0", REPLICA_SET, phase=phase)
+    told: list[Any] = []
+    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), "system", lambda key, _: told.append(key))
+    heard = reporters.heard(pod)
+    assert not heard.reachable
+    entry = reporters._heard.setdefault(pod["metadata"]["uid"], heard)
+    entry.report, entry.missed = build_report(), 0
+    assert entry.reachable
+    async with asking(reporters):
+        while entry.reachable:  # noqa: ASYNC110 - what is looked at announces nothing
+            await asyncio.sleep(0.05)
+    assert entry.report is not None, "its last words stay"
+    assert told == [("shop", "orders")]
+
+
+async def test_a_pod_that_is_not_the_resources_own_is_not_asked():
+    own, foreign = build_pod("own", REPLICA_SET), build_pod("foreign", None)
+    reporters = Reporters(store_of(*EVERYTHING, own, foreign), Keys(), "system", lambda *_: None)
+    async with asking(reporters):
+        await reporters.asked.wait()
+    assert reporters._heard.keys() == {own["metadata"]["uid"]}
+
+
+def template(name: str) -> dict[str, str]:
+    return {**labels_of("orders", Role.WORKER), TEMPLATE_LABEL: name}
+
+
+def said(*, signed: bool) -> Heard:
+    return Heard(build_report(), signed=signed)
+
+
+BELIEF = [
+    pytest.param("current", False, set(), True, id="no pod has signed: all are of a former version"),
+    pytest.param("former", False, set(), True, id="the same of an earlier template"),
+    pytest.param("current", False, {"former"}, True, id="a rollback: the present template's do not sign"),
+    pytest.param("current", False, {"current"}, False, id="another pod of the template signs"),
+    pytest.param("former", False, {"current"}, False, id="what the workload makes now signs"),
+    pytest.param("former", False, {"former"}, False, id="its own template signs"),
+    pytest.param("anything", False, {"current"}, False, id="a label of no template proves nothing"),
+    pytest.param("current", True, {"current"}, True, id="it signs"),
+]
+
+
+@pytest.mark.parametrize(("made_from", "signed", "signing", "believed"), BELIEF)
+def test_without_a_signature_only_a_former_version_is_believed(
+    made_from: str, *, signed: bool, signing: set[str], believed: bool
+):
+    pod = build_pod("orders-0", REPLICA_SET, labels=template(made_from))
+    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), "system", lambda *_: None)
+    reporters._heard[pod["metadata"]["uid"]] = said(signed=signed)
+    reporters._signing[NAMESPACE, "orders"] |= signing
+    assert reporters.heard(pod).reachable is believed

@@ -1,0 +1,80 @@
+"""Pods and jobs that only claim to be a resource's: they count for nothing, and a person is told."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from outbox_operator.api.keys import Keys
+from outbox_operator.api.observed import Observed, Role
+from outbox_operator.api.resources import parse_processor
+from outbox_operator.decision.decide import decide
+from outbox_operator.reconcile.observe import Observer
+from outbox_operator.reconcile.reports import Reporters
+from outbox_operator.reconcile.slots import SlotKeeper
+from outbox_operator.settings import Budget, Images
+from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed
+from tests.unit.operator.owned import EVERYTHING, JOB, REPLICA_SET, RESOURCE, build_object, build_pod, store_of
+
+if TYPE_CHECKING:
+    from outbox_operator.watch.store import Body, Store
+
+
+async def observe(store: Store, body: Body = RESOURCE) -> Observed:
+    """Observe the resource; nothing here makes the observer ask the API server."""
+    reporters = Reporters(store, Keys(), "system", lambda *_: None)
+    parse = partial(parse_processor, cluster="here")
+    slots = SlotKeeper(store, Budget(), lambda _: None)
+    observer = Observer(cast("Any", None), store, reporters, Images(), "here", parse, slots)
+    return await observer.observe(body, None)
+
+
+async def test_what_only_carries_the_labels_is_not_counted():
+    own, bare = build_pod("own", REPLICA_SET), build_pod("bare", None)
+    claimed = build_object("Job", "orders-claim-1", None, Role.CLAIM)
+    seen = await observe(store_of(*EVERYTHING, own, bare, claimed))
+    assert [pod.name for pod in seen.runners] == ["own"]
+    assert [job.name for job in seen.jobs] == [JOB["metadata"]["name"]]
+    assert seen.foreign == ("bare",)
+
+
+@pytest.mark.parametrize("nowhere", [{"namespace": "", "name": "orders"}, {"namespace": "shop", "name": ""}])
+async def test_an_owner_that_is_no_place_is_not_looked_for(nowhere: dict[str, str]):
+    """Its path would be a list's, and what is not found there counted as gone."""
+    holder = {"cluster": "here", "uid": "x", **nowhere}
+    refused = RESOURCE | {"status": {"ownership": {"state": "Refused", "holder": holder}}}
+    assert not (await observe(store_of(*EVERYTHING), refused)).holder_gone
+
+
+QUIET = [
+    pytest.param(build_pod("a", None, phase="Succeeded"), id="it has ended"),
+    pytest.param(build_pod("a", None, deletionTimestamp="2026-01-01T12:00:00Z"), id="it goes"),
+    pytest.param(build_pod("a", None, creationTimestamp="2999-01-01T12:00:00Z"), id="what made it may not be seen yet"),
+    pytest.param(build_pod("a", None, Role.RELEASE), id="nothing owns the pod of a release job"),
+    pytest.param(build_pod("a", REPLICA_SET), id="it is the resource's own"),
+]
+
+
+@pytest.mark.parametrize("pod", QUIET)
+async def test_a_pod_that_is_no_trouble_makes_no_event(pod: Body):
+    assert (await observe(store_of(*EVERYTHING, pod))).foreign == ()
+
+
+def test_a_person_is_told_once_and_the_condition_names_it_as_long_as_it_is_there():
+    decision = decide(build_observed(ACTIVE, previous=GRANTED, foreign=("bare",)), NOW)
+    (event,) = [each for each in decision.events if each.reason == "ForeignPod"]
+    assert event.warning
+    assert event.message == (
+        "pods bare carry this resource's labels and were not made for it: they are neither asked nor believed; "
+        "delete them, or take the label outbox-operator.dev/processor off"
+    )
+    (condition,) = [each for each in decision.status.conditions if each.type == "WorkersAvailable"]
+    assert (condition.status, condition.message) == ("True", f"1 of 1 pods are ready; {event.message}")
+
+    others = tuple(f"bare-{number}" for number in range(5))
+    again = decide(build_observed(ACTIVE, previous=decision.status, foreign=others), NOW)
+    assert [each for each in again.events if each.reason == "ForeignPod"] == []
+    (condition,) = [each for each in again.status.conditions if each.type == "WorkersAvailable"]
+    assert "pods bare-0, bare-1, bare-2 and 2 more carry" in condition.message

@@ -1,0 +1,124 @@
+"""Ready means able to do its part: an API server that refuses, or knows no such resource, keeps a process unready."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from prometheus_client import REGISTRY
+
+from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.kube import KubeError
+from outbox_operator.cluster.leader import Leader
+from outbox_operator.main import find_fault
+from outbox_operator.reconcile.controller import Controller
+from outbox_operator.settings import read_settings
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Server:
+    """Keeps one Lease, and lists nothing; what is in `refused` gets a 403."""
+
+    def __init__(self, *refused: str, holder: str = "") -> None:
+        self.refused = set(refused)
+        spec = {"holderIdentity": holder, "leaseDurationSeconds": 60}
+        self.lease: dict[str, Any] = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+
+    def _ask(self, kind: str) -> None:
+        if kind in self.refused:
+            raise KubeError(403, "Forbidden", kind)
+
+    async def get(self, _place: object) -> dict[str, Any]:
+        self._ask("Lease")
+        return self.lease
+
+    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.lease = {**manifest, "metadata": {"resourceVersion": "2"}}
+        return self.lease
+
+    async def list(self, kind: str, _namespace: str, **_: object) -> tuple[list[dict[str, Any]], int]:
+        self._ask(kind)
+        return [], 1
+
+    list_metadata = list  # noqa: A003 - the client's name
+
+
+def taking_part(server: Server) -> Leader:
+    return Leader(cast("Any", server), "system", "lease", "one")
+
+
+async def tried(leader: Leader) -> None:
+    """Let it take part until its first try has an answer; it goes on trying."""
+    attempt = asyncio.create_task(leader.acquire())
+    await asyncio.wait({attempt}, timeout=0.2)
+    attempt.cancel()
+
+
+async def test_a_standby_that_knows_who_is_active_is_ready():
+    leader = taking_part(Server(holder="another"))
+    assert find_fault(leader, None), "nothing was asked yet"
+    await tried(leader)
+    assert not leader.active
+    assert find_fault(leader, None) == ""
+
+
+async def test_without_rights_on_the_lease_nothing_is_ready():
+    leader = taking_part(Server("Lease"))
+    await tried(leader)
+    assert "Lease" in find_fault(leader, None)
+
+
+async def leading(server: Server, *flags: str) -> tuple[Leader, Controller]:
+    leader = taking_part(server)
+    await leader.acquire()
+    return leader, Controller(cast("Any", server), read_settings(["--namespace", "shop", *flags], {}), "cluster")
+
+
+async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
+    server = Server(KIND)
+    leader, controller = await leading(server)
+    assert find_fault(leader, None)
+    running = asyncio.create_task(controller.run())
+    await asyncio.wait({running}, timeout=0.2)
+    assert f"cannot list {KIND} in namespace shop" in find_fault(leader, controller), "the CRD is missing, or the right"
+    server.refused.clear()
+    async with asyncio.timeout(5):
+        while find_fault(leader, controller):  # noqa: ASYNC110 - a state, not an event
+            await asyncio.sleep(0.05)
+    running.cancel()
+
+
+def failed_rounds() -> float:
+    return REGISTRY.get_sample_value("outbox_operator_failed_rounds_total") or 0
+
+
+async def test_a_process_that_cannot_list_any_more_counts_it_and_is_unready_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("outbox_operator.reconcile.controller.UNREADY_AFTER", 0.3)
+    monkeypatch.setattr("outbox_operator.watch.informer.FIRST_WAIT", 0.1)
+    monkeypatch.setattr("outbox_operator.watch.informer.LONGEST_WAIT", 0.1)
+    server = Server()
+    leader, controller = await leading(server, "--check-seconds", "0.1")
+    running = asyncio.create_task(controller.run())
+
+    async def until(fault: str) -> None:
+        async with asyncio.timeout(5):
+            while find_fault(leader, controller) != fault:  # noqa: ASYNC110 - a state, not an event
+                await asyncio.sleep(0.02)
+
+    await until("")
+    before = failed_rounds()
+    server.refused = {"Job"}
+    async with asyncio.timeout(5):
+        while failed_rounds() == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert find_fault(leader, controller) == "", "the API server may be being restarted"
+    await until("cannot list Job in namespace shop: 403 Forbidden: Job")
+    assert failed_rounds() >= before + 2
+    assert controller.stale_seconds < 1, "a new process would be refused the same"
+    server.refused.clear()
+    await until("")
+    running.cancel()

@@ -1,0 +1,86 @@
+"""One reconcile at a time for each key, failures backed off, and for how long the queue is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from outbox_operator.watch.workqueue import KeyedQueue
+
+if TYPE_CHECKING:
+    import pytest
+
+
+async def test_one_key_is_worked_on_once_at_a_time_and_failures_back_off():
+    running: set[tuple[str, str]] = set()
+    calls: list[tuple[float, tuple[str, str]]] = []
+    done = asyncio.Event()
+
+    async def work(key: tuple[str, str]) -> float | None:
+        assert key not in running
+        running.add(key)
+        await asyncio.sleep(0.02)
+        running.discard(key)
+        calls.append((time.monotonic(), key))
+        if key == ("a", "fails") and sum(seen == key for _, seen in calls) < 2:
+            raise OSError("once")
+        if sum(seen == ("a", "fails") for _, seen in calls) >= 2:
+            done.set()
+        return None
+
+    queue = KeyedQueue(work, workers=4)
+    for _ in range(5):
+        queue.add(("a", "b"))
+        queue.add(("a", "fails"))
+    async with asyncio.timeout(10):
+        task = asyncio.create_task(queue.run())
+        await asyncio.sleep(0.005)
+        queue.add(("a", "b"))
+        await done.wait()
+        task.cancel()
+    failing = [when for when, key in calls if key == ("a", "fails")]
+    assert failing[1] - failing[0] >= 0.5
+    assert sum(key == ("a", "b") for _, key in calls) == 2
+
+
+async def test_a_key_whose_work_takes_long_delays_no_other_although_it_is_due_again():
+    slow, other = ("a", "slow"), ("a", "other")
+    started, seen, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work(key: tuple[str, str]) -> float | None:
+        if key == other:
+            seen.set()
+        elif not started.is_set():
+            started.set()
+            await release.wait()
+        return None
+
+    queue = KeyedQueue(work, workers=2)
+    queue.add(other, 0.2)
+    queue.add(slow)
+    task = asyncio.create_task(queue.run())
+    async with asyncio.timeout(5):
+        await started.wait()
+        queue.add(slow)
+        await seen.wait()
+    release.set()
+    task.cancel()
+    assert seen.is_set()
+
+
+def test_a_key_that_becomes_due_after_an_idle_time_is_stuck_only_from_then_on(monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    async def work(_key: tuple[str, str]) -> float | None:
+        return None
+
+    queue = KeyedQueue(work)
+    queue.add(("a", "first"), 600.0)
+    queue.add(("a", "later"), 605.0)
+    stuck = {}
+    for now in (699.0, 701.0, 710.0):
+        clock[0] = now
+        stuck[now] = queue.stuck_seconds
+    assert stuck == {699.0: 0.0, 701.0: 1.0, 710.0: 10.0}

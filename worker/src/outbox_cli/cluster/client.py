@@ -1,0 +1,111 @@
+"""The one module that talks to a Kubernetes API server, with the user's own kubeconfig and rights.
+
+Imported only by commands against a cluster: it needs the package `kubernetes`, which a worker's image has not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import urllib3
+from kubernetes import client, config
+from kubernetes.config import ConfigException
+
+from outbox_cli.errors import AwayError, CommandError, RefusedError
+from outbox_operator.api.resources import GROUP, PLURAL, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+TIMEOUT_SECONDS: Final = 30
+Body = dict[str, Any]
+
+
+class Cluster:
+    """One API server, and the namespace that is meant where none is named."""
+
+    def __init__(self, kubeconfig: Path | None, context: str | None, namespace: str | None) -> None:
+        """Read the kubeconfig as kubectl does.
+
+        Raises:
+            CommandError: there is none, or it has no such context.
+
+        """
+        file = None if kubeconfig is None else str(kubeconfig)
+        try:
+            self._api = config.new_client_from_config(file, context)  # type: ignore[no-untyped-call]
+            contexts, active = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
+        except (ConfigException, OSError) as err:
+            raise CommandError(f"no usable kubeconfig: {err}") from err
+        named = next((one for one in contexts if one["name"] == context), active)
+        self.namespace = namespace or named.get("context", {}).get("namespace") or "default"
+
+    def list(self, *, everywhere: bool) -> list[Body]:
+        """Fetch the processors of the namespace, or of all."""
+        items: list[Body] = self._call("GET", self._path(None if everywhere else self.namespace))["items"]
+        return items
+
+    def get(self, name: str) -> Body:
+        """Fetch one.
+
+        Raises:
+            RefusedError: there is none of that name.
+
+        """
+        return self._call("GET", self._path(self.namespace, name))
+
+    def list_deployments(self, selector: str) -> Sequence[Body]:
+        """Fetch the Deployments of every namespace that have the labels.
+
+        Raises:
+            CommandError: they may not be listed.
+
+        """
+        items: Sequence[Body] = self._call("GET", "/apis/apps/v1/deployments", labelSelector=selector)["items"]
+        return items
+
+    def patch(self, name: str, patch: Body) -> Body:
+        """Merge a patch into one; refused when `metadata.uid` in the patch is another one's by now."""
+        return self._call("PATCH", self._path(self.namespace, name), patch)
+
+    def _path(self, namespace: str | None, name: str = "") -> str:
+        place = f"/apis/{GROUP}/{VERSION}" + ("" if namespace is None else f"/namespaces/{namespace}")
+        return "/".join(part for part in (place, PLURAL, name) if part)
+
+    def _call(self, method: str, path: str, body: Body | None = None, **query: str) -> Body:
+        headers = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
+        if body is not None:
+            query |= {"fieldManager": "outbox-cli", "fieldValidation": "Strict"}
+        request = self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = self._api.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
+            text = answer.read()
+        except (urllib3.exceptions.HTTPError, client.ApiException, OSError) as err:
+            raise AwayError(f"the API server cannot be reached: {err}") from err
+        return parse_answer(answer.status, text)
+
+
+def parse_answer(status: int, text: bytes) -> Body:
+    """Read an answer of the API server; a refusal becomes an error with the server's own words."""
+    try:
+        parsed = json.loads(text) if text else {}
+    except ValueError:
+        parsed = {}
+    said = parsed.get("message") or text[:300].decode(errors="replace") if isinstance(parsed, dict) else str(parsed)
+    if status in (404, 409):
+        raise RefusedError(f"{said or status}")
+    if status == 429 or status >= 500:
+        raise AwayError(f"the API server answers {status}: {said}")
+    if status >= 400:
+        raise CommandError(f"the API server answers {status}: {said}")
+    found: Body = parsed
+    return found

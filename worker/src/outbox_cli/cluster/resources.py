@@ -1,0 +1,299 @@
+"""`status`, `pause`, `resume`, `accept` and `rewind` against a cluster: by the resource's fields and annotations only.
+
+What is asked here is carried out by the operator and its workers; `--wait` waits until they say that it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.cluster.serving import decide_service, fetch_operators, serving
+from outbox_cli.console import Column, Console
+from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError
+from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_cli.cluster.client import Cluster
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_core.progress.checkpoint import Checkpoint
+
+Body = dict[str, Any]
+POLL_SECONDS: Final = 0.5
+_COLUMNS: Final = (
+    Column("NAMESPACE", "namespace"),
+    Column("NAME", "name"),
+    Column("ENGINE", "engine"),
+    Column("MODE", "mode"),
+    Column("PHASE", "phase"),
+    Column("OWNER", "owner"),
+    Column("CHECKPOINT", "checkpoint"),
+    Column("LAG", "lagText"),
+    Column("CONFLICTS", "conflicts"),
+    Column("OPEN", "openConflict"),
+    Column("READY", "ready"),
+)
+
+
+def open_cluster(context: Context) -> Cluster:
+    """Reach the cluster that the command names.
+
+    Raises:
+        CommandError: the package `kubernetes` is missing, or there is no usable kubeconfig.
+
+    """
+    try:
+        from outbox_cli.cluster.client import Cluster  # needs a package that a worker's image has not
+    except ImportError as err:
+        raise CommandError(f"this needs the package kubernetes: {INSTALL}") from err
+    options = context.options
+    return Cluster(options.kubeconfig, options.context, options.namespace)
+
+
+def resource_record(body: Body) -> Record:
+    """Write a resource for a person or a program: what its status says."""
+    status = body.get("status") or {}
+    conflicts = status.get("conflicts") or {}
+    ready = condition(body, "Ready")
+    return {
+        "namespace": body["metadata"].get("namespace"),
+        "name": body["metadata"]["name"],
+        "processorId": body["spec"].get("processorId") or body["metadata"]["name"],
+        "engine": body["spec"].get("engine", "Worker"),
+        "mode": status.get("mode"),
+        "suspended": bool(body["spec"].get("suspend")),
+        "phase": status.get("phase"),
+        "ready": ready.get("reason") if ready.get("status") == "True" else f"no: {ready.get('reason', 'unknown')}",
+        "message": ready.get("message"),
+        "owner": (status.get("owner") or {}).get("pod"),
+        "epoch": (status.get("owner") or {}).get("epoch"),
+        "checkpoint": (status.get("checkpoint") or {}).get("pair"),
+        "lag": status.get("lag"),
+        "bound": status.get("bound"),
+        "conflicts": conflicts.get("count", 0),
+        "openConflict": conflicts.get("open"),
+        "conditions": status.get("conditions") or [],
+    }
+
+
+def condition(body: Body, kind: str) -> Body:
+    """Return one condition; empty while none is known about the current generation."""
+    for found in (body.get("status") or {}).get("conditions") or ():
+        if found["type"] == kind and found.get("observedGeneration", 0) >= body["metadata"].get("generation", 0):
+            answer: Body = found
+            return answer
+    return {}
+
+
+def status(context: Context) -> Exit:
+    """List the processors of a namespace or of all, or show one with its conditions."""
+    cluster, options, console = open_cluster(context), context.options, context.console
+    if options.processor is None:
+        bodies = cluster.list(everywhere=options.all_namespaces)
+        records = _told_of_service(cluster, console, bodies)
+        shown = records if console.is_json else [_short(record) for record in records]
+        console.show(shown, _COLUMNS, empty="there is no OutboxProcessor")
+        return Exit.DONE
+    (record,) = _told_of_service(cluster, console, [cluster.get(options.processor)])
+    if console.is_json:
+        console.document(record)
+        return Exit.DONE
+    console.show_one({name: value for name, value in _short(record).items() if name not in ("conditions", "message")})
+    for found in record["conditions"]:
+        console.say(f"  {found['type']}={found['status']} {found['reason']}: {found.get('message', '')}")
+    return Exit.DONE
+
+
+def _told_of_service(cluster: Cluster, console: Console, bodies: list[Body]) -> list[Record]:
+    """Write resources, with the operators that serve each; say beside them what is wrong with that."""
+    if not bodies:
+        return []
+    operators = fetch_operators(cluster)
+    looked_at: dict[str, bool] = {}
+    for body in bodies:
+        namespace = body["metadata"]["namespace"]
+        looked_at[namespace] = looked_at.get(namespace, True) and is_looked_at(body)
+    wrong = {name: decide_service(operators, name, looked_at=seen) for name, seen in sorted(looked_at.items())}
+    for sentence in dict.fromkeys(wrong.values()):
+        if sentence is not None:
+            console.note(sentence)
+    served = {name: serving(operators, name) for name in looked_at}
+    return [_with_service(body, served[body["metadata"]["namespace"]]) for body in bodies]
+
+
+def _with_service(body: Body, served: list[str] | None) -> Record:
+    """Write a resource with the operators that serve it; where none does and none did, that is why it is not ready."""
+    record = resource_record(body) | {"servedBy": served}
+    return record | {"ready": "no: NotServed"} if served == [] and not is_looked_at(body) else record
+
+
+def is_looked_at(body: Body) -> bool:
+    """Tell whether an operator has written a status about the present spec."""
+    return bool((body.get("status") or {}).get("observedGeneration", 0) >= body["metadata"].get("generation", 0))
+
+
+def _short(record: Record) -> Record:
+    """Put objects into words."""
+    opened, bound = record["openConflict"], record["bound"] or {}
+    short = {name: value for name, value in record.items() if name != "lag"}
+    return short | {
+        "lagText": (record["lag"] or {}).get("text"),
+        "bound": bound.get("holder") or bound.get("transactionId"),
+        "openConflict": None if opened is None else opened["id"],
+    }
+
+
+def pause(context: Context) -> Exit:
+    """Set spec.suspend: the batch is finished or rolled back, checkpoint and claim are kept."""
+    return _suspend(context, suspend=True)
+
+
+def resume(context: Context) -> Exit:
+    """Take spec.suspend away."""
+    return _suspend(context, suspend=False)
+
+
+def _suspend(context: Context, *, suspend: bool) -> Exit:
+    cluster, name, console = open_cluster(context), context.options.processor, context.console
+    body = cluster.patch(name, {"spec": {"suspend": suspend}})
+    if context.options.wait:
+        body = wait_for(
+            console, cluster, body, "suspended" if suspend else "ready",
+            lambda found: is_suspended(found) if suspend else is_running(found), context.options.timeout,
+        )  # fmt: skip
+    console.document(resource_record(body))
+    done = "is suspended" if suspend else "runs"
+    asked = "will be suspended" if suspend else "will run"
+    console.say(f"{name} {done if context.options.wait else asked}")
+    return Exit.DONE
+
+
+def is_suspended(body: Body) -> bool:
+    """Nothing is handled any more, and the status is about this very spec."""
+    ready = condition(body, "Ready")
+    return ready.get("status") == "True" and ready.get("reason") == "Suspended"
+
+
+def is_running(body: Body) -> bool:
+    """Messages are processed; suspended, scaled to zero or handed over is Ready too, where it was asked for."""
+    ready = condition(body, "Ready")
+    return ready.get("status") == "True" and ready.get("reason") == "Running"
+
+
+def accept(context: Context) -> Exit:
+    """Annotate: go on from the stored pair."""
+    cluster, options, console = open_cluster(context), context.options, context.console
+    body = cluster.get(options.processor)
+    conflict = open_conflict(body, options.conflict)
+    if conflict.get("stored") is None:
+        raise RefusedError("the checkpoint's row is gone, so there is no pair to accept: rewind instead")
+    question = f"Accept {conflict['stored']} for conflict {conflict['id']} (expected {conflict.get('expected')})?"
+    return _decide(context, cluster, body, ACCEPT_ANNOTATION, conflict, conflict["stored"], question, console)
+
+
+def rewind(context: Context) -> Exit:
+    """Annotate: go on from a pair of the person's choice; only for an open conflict."""
+    cluster, options, console = open_cluster(context), context.options, context.console
+    body = cluster.get(options.processor)
+    pair: Checkpoint | None = options.to
+    if pair is None or options.file or options.partition is not None or options.reason:
+        raise RefusedError(
+            "in a cluster only --to TRANSACTION_ID:POSITION can be said, and --conflict; the rest needs the database"
+        )
+    conflict = open_conflict(body, options.conflict)
+    question = f"Go on from {pair} for conflict {conflict['id']} (stored {conflict.get('stored')})?"
+    return _decide(context, cluster, body, REWIND_ANNOTATION, conflict, str(pair), question, console)
+
+
+def open_conflict(body: Body, number: int | None) -> Body:
+    """Return the conflict that waits for a person.
+
+    Raises:
+        RefusedError: none does, or another one than `number`.
+
+    """
+    found: Body | None = ((body.get("status") or {}).get("conflicts") or {}).get("open")
+    if found is None:
+        raise RefusedError(
+            "no conflict is open, so there is nothing to decide. To move a checkpoint without one: pause the resource, "
+            "then `outbox rewind` or `outbox skip-to` against its database, then resume"
+        )
+    if number not in (None, found["id"]):
+        raise RefusedError(f"conflict {found['id']} is open, not {number}")
+    return found
+
+
+def _decide(  # noqa: PLR0913, PLR0917  # one act, said once for both verbs
+    context: Context,
+    cluster: Cluster,
+    body: Body,
+    annotation: str,
+    conflict: Body,
+    pair: str,
+    question: str,
+    console: Console,
+) -> Exit:
+    value = f"{conflict['id']}={pair}"
+    record = {"name": body["metadata"]["name"], "conflict": conflict, "annotation": annotation, "value": value}
+    if context.options.dry_run:
+        console.document(record | {"done": False})
+        console.say(f"would annotate {annotation}={value}")
+        return Exit.DONE
+    if context.options.yes and context.options.conflict is None:
+        raise RefusedError(f"with --yes name the conflict that you saw: --conflict {conflict['id']}")
+    console.confirm(question)
+    # The former decision goes: two of them decide nothing.
+    annotations = dict.fromkeys((ACCEPT_ANNOTATION, REWIND_ANNOTATION)) | {annotation: value}
+    cluster.patch(body["metadata"]["name"], {"metadata": {"uid": body["metadata"]["uid"], "annotations": annotations}})
+    if context.options.wait:
+        wait_for(
+            console, cluster, body, "decided",
+            lambda found: annotation not in (found["metadata"].get("annotations") or {}), context.options.timeout,
+        )  # fmt: skip
+    console.document(record | {"done": True})
+    console.say(f"annotated {annotation}={value}")
+    return Exit.DONE
+
+
+def wait_for(
+    console: Console, cluster: Cluster, asked: Body, what: str, holds: Callable[[Body], bool], timeout: float
+) -> Body:
+    """Poll until it holds for the resource that was `asked`; an API server that is away meanwhile costs time only.
+
+    Raises:
+        CommandError: it did not in time, or the resource went; the message has the resource's own words.
+
+    """
+    begun, name, uid = time.monotonic(), asked["metadata"]["name"], asked["metadata"]["uid"]
+    body = asked
+    with console.progress(f"seconds waited until {name} is {what}") as progress:
+        while True:
+            away: AwayError | None = None
+            try:
+                body = cluster.get(name)
+            except AwayError as err:
+                away = err
+            except RefusedError as err:
+                raise CommandError(f"{name} was asked, and went before it was {what}: {err}") from err
+            if body["metadata"]["uid"] != uid:
+                raise CommandError(f"{name} was asked, and went before it was {what}: another has its name now")
+            if away is None and holds(body):
+                return body
+            waited = time.monotonic() - begun
+            if waited > timeout:
+                why = away or _service(cluster, body) or _said(body)
+                raise CommandError(f"{name} is not {what} after {timeout:.0f} s ({why})")
+            progress.reach(int(waited))
+            time.sleep(POLL_SECONDS)
+
+
+def _service(cluster: Cluster, body: Body) -> str | None:
+    return decide_service(fetch_operators(cluster), body["metadata"]["namespace"], looked_at=is_looked_at(body))
+
+
+def _said(body: Body) -> str:
+    ready = condition(body, "Ready")
+    return f"{ready.get('reason')}: {ready.get('message')}" if ready else "its status is not current"

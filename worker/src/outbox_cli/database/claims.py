@@ -1,0 +1,97 @@
+"""`claim show` and `claim release` against a database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database, whoami
+from outbox_cli.console import Column
+from outbox_cli.database.inspect import find_partitions
+from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_worker.postgres.admin.overview import record_audit_entry
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases as ownership
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_worker.postgres.admin.overview import ProcessorView
+
+_COLUMNS: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("CLUSTER", "cluster"),
+    Column("NAMESPACE", "namespace"),
+    Column("NAME", "name"),
+    Column("SINCE", "claimedAt"),
+    Column("VACATED", "vacatedAt"),
+    Column("PODS", "pods"),
+)
+
+
+@against_database
+def show(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Say which resource of which cluster holds each processor, and which pods work on it."""
+    by_id: dict[str, list[ProcessorView]] = {}
+    for view in find_partitions(connection, context.subject):
+        by_id.setdefault(view.processor_id, []).append(view)
+    records = [_record(views) for views in by_id.values() if views[0].holder is not None]
+    context.console.show(records, _COLUMNS, empty="no processor is claimed")
+    return Exit.DONE
+
+
+@against_database
+def release(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Take the claim away from a resource that will not give it up: its cluster is lost, say."""
+    options, console, subject = context.options, context.console, context.subject
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    key = ProcessorKey(subject.schema, subject.needed)
+    views = find_partitions(connection, subject)
+    holder = views[0].holder
+    if holder is None:
+        raise RefusedError(f"no resource holds the claim on {key.processor_id}")
+    console.note(f"{key.processor_id} is claimed by {holder} since {views[0].claimed_at}")
+    live = sorted({view.pod for view in views if view.live and view.pod})
+    if live:
+        console.note(
+            f"it is alive ({', '.join(live)}): a batch that it holds is rolled back, and at its next heartbeat it "
+            "claims it again, unless another resource has claimed it"
+        )
+    if options.dry_run:
+        console.document(_record(views) | {"done": False})
+        console.say(f"would release the claim of {holder}")
+        return Exit.DONE
+    if not options.force:
+        raise RefusedError("a claim belongs to its resource: delete that, or say --force")
+    console.confirm(f"Release the claim of {holder}?")
+    with connection.transaction():
+        if not ownership.release_claim(connection, key, holder.uid):
+            raise RefusedError("the claim changed hands meanwhile; nothing was changed, look again")
+        record_audit_entry(
+            connection,
+            subject.schema,
+            act="ReleaseClaim",
+            processor_id=key.processor_id,
+            reason=f"claim of {holder} released by force: {options.reason}",
+            decided_by=whoami(),
+        )
+    console.document(_record(views) | {"done": True})
+    console.say(f"released; recorded as an act of {whoami()}")
+    return Exit.DONE
+
+
+def _record(views: list[ProcessorView]) -> Record:
+    first = views[0]
+    holder = first.holder
+    return {
+        "processorId": first.processor_id,
+        "cluster": None if holder is None else holder.cluster,
+        "namespace": None if holder is None else holder.namespace,
+        "name": None if holder is None else holder.name,
+        "uid": None if holder is None else holder.uid,
+        "claimedAt": first.claimed_at,
+        "vacatedAt": first.vacated_at,
+        "pods": sorted({view.pod for view in views if view.live and view.pod}),
+    }

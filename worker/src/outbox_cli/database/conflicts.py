@@ -1,0 +1,113 @@
+"""`conflicts list` and `conflicts accept` against a database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database, whoami
+from outbox_cli.console import Column
+from outbox_cli.database.reposition import find_partition, heed_answer, preview, tell_resource
+from outbox_cli.database.sources import Sources
+from outbox_cli.errors import Exit, RefusedError
+from outbox_core.config import Resolution, ResolutionAction
+from outbox_worker.postgres.admin.overview import list_conflicts
+from outbox_worker.postgres.progress import conflicts
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.postgres.admin.overview import ConflictView
+
+_COLUMNS: Final = (
+    Column("ID", "id"),
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("CODE", "code"),
+    Column("EXPECTED", "expected"),
+    Column("STORED", "stored"),
+    Column("NEW", "new"),
+    Column("POD", "pod"),
+    Column("TIME", "time"),
+    Column("OPEN", "open"),
+    Column("DECIDED", "resolution"),
+    Column("BY", "decidedBy"),
+)
+
+
+@against_database
+def list_all(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List the conflicts that wait for a person; with --all every refusal that is recorded."""
+    subject, options = context.subject, context.options
+    found = list_conflicts(
+        connection, subject.schema, processor_id=subject.processor_id, resolved=options.all, limit=options.limit
+    )
+    empty = "no conflict is recorded" if options.all else "no conflict waits for a person"
+    context.console.show([_record(conflict) for conflict in found], _COLUMNS, empty=empty)
+    return Exit.FOUND if options.check and any(conflict.is_open for conflict in found) else Exit.DONE
+
+
+@against_database
+def accept(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Go on from the pair that is stored now."""
+    options, console = context.options, context.console
+    found = list_conflicts(connection, context.subject.schema, conflict_id=options.conflict, resolved=True)
+    if not found:
+        raise RefusedError(f"there is no conflict {options.conflict} in schema {context.subject.schema}")
+    (conflict,) = found
+    if not conflict.is_open:
+        raise RefusedError(f"conflict {conflict.id} does not wait for a person: {conflict.resolution or 'told only'}")
+    subject = replace(context.subject, processor_id=conflict.processor_id)
+    view = find_partition(connection, subject, conflict.partition)
+    if view.pair is None:
+        raise RefusedError("the checkpoint's row is gone, so there is no pair to accept: `outbox rewind` puts one back")
+    if options.pair is not None and options.pair != view.pair:
+        raise RefusedError(f"the stored pair is {view.pair}, not {options.pair}: look again")
+    with Sources(connection, context) as sources:
+        move = preview(sources, context, view, conflict.expected, view.pair)
+    if options.dry_run:
+        console.document(move.record(done=False))
+        console.say(move.sentence())
+        return Exit.DONE
+    if options.yes and options.pair is None:
+        raise RefusedError(f"with --yes name the pair that you saw: --pair {view.pair}")
+    console.note(move.sentence())
+    console.confirm(f"Accept {view.pair} for conflict {conflict.id}?")
+    decision = Resolution(
+        conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=_decider(context)
+    )
+    heed_answer(conflicts.resolve(connection, subject.schema, decision), conflict.id)
+    console.document(move.record(done=True))
+    console.say(f"accepted {view.pair}; recorded as an act of {whoami()}")
+    tell_resource(context, view, "accept {}", conflict.id)
+    return Exit.DONE
+
+
+def _decider(context: Context) -> str:
+    reason = context.options.reason
+    return whoami() if reason is None else f"{whoami()}: {reason}"
+
+
+def _record(conflict: ConflictView) -> Record:
+    return {
+        "id": conflict.id,
+        "processorId": conflict.processor_id,
+        "partition": conflict.partition,
+        "code": conflict.code,
+        "expected": _text(conflict.expected),
+        "stored": _text(conflict.stored),
+        "new": _text(conflict.new),
+        "pod": conflict.pod,
+        "time": conflict.recorded_at,
+        "open": conflict.is_open,
+        "resolution": conflict.resolution,
+        "decidedBy": conflict.decided_by,
+        "resolvedAt": conflict.resolved_at,
+    }
+
+
+def _text(pair: Checkpoint | None) -> str | None:
+    return None if pair is None else str(pair)

@@ -1,0 +1,289 @@
+"""`dead-letters`, `held` and `redrive`: messages that wait for a person, and what the person decides.
+
+Long work goes in pieces, each one recorded transaction: killed halfway, what is done is done once, and the same command
+goes on with the rest. What dies after it was asked is another decision: a message that dies again has another number.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database, whoami
+from outbox_cli.console import Column
+from outbox_cli.database.reposition import find_partition
+from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_core.errors import OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.postgres.admin import dead_letters
+from outbox_worker.postgres.feeds import giving_up
+from outbox_worker.postgres.key import ProcessorKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_worker.postgres.admin.dead_letters import DeadLetter, Filter, HeldView
+
+PIECE: Final = 500
+"""Dead letters in one transaction, where no rate makes it less."""
+_PATIENCE: Final = 30.0
+"""Seconds for which a busy owner is asked again."""
+_DEAD: Final = (
+    Column("ID", "id"),
+    Column("PROCESSOR", "processorId"),
+    Column("KEY", "key"),
+    Column("MESSAGE", "messageId"),
+    Column("TYPE", "messageType"),
+    Column("ATTEMPTS", "attempts"),
+    Column("CLASS", "errorClass"),
+    Column("BEHIND", "behind"),
+    Column("DIED", "diedAt"),
+    Column("ERROR", "shortError"),
+)
+_HELD: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("KEY", "key"),
+    Column("MESSAGE", "messageId"),
+    Column("STATE", "state"),
+    Column("ATTEMPTS", "attempts"),
+    Column("CLASS", "errorClass"),
+    Column("BEHIND", "behind"),
+    Column("NEXT", "nextAttemptAt"),
+    Column("ERROR", "shortError"),
+)
+_SHORT: Final = 60
+
+
+def _filter(context: Context) -> Filter:
+    """Read which messages the options mean."""
+    options = context.options
+    return dead_letters.Filter(
+        processor_id=context.subject.processor_id,
+        ids=getattr(options, "id", None),
+        keys=options.key,
+        message_ids=options.message_id,
+        types=getattr(options, "type", None),
+        classes=getattr(options, "error_class", None),
+        text=getattr(options, "error", None),
+        since=getattr(options, "since", None),
+        until=getattr(options, "until", None),
+    )
+
+
+@against_database
+def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List dead letters."""
+    options = context.options
+    found = dead_letters.list_dead(
+        connection, context.subject.schema, _filter(context), limit=options.limit, payload=options.payload
+    )
+    records = [_dead_record(each, payload=options.payload) for each in found]
+    context.console.show(records, _DEAD, empty="no dead letters")
+    if len(found) == options.limit:
+        context.console.note(f"the first {options.limit}; see --limit")
+    return Exit.FOUND if options.check and found else Exit.DONE
+
+
+@against_database
+def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List held messages that are the first of their key."""
+    found = dead_letters.list_held(
+        connection, context.subject.schema, _filter(context), limit=context.options.limit,
+        stopped=context.options.stopped,
+    )  # fmt: skip
+    context.console.show([_held_record(each) for each in found], _HELD, empty="no message is held")
+    return Exit.DONE
+
+
+@against_database
+def add(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Let a processor that stopped at a message go on without it: the worker makes it a dead letter."""
+    options, console, subject = context.options, context.console, context.subject
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    view = find_partition(connection, subject, options.partition)
+    key = ProcessorKey(subject.schema, view.processor_id, view.partition)
+    record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
+    if not options.dry_run:
+        giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
+    console.document(record | {"done": not options.dry_run})
+    tried = (
+        f"the message at {options.at} is tried once more when {key.processor_id} stands at it, and if it fails it is a"
+    )
+    console.say(
+        f"{tried} dead letter" if options.dry_run
+        else f"recorded as an act of {whoami()}: {tried} dead letter (outbox dead-letters list {key.processor_id})"
+    )  # fmt: skip
+    return Exit.DONE
+
+
+@against_database
+def redrive(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Have messages handled again, by the processor itself; in the order of their keys, unless consumers compete."""
+    return _decide(connection, context, drop=False)
+
+
+@against_database
+def drop(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Give messages up for good: what waits behind them goes on."""
+    return _decide(connection, context, drop=True)
+
+
+def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool) -> Exit:
+    options, console, schema = context.options, context.console, context.subject.schema
+    wanted = _filter(context)
+    if wanted == dead_letters.Filter(processor_id=wanted.processor_id) and not options.all:
+        raise UsageError(
+            "which ones? --id, --key, --message-id, --type, --since, --until, --error, --error-class, or --all"
+        )
+    if wanted.processor_id is None:
+        raise UsageError("which processor? name its processorId, or give its manifest with -f")
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    dead = dead_letters.find_dead(connection, schema, wanted)
+    stopped = _stopped(connection, schema, wanted)
+    total = len(dead) + len(stopped)
+    verb = "dropped, never handled" if drop else "handled again"
+    sentence = f"{len(dead)} dead letters and {len(stopped)} stopped messages would be {verb}"
+    if options.dry_run:
+        console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": 0})
+        console.say(sentence)
+        for each in dead_letters.list_dead(connection, schema, wanted, limit=20):
+            console.say(f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it")
+        return Exit.DONE
+    if not total:
+        raise RefusedError("no dead letter and no stopped message is so")
+    console.note(sentence)
+    console.confirm("Drop them?" if drop else "Redrive them?")
+    done = _work(connection, context, wanted, dead, stopped, drop=drop)
+    console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": done})
+    console.say(f"{done} {'dropped' if drop else 'redriven'}; recorded as an act of {whoami()}")
+    return Exit.DONE
+
+
+def _stopped(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> list[HeldView]:
+    """Return held messages that wait for a person; only dead letters have numbers, types and times to ask for."""
+    if wanted.ids or wanted.types or wanted.classes or wanted.text or wanted.since or wanted.until:
+        return []
+    return dead_letters.list_held(connection, schema, wanted, limit=1_000_000, stopped=True)
+
+
+def _work(
+    connection: psycopg.Connection[Any],
+    context: Context,
+    wanted: Filter,
+    dead: list[int],
+    stopped: list[HeldView],
+    *,
+    drop: bool,
+) -> int:
+    """Go through them piece by piece, no faster than asked."""
+    options, schema = context.options, context.subject.schema
+    piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
+    done, began = 0, time.monotonic()
+    act = dead_letters.drop if drop else dead_letters.redrive
+    told: dict[str, Any] = {"reason": options.reason, "decided_by": whoami()}
+    try:
+        with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
+            for partition, places in _by_partition(stopped):
+                key = ProcessorKey(schema, wanted.processor_id or "", partition)
+                done += _patiently(
+                    lambda k=key, p=places: dead_letters.decide_held(  # type: ignore[misc]
+                        connection, k, p, drop=drop, **told
+                    )
+                )
+                progress.reach(done)
+            for partition, ids in _pieces(connection, schema, wanted, dead, piece):
+                key = ProcessorKey(schema, wanted.processor_id or "", partition)
+                done += _patiently(lambda k=key, i=ids: act(connection, k, i, **told))  # type: ignore[misc]
+                progress.reach(done)
+                if options.rate is not None:
+                    time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+    except OutboxError:
+        verb = "dropped" if drop else "redriven"
+        context.console.note(f"{done} were {verb} before this; the same command goes on with the rest")
+        raise
+    return done
+
+
+def _by_partition(stopped: list[HeldView]) -> Iterator[tuple[int, list[int]]]:
+    ordered = sorted(stopped, key=lambda each: each.partition)
+    for partition, held in groupby(ordered, lambda each: each.partition):
+        yield partition, [each.place for each in held]
+
+
+def _pieces(
+    connection: psycopg.Connection[Any], schema: str, wanted: Filter, dead: list[int], piece: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Give out what is left of the numbers by partition, in the order in which they died, and none that is new."""
+    for first in range(0, len(dead), piece):
+        some = replace(wanted, ids=dead[first : first + piece])
+        found = dead_letters.list_dead(connection, schema, some, limit=piece)
+        ordered = sorted(found, key=lambda each: each.partition)
+        for partition, each in groupby(ordered, lambda one: one.partition):
+            yield partition, [one.id for one in each]
+
+
+def _patiently(act: Callable[[], int]) -> int:
+    """Do it again while the owner is in the middle of a batch: it is waited for two seconds each time."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return act()
+        except TransientError as err:
+            # A connection that is lost stays lost, and answers at once.
+            if err.reason is not Reason.STATEMENT_FAILED or time.monotonic() > deadline:
+                raise
+
+
+def _dead_record(dead_letter: DeadLetter, *, payload: bool) -> Record:
+    record: Record = {
+        "id": dead_letter.id,
+        "processorId": dead_letter.processor_id,
+        "partition": dead_letter.partition,
+        "key": dead_letter.key,
+        "messageId": dead_letter.message_id,
+        "messageType": dead_letter.message_type,
+        "pair": str(dead_letter.pair),
+        "attempts": dead_letter.attempts,
+        "errorClass": dead_letter.error_class,
+        "error": dead_letter.error,
+        "shortError": _short(dead_letter.error),
+        "blocks": dead_letter.blocks,
+        "behind": dead_letter.behind,
+        "diedAt": dead_letter.died_at,
+    }
+    return record | {"data": dead_letter.data} if payload else record
+
+
+def _held_record(held: HeldView) -> Record:
+    return {
+        "processorId": held.processor_id,
+        "partition": held.partition,
+        "key": held.key,
+        "messageId": held.message_id,
+        "messageType": held.message_type,
+        "pair": str(held.pair),
+        "state": "Stopped" if held.next_attempt_at is None else "Failing" if held.attempts else "Waiting",
+        "attempts": held.attempts,
+        "deaths": held.crash_count,
+        "errorClass": held.error_class,
+        "error": held.error,
+        "shortError": None if held.error is None else _short(held.error),
+        "blocks": held.blocks,
+        "behind": held.behind,
+        "heldAt": held.held_at,
+        "nextAttemptAt": held.next_attempt_at,
+    }
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"

@@ -1,0 +1,265 @@
+"""`status`, `lag`, `stall` and `audit` against a database: nothing is changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database, against_source
+from outbox_cli.console import Column
+from outbox_cli.database.lag import LagReader
+from outbox_cli.database.sources import Sources
+from outbox_cli.database.words import choose_word, describe_word, format_reason, state_of, word_record
+from outbox_cli.errors import Exit, RefusedError
+from outbox_core.errors import ConfigurationError
+from outbox_core.span import format_age
+from outbox_worker.observe.change import look_at_change
+from outbox_worker.postgres.admin.overview import list_audit_log, list_processors
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership.words import list_words
+from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
+from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_cli.context import Subject
+    from outbox_core.report import Lag
+    from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.ownership.words import SaidWord
+    from outbox_worker.postgres.reading.writers import Writer
+
+_STATUS: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("STATE", "state"),
+    Column("REASON", "reasonText"),
+    Column("CLAIM", "claim"),
+    Column("POD", "pod"),
+    Column("EPOCH", "epoch"),
+    Column("CHECKPOINT", "checkpoint"),
+    Column("STORED", "storedAt"),
+    Column("LAG", "lagText"),
+    Column("CONFLICTS", "conflicts"),
+    Column("OPEN", "openConflict"),
+)
+_LAG: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("PARTITION", "partition"),
+    Column("CHECKPOINT", "checkpoint"),
+    Column("MESSAGES", "messages"),
+    Column("AGE", "seconds"),
+)
+_AUDIT: Final = (
+    Column("ID", "id"),
+    Column("TIME", "time"),
+    Column("ACT", "act"),
+    Column("PROCESSOR", "processorId"),
+    Column("FROM", "from"),
+    Column("TO", "to"),
+    Column("BY", "decidedBy"),
+    Column("REASON", "reason"),
+)
+
+
+def status_record(view: ProcessorView, lag: Lag | None, word: SaidWord | None) -> Record:
+    """Write one partition for a person or a program."""
+    return {
+        "processorId": view.processor_id,
+        "partition": view.partition,
+        "state": state_of(view, word),
+        "word": word_record(word),
+        "claim": None if view.holder is None else str(view.holder),
+        "vacatedAt": view.vacated_at,
+        "pod": view.pod if view.live else None,
+        "epoch": view.epoch,
+        "leaseExpiresAt": view.expires_at if view.live else None,
+        "checkpoint": None if view.pair is None else str(view.pair),
+        "storedAt": view.stored_at,
+        "lag": None if lag is None else lag.model_dump(by_alias=True),
+        "conflicts": view.conflicts,
+        "openConflict": view.open_conflict,
+    }
+
+
+def format_lag(lag: Lag | None) -> str | None:
+    """Write how much waits, and since when."""
+    if lag is None:
+        return None
+    if not lag.messages and not lag.at_least:
+        return "0"
+    return f"{lag.messages}{'+' if lag.at_least else ''} ({format_age(lag.seconds)})"
+
+
+def find_partitions(connection: psycopg.Connection[Any], subject: Subject) -> list[ProcessorView]:
+    """Read all processors, or the one asked for.
+
+    Raises:
+        RefusedError: the database has never heard of it.
+
+    """
+    views = list_processors(connection, subject.schema, subject.processor_id)
+    if not views and subject.processor_id is not None:
+        raise RefusedError(f"schema {subject.schema} knows no processor {subject.processor_id}")
+    return views
+
+
+@against_database
+def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Say who owns each processor, how far it is, and what waits for a person."""
+    subject = context.subject
+    views = find_partitions(connection, subject)
+    words = list_words(connection, subject.schema, subject.processor_id)
+    records, notes = [], []
+    with Sources(connection, context) as sources:
+        changes = look_at_changes(connection, subject, views, sources)
+        measure = LagReader(connection, subject, sources)
+        for view in map(measure.with_consumers, views):
+            word = choose_word(view, words)
+            lag, unknown = _measure(measure, sources, view)
+            record = status_record(view, lag, word)
+            record |= {"change": changes.get(view.processor_id)} | measure.unfinished(view)
+            shown = {"lagText": unknown or format_lag(lag), "reasonText": format_reason(word)}
+            records.append(record if context.console.is_json else record | shown)
+            notes += [note for note in (describe_word(view, word),) if note is not None]
+    context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
+    for note in notes:
+        context.console.note(note)
+    for processor_id, change in changes.items():
+        context.console.note(f"{processor_id}: {change['message']}")
+    return Exit.DONE
+
+
+def _measure(measure: LagReader, sources: Sources, view: ProcessorView) -> tuple[Lag | None, str | None]:
+    """Count what waits; or say why that is not known here. One table that is gone hides no other processor."""
+    if view.pair is None:
+        return None, None
+    try:
+        reading = sources.find(view.processor_id)
+        return (None, "in another database") if reading is None else (measure.lag(view, reading, LAG_CAP), None)
+    except ConfigurationError as err:
+        return None, f"unknown: {err}"
+
+
+def look_at_changes(
+    connection: psycopg.Connection[Any], subject: Subject, views: list[ProcessorView], sources: Sources
+) -> dict[str, Record]:
+    """Say of each processor whose number of partitions is to change how far that is."""
+    changing = {
+        view.processor_id: view.partitioning for view in views if view.partitioning and view.partitioning.next_count
+    }
+    found: dict[str, Record] = {}
+    for processor_id, partitioning in changing.items():
+        pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
+        key = ProcessorKey(subject.schema, processor_id)
+        found[processor_id] = look_at_change(
+            connection, key, sources.source_of(processor_id), partitioning, pairs
+        ).model_dump(by_alias=True)
+    return found
+
+
+@against_database
+def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
+    subject, options = context.subject, context.options
+    # A limit above the cap would never be seen to be exceeded.
+    cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
+    records: list[Record] = []
+    exceeded = False
+    with Sources(connection, context) as sources:
+        measure = LagReader(connection, subject, sources)
+        for view in find_partitions(connection, subject):
+            if view.pair is None:
+                continue
+            reading = sources.need if subject.processor_id is not None else sources.find
+            source = reading(view.processor_id)
+            if source is None:
+                context.console.note(f"{view.processor_id} reads another database: left out; name it to see it")
+                continue
+            found = measure.lag(view, source, cap)
+            exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
+            counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
+            records.append(
+                {
+                    "processorId": view.processor_id,
+                    "partition": view.partition,
+                    "checkpoint": str(view.pair),
+                    "messages": counted,
+                    "atLeast": found.at_least,
+                    "seconds": found.seconds,
+                }
+            )
+    context.console.show(records, _LAG, empty=f"no processor has a checkpoint in schema {subject.schema}")
+    return Exit.FOUND if exceeded else Exit.DONE
+
+
+def _exceeds(found: Lag, messages: int | None, seconds: float | None) -> bool:
+    """Say whether a limit is exceeded, or may be: counting stopped before it was clear."""
+    too_many = messages is not None and (found.messages > messages or found.at_least)
+    return too_many or (seconds is not None and found.seconds > seconds)
+
+
+@against_source
+def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Name who holds the high-water mark back; with --all every open transaction that has written."""
+    found = list_writers(connection)
+    waits = MessageReader(context.subject.source).has_waiting(connection)
+    holder = found.holder
+    record: Record = {"bound": found.high_water_mark, "messagesWait": waits, "others": max(0, len(found.writers) - 1)}
+    record |= {"holder": None} if holder is None else {"holder": _writer(holder)}
+    if context.options.all:
+        record["writers"] = [_writer(writer) for writer in found.writers]
+    console = context.console
+    console.document(record)
+    if holder is None:
+        console.say(f"nothing holds the high-water mark back (transaction id {found.high_water_mark})")
+    else:
+        console.say(f"the high-water mark stands at transaction id {found.high_water_mark}, held by {describe(holder)}")
+        if more := len(found.writers) - 1:
+            console.say(f"{more} more open transactions have written and hold it next (--all names them)")
+        console.say("committed messages wait behind it" if waits else "no committed message waits behind it")
+        console.say(f"to end it: {remedy(holder)}")
+    if context.options.all:
+        for writer in found.writers:
+            console.say(f"{writer.transaction_id}: {describe(writer)}")
+    if (grant := missing_grant(found)) is not None:
+        console.note(grant)
+    return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
+
+
+def _writer(writer: Writer) -> Record:
+    return {
+        "transactionId": writer.transaction_id,
+        "pid": writer.pid,
+        "application": writer.application,
+        "processor": writer.processor,
+        "database": writer.database,
+        "role": writer.role,
+        "state": writer.state,
+        "preparedTransaction": writer.prepared,
+        "ageSeconds": writer.age_seconds,
+    }
+
+
+@against_database
+def audit(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List what people decided."""
+    subject = context.subject
+    records = [
+        {
+            "id": act.id,
+            "time": act.acted_at,
+            "act": act.act,
+            "processorId": act.processor_id,
+            "partition": act.partition,
+            "from": None if act.before is None else str(act.before),
+            "to": None if act.after is None else str(act.after),
+            "decidedBy": act.decided_by,
+            "sessionRole": act.session_role,
+            "reason": act.reason,
+        }
+        for act in list_audit_log(connection, subject.schema, subject.processor_id, context.options.limit)
+    ]
+    context.console.show(records, _AUDIT, empty="the audit log is empty")
+    return Exit.DONE

@@ -1,0 +1,244 @@
+"""`outbox prune`: deletes messages that every registered processor has examined. Nothing deletes by itself."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_source, whoami
+from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_core.errors import OutboxError
+from outbox_core.span import format_age
+from outbox_worker.postgres import remote_target
+from outbox_worker.postgres.admin import pruning
+from outbox_worker.postgres.admin.mappings import list_mappings
+from outbox_worker.postgres.admin.overview import record_audit_entry
+from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.table import OutboxTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.admin.pruning import Reader
+
+_START: Final = ("0", -(2**63))
+_REMOTE: Final = (
+    "a projection into another database keeps its checkpoint there, and this database does not know of it: name each "
+    "such database with --readers DIR, or say with --no-remote-readers that there is none"
+)
+
+
+@against_source
+def prune(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Delete what every processor has examined, in short transactions, the oldest first."""
+    options, console = context.options, context.console
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
+    with ExitStack() as closing:
+        job = _Job(connection, context, _open_remote(options.readers, closing))
+        readers = job.find_readers()
+        remote_known = bool(options.readers) or options.no_remote_readers
+        if not remote_known and not options.dry_run:
+            raise RefusedError(_REMOTE)
+        for reader in readers:
+            console.note(f"{reader.name} has examined up to {reader.view.pair}")
+        record = {"table": f"{job.table.schema}.{job.table.name}", "readers": sorted({r.name for r in readers})}
+        if options.dry_run:
+            looked, chosen = job.run(delete=False)
+            console.document(record | {"rows": looked, "prunable": chosen, "deleted": 0})
+            console.say(f"{chosen} of {looked} messages would be deleted from {record['table']}")
+            if not remote_known:
+                console.note(_REMOTE)
+            return Exit.DONE
+        console.confirm(f"Delete what all of them have examined{job.age}? It cannot be undone")
+        looked, deleted = job.run(delete=True)
+        console.document(record | {"rows": looked, "deleted": deleted})
+        console.say(f"{deleted} messages deleted from {record['table']}; recorded as an act of {whoami()}")
+        return Exit.DONE
+
+
+def _open_remote(directories: Sequence[Path] | None, closing: ExitStack) -> list[psycopg.Connection[Any]]:
+    return [
+        closing.enter_context(ConnectionFiles(directory).connect("outbox-cli", autocommit=True))
+        for directory in directories or ()
+    ]
+
+
+class _Job:
+    """One run over one table."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], context: Context, remote: list[psycopg.Connection[Any]]
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._remote = remote
+        self._source = _find_source(connection, context)
+        self.table = OutboxTable.of(self._source)
+        self._identities = {remote_target.identify(connection, self._source).identity} if remote else set()
+        self._schemas = pruning.list_schemas(connection)
+        if context.options.older_than is not None and self.table.columns.scheduled is None:
+            raise RefusedError(
+                f"--older-than needs a column that says when a message was stored, and the mapping of "
+                f"{self.table.schema}.{self.table.name} names none (source.table.columns.scheduled)"
+            )
+
+    @property
+    def age(self) -> str:
+        """The limit of age in words."""
+        older = self._context.options.older_than
+        return "" if older is None else f" and is older than {format_age(older.total_seconds())}"
+
+    def find_readers(self) -> list[Reader]:
+        """Return the processors that read the table, each with a checkpoint that can be believed.
+
+        Raises:
+            RefusedError: one has no checkpoint yet, or what it has examined is in question.
+
+        """
+        found = pruning.find_readers(self._connection, self.table)
+        for connection in self._remote:
+            there = pruning.find_remote_readers(connection, self.table, self._identities)
+            for reader in there:
+                self._check(connection, reader)
+            if there:
+                pruning.wait_flushed(connection)
+            found += there
+        excepted = set(self._context.options.ignore or ())
+        for reader in found:
+            if reader.view.processor_id in excepted and reader.view.live:
+                raise RefusedError(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
+        if unknown := excepted - {reader.view.processor_id for reader in found}:
+            raise RefusedError(f"no processor {', '.join(sorted(unknown))} reads this table: look at `outbox status`")
+        kept = [reader for reader in found if reader.view.processor_id not in excepted]
+        for reader in kept:
+            if not reader.elsewhere:
+                self._check(self._connection, reader)
+        _check_partitioning(kept)
+        if not kept:
+            raise RefusedError(
+                f"no processor has a checkpoint on {self.table.schema}.{self.table.name}: nothing says what was handled"
+            )
+        return kept
+
+    def _check(self, connection: psycopg.Connection[Any], reader: Reader) -> None:
+        view = reader.view
+        if view.processor_id in (self._context.options.ignore or ()):
+            return
+        if view.pair is None:
+            raise RefusedError(
+                f"{reader.name} has no checkpoint yet, so every message may be needed: let it begin, delete its "
+                f"resource and say --ignore {view.processor_id}, or wait"
+            )
+        if view.open_conflict is not None:
+            raise RefusedError(f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question")
+        key = ProcessorKey(reader.schema, view.processor_id, view.partition)
+        try:
+            checkpoints.load_untampered(connection, key)
+        except checkpoints.TamperedError as err:
+            raise RefusedError(
+                f"the checkpoint of {reader.name} was edited by hand and says nothing of what was handled: start the "
+                "processor, and decide the conflict that it reports"
+            ) from err
+
+    def run(self, *, delete: bool) -> tuple[int, int]:
+        """Go through the table; return how many rows were looked at and how many are deleted, or would be."""
+        options, console = self._context.options, self._context.console
+        looked = done = 0
+        after, began = _START, time.monotonic()
+        found = self.find_readers()
+        examined = pruning.find_examined(found)
+        readers = "behind " + ", ".join(f"{each.name} at {each.view.pair}" for each in found[:20])
+        batch = options.batch if options.rate is None else max(1, min(options.batch, int(options.rate)))
+        plan = pruning.Pruning(self.table, self._schemas, options.older_than, batch, delete)
+        ended = "ended"
+        if delete:
+            self._record(f"prune of {self._name} begins: {options.reason}{self.age}, {readers}", must=True)
+        try:
+            with console.progress("messages deleted" if delete else "messages looked at") as progress:
+                while True:
+                    page = pruning.prune_page(self._connection, plan, examined, after)
+                    looked, done = looked + page.rows, done + (page.deleted if delete else page.chosen)
+                    progress.reach(done if delete else looked)
+                    if page.last is None or page.rows < batch:
+                        return looked, done
+                    after = page.last
+                    # Looked at again: a processor may have been rewound, or have begun, meanwhile.
+                    examined = pruning.find_examined(self.find_readers())
+                    if options.rate is not None and delete:
+                        time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+        except BaseException as err:
+            ended = "was stopped" if isinstance(err, KeyboardInterrupt) else "failed"
+            if delete:
+                console.note(f"{done} were deleted before this; the same command goes on with the rest")
+            raise
+        finally:
+            if delete:
+                self._record(f"prune of {self._name} {ended}: {done} deleted")
+
+    @property
+    def _name(self) -> str:
+        return f"{self.table.schema}.{self.table.name}"
+
+    def _record(self, what: str, *, must: bool = False) -> None:
+        """Write the act down; `must`: nothing is deleted that is not recorded."""
+        schema = self._context.subject.schema
+        schema = schema if schema in self._schemas else self._schemas[0]
+        try:
+            record_audit_entry(
+                self._connection, schema, act="Prune", processor_id=None, reason=what, decided_by=whoami()
+            )  # fmt: skip
+        except OutboxError:
+            if must:
+                raise
+
+
+def _find_source(connection: psycopg.Connection[Any], context: Context) -> Source:
+    """Return table and columns: the manifest's, those that processors wrote down for --source, or our own."""
+    options = context.options
+    if options.source is None:
+        return context.subject.source
+    if options.file:
+        raise UsageError("--source and -f both name a table: which of the two?")
+    schema, dot, name = options.source.rpartition(".")
+    wanted = (schema if dot else "public", name)
+    found = [
+        source
+        for ours in pruning.list_schemas(connection)
+        for source in list_mappings(connection, ours).values()
+        if source.table is not None and (source.table.schema_name, source.table.name) == wanted
+    ]
+    if not found:
+        raise RefusedError(
+            f"no processor has said that it reads {'.'.join(wanted)}: name a manifest with -f, or start one of its "
+            "processors with this version"
+        )
+    places = {(s.table.columns.transaction_id, s.table.columns.position) for s in found if s.table is not None}
+    if len(places) > 1:
+        raise RefusedError(f"processors read {'.'.join(wanted)} by different columns: prune each by its manifest (-f)")
+    return max(found, key=lambda source: source.table is not None and source.table.columns.scheduled is not None)
+
+
+def _check_partitioning(readers: Sequence[Reader]) -> None:
+    """Refuse a partitioned processor of which a partition is missing."""
+    there: dict[tuple[str, str], set[int]] = {}
+    for reader in readers:
+        there.setdefault((reader.schema, reader.view.processor_id), set()).add(reader.view.partition)
+    for reader in readers:
+        partitioning = reader.view.partitioning
+        if partitioning is None:
+            continue
+        missing = set(range(partitioning.count)) - there[reader.schema, reader.view.processor_id]
+        if missing:
+            raise RefusedError(
+                f"{reader.view.processor_id} has no checkpoint of partition {min(missing)} yet, so every message may "
+                "be needed: let it begin, or wait"
+            )

@@ -1,0 +1,111 @@
+"""`rebuild`: which processor replaces which, how far it is, and whether its swap would work."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from outbox_cli.command import against_database
+from outbox_cli.console import Column
+from outbox_cli.database.sources import Sources
+from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
+from outbox_cli.manifest import read_manifest
+from outbox_core.progress.coverage import decide_catch_up
+from outbox_worker.handlers.statement import find_transaction_end
+from outbox_worker.observe.change import part_reader
+from outbox_worker.postgres.admin.preview import count_between
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import rebalance
+from outbox_worker.postgres.ownership.partitions import load_checkpoints
+from outbox_worker.postgres.progress.rebuilds import list_rebuilds
+from outbox_worker.postgres.reading.messages import MessageReader
+
+if TYPE_CHECKING:
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_worker.postgres.progress.rebuilds import RebuildRow
+
+_CAP: Final = 100_000
+_STATUS: Final = (
+    Column("PROCESSOR", "processorId"),
+    Column("REPLACES", "of"),
+    Column("STATE", "state"),
+    Column("CHECKPOINT", "checkpoint"),
+    Column("THE OTHER'S", "otherCheckpoint"),
+    Column("BEHIND", "behind"),
+    Column("SWAPPED", "swappedAt"),
+)
+
+
+@against_database
+def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """List rebuilds: begun, and swapped."""
+    subject = context.subject
+    with Sources(connection, context) as sources:
+        records = [
+            _record(row, _behind(sources, connection, subject.schema, row))
+            for row in list_rebuilds(connection, subject.schema, subject.processor_id)
+        ]
+    context.console.show(records, _STATUS, empty=f"no processor of schema {subject.schema} replaces another one")
+    return Exit.DONE
+
+
+def _behind(sources: Sources, connection: psycopg.Connection[Any], schema: str, row: RebuildRow) -> str | int | None:
+    """Count what the other one has examined and this one has not, where the messages can be seen."""
+    if row.swapped_at is not None or row.new is None or row.old is None:
+        return None
+    reading, key = sources.find(row.processor_id), ProcessorKey(schema, row.processor_id)
+    if reading is None:
+        return None
+    partitioning = rebalance.fetch(connection, key)
+    theirs = [each.pair for each in load_checkpoints(connection, ProcessorKey(schema, row.of)).values()]
+    total = 0
+    for partition, stored in load_checkpoints(connection, key).items():
+        reader = MessageReader(sources.source)
+        if partitioning is not None:
+            reader = part_reader(sources.source, replace(partitioning, barrier=None), partition)
+        for after, up_to in decide_catch_up(stored.pair, theirs).ranges:
+            found = count_between(reading, reader, after, up_to, cap=_CAP - total)
+            total += found.total
+            if found.at_least:
+                return f"{total}+"
+    return total
+
+
+def _record(row: RebuildRow, behind: str | int | None) -> Record:
+    return {
+        "processorId": row.processor_id,
+        "of": row.of,
+        "state": "Running" if row.swapped_at is None else "Swapped",
+        "begunAt": row.begun_at,
+        "swappedAt": row.swapped_at,
+        "checkpoint": None if row.new is None else str(row.new),
+        "otherCheckpoint": None if row.old is None else str(row.old),
+        "behind": behind,
+    }
+
+
+@against_database
+def try_swap(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Run the statement as this role in a transaction that is rolled back; its locks are held that long."""
+    if not context.options.file:
+        raise UsageError("which swap? give the manifest with -f")
+    rebuild = read_manifest(context.options.file, cluster="", uid="").processor.spec.rebuild_of
+    if rebuild is None:
+        raise RefusedError("the manifest has no spec.rebuildOf")
+    if (command := find_transaction_end(rebuild.swap_statement)) is not None:
+        raise RefusedError(f"swapStatement holds {command}: the transaction is the worker's")
+    began = time.monotonic()
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute("SELECT set_config('lock_timeout', '2s', true)")
+            connection.execute(rebuild.swap_statement.encode())
+    except psycopg.Error as err:
+        raise CommandError(f"swapStatement failed: {err.diag.message_primary} [{err.sqlstate}]") from err
+    seconds = time.monotonic() - began
+    context.console.document({"of": rebuild.processor_id, "works": True, "seconds": round(seconds, 3)})
+    context.console.say(f"it works, and took {seconds:.3f} s; rolled back, nothing was changed")
+    return Exit.DONE

@@ -1,0 +1,161 @@
+"""`outbox repair`: a database whose transaction ids are behind its own rows is made readable again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_cli.command import against_database, whoami
+from outbox_cli.console import Column
+from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
+from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
+from outbox_worker.postgres.reading.table import OutboxTable
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_cli.command import Context
+    from outbox_cli.console import Record
+    from outbox_cli.context import Subject
+    from outbox_worker.postgres.admin.repair import Moved, Plan, Repair, Rows
+
+_CHANGES: Final = (
+    Column("WHAT", "what"),
+    Column("FROM", "from"),
+    Column("TO", "to"),
+    Column("ROWS", "rows"),
+)
+
+
+@against_database
+def repair(connection: psycopg.Connection[Any], context: Context) -> Exit:
+    """Rebase what a restore brought along, or go on with a repair that was begun."""
+    options, console, subject = context.options, context.console, context.subject
+    repairer = Repairer(connection, subject.schema, _tables(connection, subject, options.table or []))
+    begun = repairer.find_open()
+    if begun is not None:
+        return _go_on(context, repairer, begun)
+    plan = repairer.preview()
+    if not plan.needed:
+        console.document({"needed": False, "done": False})
+        console.say(f"no id that is stored in schema {subject.schema} is ahead of this server: nothing to repair")
+        return Exit.DONE
+    live = repairer.live_owners()
+    if options.dry_run:
+        _show(context, plan, live)
+        return Exit.DONE
+    if options.reason is None:
+        raise UsageError("--reason is missing: it is kept with the act")
+    if live:
+        raise RefusedError(f"a live owner works here: {live[0]}; suspend it first (`kubectl outbox pause`)")
+    if plan.use_up > MOST_USED_UP:
+        raise RefusedError(
+            f"the server would have to hand out {plan.use_up:,} transaction ids first, too many at once: let "
+            "its administrator advance the counter (pg_resetwal on the stopped server), then look again"
+        )
+    if not console.is_json:
+        _show(context, plan, live)
+    console.confirm("Rebase these ids? Nothing runs until it is done; producers go on.")
+    if plan.use_up:
+        with console.progress("transaction ids used up", plan.use_up) as progress:
+            # What producers store meanwhile needs room too.
+            repairer.use_up(plan.use_up + plan.use_up // 10 + 1000, progress.reach)
+    return _carry_out(context, repairer, repairer.begin(options.reason, whoami()))
+
+
+def _go_on(context: Context, repairer: Repairer, begun: Repair) -> Exit:
+    console = context.console
+    if context.options.dry_run:
+        console.document({"needed": True, "unfinished": begun.id, "done": False})
+        console.say(f"repair {begun.id} was begun and not finished: without --dry-run it goes on where it was")
+        return Exit.DONE
+    console.note(f"repair {begun.id} was begun and not finished: going on")
+    return _carry_out(context, repairer, begun)
+
+
+def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
+    console = context.console
+    with console.progress("pages rewritten") as progress:
+        changed = repairer.rewrite(begun, context.options.pages, progress.reach)
+    try:
+        moved = repairer.finish(begun)
+    except RepairError as err:
+        raise CommandError(f"{err}. Nothing runs until `outbox repair` is finished") from err
+    console.document(
+        {"needed": True, "done": True, "messages": changed, "checkpoints": [_moved(each) for each in moved]}
+    )
+    console.say(f"{changed} messages and {len(moved)} checkpoints rebased; recorded as an act of {whoami()}")
+    console.say(
+        "workers go on by themselves; if the database was copied too: `outbox confirm-identity keep` or `renew`"
+    )
+    return Exit.DONE
+
+
+def _tables(connection: psycopg.Connection[Any], subject: Subject, named: list[str]) -> list[Outbox]:
+    """The schema's own outboxes, the one that the manifest maps, and those that are named."""
+    mapped = OutboxTable.of(subject.source)
+    found = [*find_outboxes(connection, subject.schema)]
+    found.append(Outbox(mapped.schema, mapped.name, mapped.columns.transaction_id))
+    for text in named:
+        schema, dot, name = text.partition(".")
+        if not dot:
+            raise UsageError(f"--table {text}: name it as schema.table, or schema.table.column")
+        name, dot, column = name.partition(".")
+        found.append(Outbox(schema, name, column) if dot else Outbox(schema, name))
+    return list(dict.fromkeys(found))
+
+
+def _show(context: Context, plan: Plan, live: list[str]) -> None:
+    console = context.console
+    console.document(
+        {
+            "needed": True,
+            "done": False,
+            "restored": _rows(plan.restored),
+            "writtenHere": _rows(plan.written_here),
+            "ids": plan.ids,
+            "useUp": plan.use_up,
+            "checkpoints": [_moved(each) for each in plan.checkpoints],
+            "columns": [f"{table}.{column}" for table, column in plan.columns],
+            "otherTables": list(plan.others),
+            "liveOwners": live,
+        }
+    )
+    if console.is_json:
+        return
+    records: list[Record] = []
+    for what, rows in (("restored messages", plan.restored), ("messages stored here since", plan.written_here)):
+        if rows is not None:
+            span = f"ids {rows.lowest} to {rows.highest}"
+            records.append({"what": what, "from": span, "to": "the lowest ids, in order", "rows": rows.count})
+    records += [
+        {
+            "what": f"checkpoint {each.processor_id} partition {each.partition}",
+            "from": str(each.before),
+            "to": str(each.after),
+        }
+        for each in plan.checkpoints
+    ]
+    console.show(records, _CHANGES, empty="")
+    tables = sorted({f"{table}.{column}" for table, column in plan.columns})
+    console.say(f"{plan.ids} different ids in all; also in {', '.join(tables)}")
+    if plan.use_up:
+        console.say(f"the server hands out about {plan.use_up:,} transaction ids first, to make room")
+    for name in plan.others:
+        console.note(
+            f"{name} looks like an outbox too and is not part of this: name it with --table, or its manifest with -f"
+        )
+    for owner in live:
+        console.note(f"now it would be refused: {owner} is live")
+
+
+def _rows(rows: Rows | None) -> Record | None:
+    return None if rows is None else {"messages": rows.count, "lowest": str(rows.lowest), "highest": str(rows.highest)}
+
+
+def _moved(each: Moved) -> Record:
+    return {
+        "processorId": each.processor_id,
+        "partition": each.partition,
+        "from": str(each.before),
+        "to": str(each.after),
+    }

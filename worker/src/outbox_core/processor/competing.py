@@ -1,0 +1,519 @@
+"""PURE: the life of a consumer in mode Competing, as a state machine like `outbox_core.processor.lifecycle`'s.
+
+    PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
+
+LOAD joins the processor and hands back batches that this process may still have in its name; FETCH takes a batch, or
+the next chunk of the one in hand. No consumer owns the processor: each batch names its owner and the number of its
+attempt, and completion is refused to every other owner or attempt. A batch that fails is handled in smaller chunks
+until the message that fails is alone; that one leaves the batch (DEFER), the rest goes on. While the target is down
+nothing is kept: what is in hand is handed back (RELEASE), and nothing is taken until its breaker lets it through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+from outbox_core import retry
+from outbox_core.errors import HandlerError, MessagesFailedError
+from outbox_core.processor import failing, outcomes, stopping
+from outbox_core.processor.claimed_batch import Action, Verdict
+from outbox_core.processor.claiming import decide_after_claim
+from outbox_core.processor.state import Step
+from outbox_core.processor.turns import Turn, Turns, decide_after_nothing, decide_after_turn
+from outbox_core.report import Reason, WorkerState
+from outbox_core.spec import WhenExhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Message
+    from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch, Refusal
+    from outbox_core.processor.state import Policy, Stopped
+    from outbox_core.processor.stopping import Named
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.spec import Delivery, Retry
+
+AGAIN_SECONDS: Final = 0.25
+"""After so long, what is left of messages that failed before waits for their next turn: the others come meanwhile."""
+CONTENDED_WAIT: Final = 0.002
+"""Another consumer is cutting a batch at this moment, which takes about so long; doubled while that goes on."""
+_MOST_DOUBLINGS: Final = 20
+_NOTHING_OWED: Final = Turns()
+_A_MESSAGE: Final = 0.001
+"""Seconds, where messages are counted in place of their time."""
+_NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The processor is known; `start_from_used`: this consumer just wrote down where it starts."""
+
+    start_from_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first chunk of a batch is in hand, or the next chunk.
+
+    `promoted`: so many messages of a queue that failed before are handed out among its others from now on.
+    """
+
+    chunk: Chunk
+    promoted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NothingTaken:
+    """There was nothing to take; `contended`: another consumer was cutting; `moved`: only other messages were seen."""
+
+    contended: bool = False
+    moved: bool = False
+    promoted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The chunk is done and committed, its effects with it if they are transactional; `count` messages."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Another consumer has the batch; nothing of this one's was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop, at `named`.
+
+    The batch itself may reach further than its last message, so it is not over with that one.
+    """
+
+    verdict: Verdict
+    pair: Checkpoint | None = None
+    named: Named | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """Of the chunk what could be handled is, and committed; what failed alone has left the batch.
+
+    Attributes:
+        behind: so many messages, from the chunk's first up to `upto`.
+        upto: where the last of them is; None: there are none.
+        refusals: those of them that failed.
+        block: most messages to handle at once in what comes next.
+        stop: the next message failed, and this is to stop at it; `named` for a person.
+        settled: false: the effects are committed, the batch is not completed yet.
+
+    """
+
+    behind: int
+    upto: Checkpoint | None
+    refusals: tuple[Refusal, ...]
+    block: int
+    stop: Refusal | None = None
+    settled: bool = True
+    named: Named | None = None
+
+    @property
+    def handled(self) -> int:
+        """How many messages were handled."""
+        return self.behind - len(self.refusals)
+
+
+ConsumerOutcome: TypeAlias = (
+    outcomes.Prepared
+    | outcomes.ClaimAnswered
+    | outcomes.Reviewed
+    | outcomes.TargetReady
+    | outcomes.Delivered
+    | outcomes.Failed
+    | outcomes.OwnershipLost
+    | outcomes.HandlerChanged
+    | outcomes.StopRequested
+    | outcomes.Throttled
+    | outcomes.Released
+    | Joined
+    | Taken
+    | NothingTaken
+    | Completed
+    | Lost
+    | Deferred
+    | Sifted
+    | outcomes.Decision
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """Everything a decision may look at.
+
+    Attributes:
+        step: what is to be done, not before `due`.
+        claimed: the batch in hand, `after` being how far this process is.
+        chunk: what of it is being handled.
+        delivered: AtLeastOnce: the chunk is with the target, and not completed yet.
+        sifted: the same, where some of it failed.
+        limit: most messages at once, while one that fails is looked for by handing over smaller chunks.
+        block: most messages at once within a transaction, where messages failed lately; None: all of a batch.
+        turns: how fresh messages and those that failed before share the time.
+        turn_began: when what is in hand was taken.
+        failure: why the first message of the chunk shall leave the batch.
+        stopped: at which message, and what people are told of it.
+        given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
+        attempt: failures of the message in hand.
+        failures: faults in a row that no message caused.
+        idle: looks in a row that found nothing.
+        resume: once the batch is handed back, when the next one may be taken.
+
+    """
+
+    step: Step
+    due: float
+    state: WorkerState = WorkerState.STARTING
+    reason: Reason = Reason.STARTING
+    message: str = ""
+    claimed: ClaimedBatch | None = None
+    chunk: Chunk | None = None
+    delivered: bool = False
+    sifted: Sifted | None = None
+    limit: int | None = None
+    block: int | None = None
+    turns: Turns = _NOTHING_OWED
+    turn_began: float = 0.0
+    failure: OutboxError | None = None
+    stopped: Stopped | None = None
+    given_up: str | None = None
+    attempt: int = 0
+    failures: int = 0
+    idle: int = 0
+    resume: float = 0.0
+    start_from_used: bool | None = None
+
+    @property
+    def is_last_work(self) -> bool:
+        """Asked to stop, but this is still to be done: it saves a repetition."""
+        return self.state is WorkerState.DRAINING and self.step is Step.STORE
+
+
+def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
+    """Choose the priority of the next batch: the one whose first message has the earliest claim.
+
+    A level of priority is worth `ageing` of waiting: of two messages the less urgent one goes first once it has waited
+    longer by `ageing` for each level between them. Every message is handed out in the end.
+
+    Args:
+        heads: of each priority that has any, when its first message was stored, or its delay was over.
+        ageing: more than zero.
+
+    """
+    return min(heads, key=lambda priority: (heads[priority] + priority * ageing, priority))
+
+
+def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: WhenExhausted, chance: float) -> Verdict:
+    """Say what becomes of a message that failed with `error`, for the `attempts`-th time."""
+    decision = retry.decide_retry(attempts, settings, chance, error)
+    if not decision.stop and not failing.is_given_up(error):
+        return Verdict(Action.RETRY, attempts, decision.delay)
+    match when_exhausted:
+        case WhenExhausted.STOP:
+            return Verdict(Action.STOP, attempts)
+        case WhenExhausted.DEAD_LETTER:
+            return Verdict(Action.DEAD_LETTER, attempts)
+        case WhenExhausted.SKIP:
+            return Verdict(Action.SKIP, attempts)
+        case WhenExhausted.REQUEUE:
+            return Verdict(Action.RETRY, 0, settings.max_backoff.total_seconds())
+        case _:
+            assert_never(when_exhausted)
+
+
+def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None) -> WhenExhausted:
+    """Say what becomes of the message after its attempts: of the one that a person gave up, what they were told."""
+    return WhenExhausted.DEAD_LETTER if str(message.checkpoint) == given_up else delivery.when_exhausted
+
+
+def decide_consumer(
+    state: ConsumerState, outcome: ConsumerOutcome, now: float, policy: Policy, chance: float
+) -> ConsumerState:
+    """Decide the next step; arguments as `outbox_core.processor.lifecycle.decide_next`."""
+    after = _decide(state, outcome, now, policy, chance)
+    claimed = after.claimed
+    if (
+        claimed is not None
+        and claimed.again
+        and now - after.turn_began >= AGAIN_SECONDS
+        and _may_release(after, outcome)
+    ):
+        return replace(after, step=Step.RELEASE, chunk=None, resume=now)
+    if state.claimed is not None and claimed is None and not _is_queue(policy):
+        spent = now - state.turn_began
+        return replace(after, turns=decide_after_turn(after.turns, state.claimed.turn, spent))
+    return after
+
+
+def _may_release(after: ConsumerState, outcome: ConsumerOutcome) -> bool:
+    """Say whether the batch may go back without losing what was learned of the message that fails.
+
+    While that is looked for by handing over less, or tried again where it is, the next turn would begin all anew, and
+    come no further.
+    """
+    searches = after.limit is not None and not isinstance(outcome, Deferred)
+    return after.step is Step.FETCH and not after.attempt and not searches
+
+
+def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
+    state: ConsumerState, outcome: ConsumerOutcome, now: float, policy: Policy, chance: float
+) -> ConsumerState:
+    match outcome:
+        case outcomes.Prepared():
+            if outcome.crashed:
+                # The database may have lost how far the batch was: it is taken again, from where the database has it.
+                state = _empty_handed(state)
+            return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
+        case outcomes.ClaimAnswered():
+            return decide_after_claim(state, _empty_handed(state), outcome, now, chance)
+        case outcomes.Reviewed():
+            return replace(state, step=Step.CHECK_TARGET, due=now)
+        case outcomes.TargetReady():
+            return replace(state, step=Step.LOAD, due=now)
+        case Joined():
+            state = replace(_empty_handed(state), failures=0, start_from_used=outcome.start_from_used)
+            return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
+        case Taken():
+            return _after_take(state, outcome, now, policy)
+        case NothingTaken():
+            return _after_nothing(state, outcome, now, policy)
+        case outcomes.Delivered():
+            return replace(state, step=Step.STORE, due=now, delivered=True)
+        case Completed():
+            return _after_completion(_grown(state, policy), now)
+        case Sifted() if not outcome.settled:
+            return replace(state, step=Step.STORE, due=now, delivered=True, sifted=outcome)
+        case Sifted():
+            return _after_sifting(state, outcome, now, policy)
+        case Lost():
+            # Delivered, it may have been completed by a call whose answer was lost: then the rest is still in our name.
+            step = Step.RELEASE if state.delivered else Step.FETCH
+            return replace(
+                _empty_handed(state), step=step, due=now, state=WorkerState.ACTIVE, reason=Reason.LEASE_LOST,
+                message="a batch was not completed in time and is another consumer's now; its effects were rolled back "
+                "where they are transactional",
+            )  # fmt: skip
+        case Deferred():
+            return _after_deferral(state, outcome, now)
+        case outcomes.Decision():
+            return _after_look_for_decision(state, outcome, now)
+        case outcomes.Throttled():
+            return _throttled(state, outcome, now)
+        case outcomes.Released():
+            return replace(_empty_handed(state), step=Step.FETCH, due=max(now, state.resume))
+        case outcomes.Failed():
+            return _after_failure(state, outcome.error, now, policy, chance)
+        case outcomes.OwnershipLost():
+            return replace(
+                _empty_handed(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING,
+                reason=Reason.LEASE_LOST, message=f"{outcome.message}; asking for the claim again",
+            )  # fmt: skip
+        case outcomes.HandlerChanged():
+            return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if _holds(state) else state
+        case outcomes.StopRequested():
+            state = replace(state, due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
+            return state if state.is_last_work and state.failures == 0 else replace(state, step=Step.END)
+        case _:
+            assert_never(outcome)
+
+
+def _holds(state: ConsumerState) -> bool:
+    return state.step is Step.HOLD
+
+
+def _empty_handed(state: ConsumerState) -> ConsumerState:
+    return replace(state, claimed=None, chunk=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
+
+
+def _throttled(state: ConsumerState, throttled: outcomes.Throttled, now: float) -> ConsumerState:
+    """The rate is used up: the batch stays in hand. The breaker is open: others may have it."""
+    if throttled.reason is not Reason.CIRCUIT_OPEN:
+        return replace(state, due=now + throttled.seconds)
+    state = replace(state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
+    return _handed_back(state, now, throttled.seconds)
+
+
+def _handed_back(state: ConsumerState, now: float, wait: float) -> ConsumerState:
+    """Take nothing for so long, and keep nothing from others meanwhile."""
+    if state.claimed is None:
+        return replace(state, step=Step.FETCH, due=now + wait)
+    return replace(state, step=Step.RELEASE, due=now, resume=now + wait)
+
+
+def _is_queue(policy: Policy) -> bool:
+    return policy.delivery.competing is not None and policy.delivery.competing.queue is not None
+
+
+def _after_look(state: ConsumerState, found: Taken | NothingTaken, now: float, policy: Policy) -> Turns:
+    """Share the time. In a queue what failed before is handed out among the others, so there messages are counted."""
+    turns, claimed = state.turns, None if isinstance(found, NothingTaken) else found.chunk.claimed
+    if found.promoted:
+        turns = decide_after_turn(turns, Turn.AGAIN, found.promoted * _A_MESSAGE)
+    if isinstance(found, NothingTaken) and found.moved:
+        return decide_after_turn(turns, Turn.FRESH, max(0.0, now - state.due))
+    if isinstance(found, NothingTaken) and found.contended:
+        return turns
+    if claimed is None:
+        return decide_after_nothing(turns, Turn.FRESH)
+    if _is_queue(policy):
+        return decide_after_turn(turns, Turn.FRESH, claimed.count * _A_MESSAGE)
+    # Out of their turn those that failed before come only where nothing fresh was found.
+    return decide_after_nothing(turns, Turn.FRESH) if claimed.again else turns
+
+
+def _after_take(state: ConsumerState, taken: Taken, now: float, policy: Policy) -> ConsumerState:
+    chunk = taken.chunk
+    claimed = chunk.claimed
+    if state.claimed is None:
+        state = replace(state, turn_began=now, turns=_after_look(state, taken, now, policy))
+    state = replace(state, claimed=claimed, chunk=chunk, idle=0, step=Step.HANDLE, due=now)
+    if claimed is not None and claimed.chunk == 1 and claimed.crash_count >= policy.delivery.retry.max_attempts:
+        killed = HandlerError(
+            f"{claimed.crash_count} processes in a row died while they handled this message alone",
+            reason=Reason.PROCESS_KILLED,
+        )
+        return replace(state, step=Step.DEFER, failure=killed)
+    if state.state is WorkerState.RETRYING and (state.attempt or state.failures):
+        return state
+    return replace(state, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+
+
+def _after_nothing(state: ConsumerState, found: NothingTaken, now: float, policy: Policy) -> ConsumerState:
+    if state.claimed is None:
+        state = replace(state, turns=_after_look(state, found, now, policy))
+    idle = 0 if found.moved else state.idle + 1
+    wait = 0.0 if found.moved else retry.idle_wait(idle, policy.poll_interval)
+    if found.contended:
+        wait = min(CONTENDED_WAIT * 2.0 ** min(idle, _MOST_DOUBLINGS), policy.poll_interval)
+    state = replace(_empty_handed(state), step=Step.FETCH, due=now + wait, idle=idle)
+    if found.contended:
+        return state
+    state = replace(state, failures=0)
+    return replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
+
+
+def _grown(state: ConsumerState, policy: Policy) -> ConsumerState:
+    """All of a chunk got through."""
+    return state if state.block is None else replace(state, block=_block(state.block * 2, policy))
+
+
+def _block(block: int, policy: Policy) -> int | None:
+    return None if block >= policy.delivery.batch_limit else block
+
+
+def _after_sifting(state: ConsumerState, sifted: Sifted, now: float, policy: Policy) -> ConsumerState:
+    again = state.claimed is not None and state.claimed.again
+    if not again:
+        state = replace(state, block=_block(sifted.block, policy))
+    state = replace(state, failures=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+    if sifted.refusals and not sifted.handled and not again:
+        error = sifted.refusals[-1].error
+        state = replace(state, state=WorkerState.RETRYING, reason=error.reason, message=str(error))
+    if sifted.upto is None:
+        state = replace(state, step=Step.FETCH, chunk=None, delivered=False, sifted=None, due=now)
+    else:
+        state = _after_completion(state, now, sifted.upto, sifted.behind)
+        state = replace(state, attempt=1 if state.state is WorkerState.RETRYING else 0)
+    if sifted.stop is None:
+        return state
+    return _after_deferral(
+        replace(state, failure=sifted.stop.error), Deferred(sifted.stop.verdict, named=sifted.named), now
+    )
+
+
+def _after_completion(
+    state: ConsumerState, now: float, done_upto: Checkpoint | None = None, done: int | None = None
+) -> ConsumerState:
+    """Go on behind the chunk, or behind its first `done` messages up to `done_upto`, which the database was told."""
+    claimed, chunk = state.claimed, state.chunk
+    draining = state.state is WorkerState.DRAINING
+    state = replace(
+        state, chunk=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0,
+        step=Step.END if draining else Step.FETCH,
+    )  # fmt: skip
+    state = replace(state, due=now, limit=None if state.limit is None else state.limit * 2)
+    if claimed is None or chunk is None:
+        return replace(state, claimed=None, limit=None)
+    after = chunk.examined if done_upto is None else done_upto
+    if after >= claimed.upto:
+        return replace(state, claimed=None, limit=None)
+    done = chunk.matched_count if done is None else done
+    rest = None if claimed.chunk is None else claimed.chunk * 2
+    left = max(0, claimed.count - done)
+    limit = state.limit if state.limit is not None and state.limit < left else None
+    return replace(
+        state,
+        limit=limit,
+        claimed=replace(claimed, after=after, count=left, crash_count=0, chunk=rest if rest and rest < left else None),
+    )
+
+
+def _after_deferral(state: ConsumerState, deferred: Deferred, now: float) -> ConsumerState:
+    verdict = deferred.verdict
+    if verdict.action is Action.STOP:
+        stopped = stopping.build_stopped(verdict.attempts, state.failure or HandlerError("it failed"), deferred.named)
+        return replace(
+            state, step=Step.HOLD, due=stopping.next_look(stopped, now), attempt=verdict.attempts, stopped=stopped,
+            state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED, failure=None, message=stopped.message,
+        )  # fmt: skip
+    return _after_completion(state, now, deferred.pair)
+
+
+def _after_look_for_decision(state: ConsumerState, decision: outcomes.Decision, now: float) -> ConsumerState:
+    """Try the message once more if a person gave it up; `judge` is told so, should it fail."""
+    if not decision.given_up or state.stopped is None:
+        return replace(state, due=stopping.next_look(state.stopped, now))
+    return replace(
+        state, step=Step.FETCH, due=now, stopped=None, given_up=state.stopped.place, state=WorkerState.RETRYING,
+        message=stopping.GIVEN_UP,
+    )  # fmt: skip
+
+
+def _after_failure(
+    state: ConsumerState, error: OutboxError, now: float, policy: Policy, chance: float
+) -> ConsumerState:
+    settings = policy.delivery.retry
+    chunk = state.chunk
+    # Where the target names what failed, all else goes on, with every kind of failure.
+    named = isinstance(error, MessagesFailedError)
+    counts = named or retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
+    if counts and state.step is Step.HANDLE and chunk is not None:
+        said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
+        if error.reason in _NOBODYS_FAULT:
+            attempt = state.attempt + 1
+            decision = retry.decide_retry(attempt, settings, chance, error)
+            held = replace(said, attempt=attempt, message=str(error))
+            if decision.stop:
+                return _after_deferral(replace(held, failure=error), Deferred(Verdict(Action.STOP, attempt)), now)
+            return replace(held, step=Step.FETCH, due=now + decision.delay)
+        if chunk.matched_count > 1:
+            looking = f"{error}; looking for the message among {chunk.matched_count}"
+            said, half = replace(said, due=now, message=looking, attempt=1), chunk.matched_count // 2
+            parts = policy.isolates and failing.is_refusal(error, settings)
+            return replace(said, block=half) if parts else replace(said, step=Step.FETCH, limit=half)
+        return replace(said, step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
+    failures = state.failures + 1
+    wait = max(
+        retry.infrastructure_backoff(failures, settings, chance), min(error.retry_after or 0.0, retry.LONGEST_ASKED)
+    )
+    of_target = error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError)
+    busy = state.claimed is not None and of_target
+    told = replace(
+        state, failures=failures, state=WorkerState.RETRYING if busy else WorkerState.UNAVAILABLE, reason=error.reason,
+        message=str(error),
+    )  # fmt: skip
+    if busy and state.step is Step.HANDLE:
+        return _handed_back(told, now, wait)
+    return replace(told if state.delivered else _empty_handed(told), step=Step.PREPARE, due=now + wait)

@@ -1,0 +1,124 @@
+"""PURE: when held messages are looked at, and what follows from an attempt at some of them.
+
+The part of `outbox_core.processor.lifecycle` that is about messages which their partition has passed: they take turns
+with fresh ones (`outbox_core.processor.turns`), several are tried at once, and those that fail again are put off
+together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from outbox_core.processor import failing, outcomes
+from outbox_core.processor.state import Policy, ProcessorState, Step
+from outbox_core.processor.turns import Turn, decide_after_turn, decide_turn
+from outbox_core.report import Reason, WorkerState
+
+if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Batch
+
+
+def or_held(state: ProcessorState, now: float) -> ProcessorState:
+    """Let held messages that are due before the next look at the outbox come first, if it is their turn."""
+    if state.held_due > state.due or decide_turn(state.turns) is Turn.FRESH:
+        return state
+    return replace(state, step=Step.TAKE_HELD, due=max(now, state.held_due))
+
+
+def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
+    """What the checkpoint passed without handling it is held from now on."""
+    batch = state.batch
+    verdicts = [each.verdict for each in state.failed]
+    if state.verdict is not None:
+        verdicts.append(state.verdict)
+    for verdict in verdicts:
+        if verdict.action is not failing.Action.SKIP:
+            state = replace(state, blocking=state.blocking or verdict.blocks)
+            if verdict.action is failing.Action.HOLD and verdict.wait is not None:
+                state = replace(state, held_due=min(state.held_due, now + verdict.wait))
+    if batch is not None and batch.excluded and (batch.delayed_count or state.failed):
+        # When they are due the database says. What waits behind a failed message of its key blocks that key, too.
+        state = replace(state, held_due=now, blocking=state.blocking or bool(state.failed))
+    return state
+
+
+def after_holding(
+    state: ProcessorState,
+    outcome: outcomes.HeldTaken
+    | outcomes.HeldHandled
+    | outcomes.HeldFailed
+    | outcomes.HeldSorted
+    | outcomes.HeldChanged,
+    now: float,
+    policy: Policy,
+) -> ProcessorState:
+    """After a look at what is held, or an attempt at some of it."""
+    match outcome:
+        case outcomes.HeldTaken():
+            return _after_take(state, outcome, now, policy)
+        case outcomes.HeldHandled():
+            return _after_held(_after_turn(state, now), now, policy)
+        case outcomes.HeldFailed():
+            return replace(
+                _after_turn(state, now), step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now
+            )  # fmt: skip
+        case outcomes.HeldSorted():
+            return replace(
+                _after_turn(state, now), step=Step.FETCH, due=now, batch=None, held_due=now, failures=0,
+                held_block=smaller_block(outcome.next_block, policy),
+            )  # fmt: skip
+        case outcomes.HeldChanged():
+            return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
+
+
+def _after_turn(state: ProcessorState, now: float) -> ProcessorState:
+    return replace(state, turns=decide_after_turn(state.turns, Turn.AGAIN, now - state.turn_began))
+
+
+def _after_take(state: ProcessorState, taken: outcomes.HeldTaken, now: float, policy: Policy) -> ProcessorState:
+    if taken.batch is not None:
+        held, block = taken.batch.held, state.held_block
+        some = block is not None and len(held) > block and state.held_limit is None
+        step = Step.ISOLATE if some and policy.isolates else Step.HANDLE_HELD
+        return replace(state, step=step, due=now, batch=taken.batch, blocking=True, turn_began=now)
+    due = inf if taken.next_in is None else now + max(taken.next_in, 0.01)
+    return replace(
+        state, step=Step.FETCH, due=now, held_due=due, blocking=taken.blocking, held_limit=None, batch=None
+    )  # fmt: skip
+
+
+def _after_held(state: ProcessorState, now: float, policy: Policy) -> ProcessorState:
+    """Held messages were handled: more of them at once next time, but first a look at the outbox."""
+    limit = None if state.held_limit is None else state.held_limit * 2
+    if limit is not None and limit >= policy.delivery.batch_limit:
+        limit = None
+    block = None if state.held_block is None else smaller_block(state.held_block * 2, policy)
+    return replace(
+        state, step=Step.FETCH, due=now, batch=None, held_due=now, held_limit=limit, held_block=block, failures=0,
+        idle=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
+    )  # fmt: skip
+
+
+def after_held_failure(
+    state: ProcessorState, batch: Batch, error: OutboxError, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    """Several: in parts at once. One: another attempt of it is used up, and the outbox goes on meanwhile."""
+    if len(batch.held) > 1:
+        refused = state.step is Step.HANDLE_HELD and failing.is_refusal(error, policy.delivery.retry)
+        if policy.isolates and state.held_limit is None and refused:
+            return replace(state, step=Step.ISOLATE, due=now, held_block=None, failures=0)
+        return replace(
+            state, step=Step.TAKE_HELD, due=now, batch=None, held_limit=len(batch.held) // 2, failures=0
+        )  # fmt: skip
+    (held,) = batch.held
+    attempt = held.attempts + 1
+    verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
+    return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, held_limit=1, failures=0)
+
+
+def smaller_block(block: int, policy: Policy) -> int | None:
+    """Return how many messages are tried at once next time; None: all of a batch."""
+    return block if block < policy.delivery.batch_limit else None

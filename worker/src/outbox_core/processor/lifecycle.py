@@ -1,0 +1,488 @@
+"""PURE: the life of a processor as a state machine. Given the state, the outcome and the time: the next step.
+
+The loop that carries steps out is `outbox_worker.engine.loop`; it decides nothing. A normal life is
+
+    PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> ACQUIRE -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
+
+PREPARE is also the way back after every fault of the database: it reconnects, and what was in hand (a refusal to
+record, a commit of unknown outcome, a batch delivered but not stored) is taken up again before anything else, in that
+order, by `_resume`. An outcome is one of the small classes of `outbox_core.processor.outcomes`.
+
+Times are seconds of a monotonic clock. Who owns the processor is never judged by them, only by the database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Final, assert_never
+
+from outbox_core import retry
+from outbox_core.errors import HandlerError, MessagesFailedError
+from outbox_core.processor import failing, outcomes, stopping
+from outbox_core.processor.claiming import decide_after_claim
+from outbox_core.processor.holding import after_held_failure, after_holding, or_held, smaller_block, with_newly_held
+from outbox_core.processor.state import Policy, ProcessorState, Step
+from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
+from outbox_core.report import Reason, WorkerState
+from outbox_core.spec import Blocks
+
+if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Batch, Delayed
+
+BLOCKED_POLL: Final = 2.0
+"""Between two looks whether a person has decided about a conflict."""
+UNSTORED_ROWS: Final = 10_000
+"""Rows examined without a match after which the checkpoint is stored all the same."""
+UNSTORED_SECONDS: Final = 5.0
+"""The same as a time."""
+REFUSED_WAIT: Final = 0.5
+"""After a 4, before ownership is asked for again."""
+
+_NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
+"""Faults that no message causes: looking for one would only repeat them."""
+_WRITING_DOWN: Final = frozenset({Step.HOLD_BATCH, Step.FAIL_HELD, Step.CONFIRM})
+"""What fails here is not the handling."""
+DELAYED_LOOK: Final = 5.0
+"""Longest wait of mode Ordered at a delayed message before it looks again: a user may have changed the row."""
+
+
+def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
+    state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    """Decide the next step.
+
+    Args:
+        state: the state in which the step was done.
+        outcome: what came of it.
+        now: the monotonic time.
+        policy: the resource's words.
+        chance: a random number, 0 to 1, for jitter.
+
+    """
+    match outcome:
+        case outcomes.Prepared():
+            return _resume(_since_crash(state) if outcome.crashed else state, now)
+        case outcomes.ClaimAnswered():
+            return decide_after_claim(state, _without_lease(state), outcome, now, chance)
+        case outcomes.Reviewed():
+            return _after_review(state, outcome, now)
+        case outcomes.TargetReady():
+            return replace(state, step=Step.ACQUIRE, due=now)
+        case outcomes.LeaseAnswered():
+            return _after_acquire(state, outcome, now, policy)
+        case outcomes.Loaded():
+            return _after_load(state, outcome, now, policy)
+        case outcomes.Fetched():
+            return _after_fetch(state, outcome, now, policy)
+        case outcomes.Delivered():
+            return replace(state, step=Step.STORE, due=now, delivered=True)
+        case outcomes.Stored():
+            return _after_store(state, outcome.pair, now, policy)
+        case outcomes.Isolated():
+            return _after_isolation(state, outcome, now, policy)
+        case outcomes.Rejected():
+            return _after_refusal(state, outcome, now)
+        case outcomes.CommitUnknown():
+            return _after_lost_transaction(state, outcome, now)
+        case outcomes.NotCommitted():
+            wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
+            step = Step.STORE if state.delivered else Step.FETCH
+            cursor = state.cursor if state.delivered else state.stored
+            return replace(state, step=step, due=now + wait, doubt=None, verdict=None, cursor=cursor)
+        case outcomes.Recorded():
+            return _after_record(state, outcome, now)
+        case (
+            outcomes.HeldTaken()
+            | outcomes.HeldHandled()
+            | outcomes.HeldFailed()
+            | outcomes.HeldSorted()
+            | outcomes.HeldChanged()
+        ):
+            return after_holding(state, outcome, now, policy)
+        case outcomes.Throttled():
+            return _throttled(state, outcome, now)
+        case outcomes.Decision():
+            return stopping.decide_after_look(state, outcome, now)
+        case outcomes.Failed():
+            return _after_failure(state, outcome, now, policy, chance)
+        case outcomes.OwnershipLost():
+            return _after_loss(state, outcome, now)
+        case outcomes.HandlerChanged():
+            return _after_mending(state, now)
+        case outcomes.Assigned() | outcomes.Revoked() | outcomes.Released():
+            return _after_sharing(state, outcome, now)
+        case outcomes.StopRequested():
+            return _after_stop(state, now)
+        case _:
+            assert_never(outcome)
+
+
+def _since_crash(state: ProcessorState) -> ProcessorState:
+    """Nothing of before is open: what is stored now says how all transactions ended.
+
+    A 2 or 3 that is not recorded yet may mean a checkpoint that the crash took back. One that was edited by hand is
+    seen when it is loaded.
+    """
+    refusal = None if state.refusal is not None and state.refusal.answer.needs_person else state.refusal
+    state = replace(state, stored=None, cursor=None, batch=None, delivered=False, verdict=None, unstored_rows=0)
+    return replace(state, doubt=None, refusal=refusal)
+
+
+def _resume(state: ProcessorState, now: float) -> ProcessorState:
+    """After the database answers (again): first what was left unfinished.
+
+    How far was looked beyond the stored checkpoint is forgotten, and looked at again.
+    """
+    if state.refusal is not None:
+        step = Step.RECORD
+    elif state.doubt is not None:
+        step = Step.CONFIRM
+    elif state.lease is None:
+        step = Step.CLAIM
+    elif state.stored is None or state.cursor is None or state.exhausted:
+        step = Step.LOAD
+    elif state.delivered:
+        step = Step.STORE
+    else:
+        step = Step.FETCH
+        state = replace(state, cursor=state.stored, batch=None, verdict=None, unstored_rows=0)
+    return replace(state, step=step, due=now)
+
+
+def _without_lease(state: ProcessorState) -> ProcessorState:
+    """Forget what is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
+    return replace(
+        state,
+        lease=None,
+        stored=None,
+        cursor=None,
+        batch=None,
+        delivered=False,
+        doubt=None,
+        refusal=None,
+        unstored_rows=0,
+        idle=0,
+        limit=None,
+        search_end=None,
+        verdict=None,
+        poison_search=None,
+        blocking=False,
+        held_due=inf,
+        held_limit=None,
+    )
+
+
+def _after_review(state: ProcessorState, review: outcomes.Reviewed, now: float) -> ProcessorState:
+    if review.open is None:
+        return replace(state, step=Step.CHECK_TARGET, due=now)
+    return _blocked(state, review.open, now, review.note)
+
+
+def _blocked(state: ProcessorState, conflict: outcomes.OpenConflict, now: float, note: str = "") -> ProcessorState:
+    ahead = conflict.code == StoreAnswer.AHEAD
+    word = "ahead of" if ahead else "older than"
+    stored = str(conflict.stored) if conflict.stored else "no checkpoint"
+    decision = (
+        f'accept it with the annotation outbox-operator.dev/accept-checkpoint: "{conflict.id}={stored}", or rewind'
+        if conflict.stored
+        else "rewind"
+    )
+    message = (
+        f"conflict {conflict.id}: a program or person without the lease changed the checkpoint; stored is {stored}, "
+        f"{word} the "
+        f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
+        f'"{conflict.id}=<transaction_id>:<position>" (cursor Snapshot: 0:<first position to handle again>)'
+    )
+    return replace(
+        _without_lease(state),
+        step=Step.REVIEW,
+        due=now + BLOCKED_POLL,
+        state=WorkerState.BLOCKED,
+        reason=Reason.CHECKPOINT_AHEAD if ahead else Reason.CHECKPOINT_OLDER,
+        message=f"{message}; {note}" if note else message,
+    )
+
+
+def _after_acquire(state: ProcessorState, answer: outcomes.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
+    if answer.lease is not None:
+        return replace(_without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
+    holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
+    note = f"; {answer.note}" if answer.note else ""
+    return replace(
+        state, step=Step.REVIEW, due=now + policy.standby_poll, failures=0, state=WorkerState.STANDBY,
+        reason=Reason.LEASE_HELD, message=f"{holder}; this one takes over when it lapses{note}",
+    )  # fmt: skip
+
+
+def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, policy: Policy) -> ProcessorState:
+    review = loaded.review
+    in_flight = review.in_flight or (
+        policy.delivery.batch_limit if review.crash_count >= failing.CRASHES_BEFORE_SEARCH else 0
+    )
+    if review.poison_crashes and not in_flight:
+        in_flight = 1
+    state = replace(
+        state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now,
+        unstored_rows=0, forgiven=False, blocking=review.blocking, held_due=now if review.any_held else inf,
+        poison_search=failing.PoisonSearch(in_flight) if policy.bisects and in_flight else None,
+    )  # fmt: skip
+    if state.exhausted:
+        return stopping.resume(state, now)
+    return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+
+
+def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
+    batch = fetched.batch
+    if batch.matched:
+        some = _may_isolate(state, policy) and state.block is not None and batch.matched_count > state.block
+        step = Step.ISOLATE if some else Step.HANDLE
+        return replace(state, step=step, due=now, batch=batch, idle=0, failed=(), turn_began=now)
+    if batch.excluded:
+        return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, idle=0, failed=(), turn_began=now)
+    if batch.waits_for is not None and batch.examined == batch.after:
+        return _waiting(state, batch.waits_for, now)
+    moved = batch.examined > batch.after
+    state = replace(
+        state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1,
+        unstored_since=state.unstored_since if state.unstored_rows else now,
+        unstored_rows=state.unstored_rows + (max(batch.examined_count, 1) if moved else 0),
+        turns=decide_after_nothing(state.turns, Turn.FRESH),
+    )  # fmt: skip
+    state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
+    left = state.unstored_since + UNSTORED_SECONDS - now
+    if state.unstored_rows and (fetched.at_once or state.unstored_rows >= UNSTORED_ROWS or left <= 0):
+        return replace(state, step=Step.STORE, due=now)
+    wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
+    if state.unstored_rows:
+        wait = min(wait, left)
+    return or_held(replace(state, step=Step.FETCH, due=now + wait), now)
+
+
+def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorState:
+    """Mode Ordered at a delayed message: not early, nothing overtakes it. What came before it and failed goes on."""
+    state = replace(
+        state, step=Step.FETCH, due=now + min(max(delayed.seconds, 0.01), DELAYED_LOOK), batch=None,
+        idle=state.idle + 1, state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
+        message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
+        f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
+        "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
+        turns=decide_after_nothing(state.turns, Turn.FRESH),
+    )  # fmt: skip
+    return or_held(state, now)
+
+
+def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
+    full = state.batch is None or state.batch.full
+    if state.doubt is not None:
+        # What was held with it may be forgotten by now: look what is held before the next message.
+        state = replace(state, blocking=True, held_due=now)
+    if state.batch is not None:
+        state = replace(state, turns=decide_after_turn(state.turns, Turn.FRESH, now - state.turn_began))
+    if state.step is Step.HANDLE and state.block is not None:
+        state = replace(state, block=smaller_block(state.block * 2, policy))
+    state = with_newly_held(_narrowed(_trusted(state), pair), now)
+    state = replace(
+        state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
+        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
+        unstored_rows=0, exhausted=False, stopped=None, given_up=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING,
+        message="",
+    )  # fmt: skip
+    return or_held(state, now)
+
+
+def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float, policy: Policy) -> ProcessorState:
+    """What failed is held, or will be with the checkpoint."""
+    state = replace(
+        state, batch=found.batch, failed=found.failed, block=smaller_block(found.next_block, policy)
+    )  # fmt: skip
+    if not found.stored:
+        return replace(state, step=Step.STORE, due=now, delivered=True)
+    return _after_store(state, found.batch.examined, now, policy)
+
+
+def _may_isolate(state: ProcessorState, policy: Policy) -> bool:
+    """Say whether the messages that fail may be found in one step: not where they block all, or processes died."""
+    passes = policy.delivery.blocking is not Blocks.PARTITION
+    return policy.isolates and passes and state.poison_search is None and state.limit is None
+
+
+def _trusted(state: ProcessorState) -> ProcessorState:
+    """Messages that may be the poison message were handled, or are excluded."""
+    if state.poison_search is None or state.batch is None:
+        return state
+    left = state.poison_search.left - state.batch.matched_count - len(state.batch.excluded)
+    return replace(state, poison_search=failing.PoisonSearch(left) if left > 0 else None)
+
+
+def _narrowed(state: ProcessorState, examined: Checkpoint) -> ProcessorState:
+    """Go on looking for the message that fails: what was good is behind us, so it is in the other half."""
+    if state.search_end is None or state.limit is None:
+        return state
+    if examined >= state.search_end:
+        return replace(state, limit=None, search_end=None)
+    return replace(state, limit=max(1, state.limit // 2))
+
+
+def _after_lost_transaction(state: ProcessorState, doubt: outcomes.CommitUnknown, now: float) -> ProcessorState:
+    """Reconnect at once and ask the contract; the wait comes before the batch is tried again."""
+    return replace(
+        state, step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
+        reason=doubt.error.reason, message=str(doubt.error),
+    )  # fmt: skip
+
+
+def _after_refusal(state: ProcessorState, refused: outcomes.Rejected, now: float) -> ProcessorState:
+    if refused.answer is StoreAnswer.IGNORED:
+        # The batch was handled before: skip to the stored pair.
+        return replace(
+            state, step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
+            doubt=None, attempt=0, failures=0, unstored_rows=0, verdict=None,
+        )  # fmt: skip
+    if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
+        # It may have been committed before ownership went: that is no conflict, and must not be reported as one.
+        return replace(
+            _without_lease(state), step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+            message="ownership went while a commit's outcome was unknown; the stored checkpoint tells",
+        )  # fmt: skip
+    return replace(state, step=Step.RECORD, due=now, refusal=refused, doubt=None)
+
+
+def _after_record(state: ProcessorState, recorded: outcomes.Recorded, now: float) -> ProcessorState:
+    refusal = state.refusal
+    if refusal is not None and refusal.answer.needs_person:
+        conflict = outcomes.OpenConflict(recorded.conflict_id, int(refusal.answer), refusal.expected, refusal.stored)
+        return _blocked(state, conflict, now)
+    pair = f"batch up to {refusal.new} " if refusal else "batch "
+    return replace(
+        _without_lease(state), step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
+        reason=Reason.NOT_OWNER,
+        message=f"conflict {recorded.conflict_id}: {pair}was refused with 4 and rolled back, another one owns the "
+        "processor now; asking for ownership again",
+    )  # fmt: skip
+
+
+def _after_failure(
+    state: ProcessorState, failed: outcomes.Failed, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    error = failed.error
+    kind = retry.classify_error(error, policy.delivery.retry)
+    batch = state.batch
+    # Where the target names what failed, all else goes on, with every kind of failure.
+    apart = kind is not retry.ErrorKind.OUTSIDE or isinstance(error, MessagesFailedError)
+    if apart and state.lease is not None and state.step not in _WRITING_DOWN:
+        if batch is not None and batch.held:
+            return after_held_failure(state, batch, error, now, policy, chance)
+        several = batch is not None and batch.matched_count > 1 and state.step is Step.HANDLE
+        if several and _may_isolate(state, policy) and failing.is_refusal(error, policy.delivery.retry):
+            return replace(
+                state, step=Step.ISOLATE, due=now, block=None, failures=0, state=WorkerState.RETRYING,
+                reason=error.reason, message=str(error),
+            )  # fmt: skip
+        if policy.bisects and batch is not None and batch.matched_count > 1 and error.reason not in _NOBODYS_FAULT:
+            return _bisected(state, batch, error, now)
+        return _after_attempt(state, batch, failed, now, policy, chance)
+    failures = state.failures + 1
+    wait = max(
+        retry.infrastructure_backoff(failures, policy.delivery.retry, chance),
+        min(error.retry_after or 0.0, retry.LONGEST_ASKED),
+    )
+    owner = state.lease is not None and (error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError))
+    held = state.held_due if batch is None or not batch.held else now + wait
+    return replace(
+        state, step=Step.PREPARE, due=now + wait, failures=failures, verdict=None, held_due=held,
+        state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason,
+        message=str(error), batch=state.batch if state.delivered else None,
+    )  # fmt: skip
+
+
+def _after_attempt(
+    state: ProcessorState, batch: Batch | None, failed: outcomes.Failed, now: float, policy: Policy, chance: float
+) -> ProcessorState:
+    """One message failed alone (or, where nothing is halved, a batch): again here, held, or no more."""
+    delivery, error = policy.delivery, failed.error
+    attempt = state.attempt + 1
+    state = replace(state, attempt=attempt, failures=0, reason=error.reason, message=str(error))
+    nobodys = error.reason in _NOBODYS_FAULT or not policy.bisects or batch is None
+    if (verdict := stopping.decide_given_up(state, failed)) is not None:
+        pass
+    elif delivery.blocking is Blocks.PARTITION or nobodys:
+        decision = retry.decide_retry(attempt, delivery.retry, chance, error)
+        if not decision.stop and not failing.is_given_up(error):
+            return replace(
+                state, step=Step.FETCH, due=now + decision.delay, batch=None, state=WorkerState.RETRYING
+            )  # fmt: skip
+        verdict = None if nobodys else failing.decide_end(error, attempt, delivery)
+    else:
+        verdict = failing.decide_verdict(error, attempt, delivery, chance)
+    if verdict is None:
+        return stopping.stop(state, failed, batch, now)
+    return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
+
+
+def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
+    state = replace(state, due=now + throttled.seconds)
+    if throttled.reason is Reason.CIRCUIT_OPEN:
+        return replace(
+            state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message
+        )  # fmt: skip
+    return state
+
+
+def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: float) -> ProcessorState:
+    """Try the first half at once: what is good gets through, and in the end the message that fails is alone.
+
+    Where the target names the messages that failed, all before the first of them instead.
+    """
+    half = (batch.matched_count + len(batch.excluded)) // 2
+    if isinstance(error, MessagesFailedError):
+        half = max(1, [message.checkpoint in error.failed for message in batch].index(True))
+    return replace(
+        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=half,
+        search_end=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
+        message=f"{error}; looking for the message among {batch.matched_count}",
+    )  # fmt: skip
+
+
+def _after_loss(state: ProcessorState, lost: outcomes.OwnershipLost, now: float) -> ProcessorState:
+    return replace(
+        _without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+        message=f"{lost.message}; asking for ownership again",
+    )  # fmt: skip
+
+
+def _after_sharing(
+    state: ProcessorState, outcome: outcomes.Assigned | outcomes.Revoked | outcomes.Released, now: float
+) -> ProcessorState:
+    """The replicas share the partitions: this one becomes ours, or another's."""
+    match outcome:
+        case outcomes.Assigned():
+            return replace(state, step=Step.REVIEW, due=now)
+        case outcomes.Revoked() if state.lease is not None:
+            return replace(state, step=Step.RELEASE, due=now)
+        case outcomes.Revoked() | outcomes.Released():
+            return _parked(state)
+
+
+def _parked(state: ProcessorState) -> ProcessorState:
+    return replace(
+        _without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
+        state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
+    )  # fmt: skip
+
+
+def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
+    """The handler's file changed: what was given up is tried again."""
+    if state.step is Step.PARK:
+        return state
+    state = replace(state, attempt=0, exhausted=False, stopped=None, due=now)
+    if state.lease is None or state.step not in (Step.HOLD, Step.FETCH, Step.TAKE_HELD):
+        return state
+    return replace(state, step=Step.LOAD, batch=None, forgiven=True)
+
+
+def _after_stop(state: ProcessorState, now: float) -> ProcessorState:
+    state = replace(state, due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
+    return state if state.is_last_work and state.failures == 0 else replace(state, step=Step.END)

@@ -1,0 +1,234 @@
+"""The state of one processor (or one partition of it): what is to be done next, and what a decision may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.errors import TransientError
+from outbox_core.processor.turns import Turns
+from outbox_core.report import Reason, WorkerState
+
+if TYPE_CHECKING:
+    from outbox_core.message import Batch
+    from outbox_core.processor import outcomes
+    from outbox_core.processor.failing import Failure, PoisonSearch, Verdict
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.spec import Delivery, Guarantee
+
+STANDBY_POLL: Final = 1.0
+"""Longest wait of a standby between two looks at the lease: a takeover takes the lease and less than this."""
+
+
+class Step(StrEnum):
+    """What the loop does next."""
+
+    PREPARE = "prepare"
+    """Connect; check schema and identity."""
+    CLAIM = "claim"
+    REVIEW = "review"
+    """Carry out a person's decision, if one was given; see whether a conflict is open."""
+    CHECK_TARGET = "check target"
+    ACQUIRE = "acquire"
+    LOAD = "load"
+    FETCH = "fetch"
+    HANDLE = "handle"
+    """Transactional: handle and store in one transaction. AtLeastOnce: check the lease and deliver."""
+    ISOLATE = "isolate"
+    """Handle a batch in parts: what fails is found and held, the rest gets through."""
+    STORE = "store"
+    """Store a checkpoint alone, in its own transaction."""
+    HOLD_BATCH = "hold batch"
+    """Pass the batch without handling any of it: all that is in it is held, dead or skipped."""
+    TAKE_HELD = "take held"
+    """See which held messages are to be tried now."""
+    HANDLE_HELD = "handle held"
+    FAIL_HELD = "fail held"
+    """Write down what becomes of a held message that failed."""
+    CONFIRM = "confirm"
+    """Ask the contract again, without effect, about a transaction that was lost."""
+    RECORD = "record"
+    """Report a refusal in its own transaction; if a person must decide, give the lease back."""
+    HOLD = "hold"
+    """Attempts ran out: keep the lease, handle nothing."""
+    PARK = "park"
+    """Divided processor: another process shall own this partition."""
+    RELEASE = "release"
+    """Divided processor: give the partition's lease back between two batches, so that another can take it."""
+    DEFER = "defer"
+    """Competing: the message that fails leaves its batch."""
+    END = "end"
+    """Give back what is held and end the process."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Nothing comes after it."""
+        return self is Step.END
+
+    @property
+    def needs_claim(self) -> bool:
+        """Not worth doing once the heartbeat was told that the claim is another's."""
+        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.PARK) or self.needs_lease
+
+    @property
+    def needs_lease(self) -> bool:
+        """Not worth starting without the lease. What was started already is refused by the contract."""
+        return self in (
+            Step.LOAD, Step.FETCH, Step.HANDLE, Step.ISOLATE, Step.HOLD, Step.HOLD_BATCH, Step.TAKE_HELD,
+            Step.HANDLE_HELD, Step.FAIL_HELD,
+        )  # fmt: skip
+
+    @property
+    def can_yield(self) -> bool:
+        """Nothing is in hand: the partition may go to another process from here."""
+        return self in (
+            Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD, Step.TAKE_HELD
+        )  # fmt: skip
+
+    @property
+    def uses_target(self) -> bool:
+        """Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
+        return self in (Step.FETCH, Step.TAKE_HELD)
+
+    @property
+    def rests(self) -> bool:
+        """Before it begins, the partition may be taken away: a batch that was only read is read again elsewhere."""
+        return self.can_yield or self is Step.HANDLE
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What of the resource the decisions depend on."""
+
+    delivery: Delivery
+    guarantee: Guarantee
+    bisects: bool = True
+    """A failing batch is halved until the message that fails is alone (engine Worker)."""
+    isolates: bool = False
+    """The messages of a batch that fail can be found and the others handled in one step (effects in a database)."""
+
+    @property
+    def poll_interval(self) -> float:
+        """Longest idle wait."""
+        return self.delivery.poll_interval.total_seconds()
+
+    @property
+    def standby_poll(self) -> float:
+        """A standby looks more often than the lease lasts."""
+        return min(STANDBY_POLL, self.delivery.lease_duration.total_seconds() / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Attempts ran out at one message, or at a batch.
+
+    Attributes:
+        place: of the message, as a person names it; None: not known.
+        message: what people are told.
+        pair: the checkpoint before it; None in mode Competing.
+        unnamed: the batch of that one message, where looking up its place failed.
+
+    """
+
+    place: str | None
+    message: str
+    pair: Checkpoint | None = None
+    unnamed: Batch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorState:
+    """Everything a decision may look at.
+
+    Attributes:
+        step: what is to be done, not before `due`.
+        state: what is told to people, with `reason` and `message`.
+        lease: held by this process, as far as it knows; the database decides.
+        stored: the checkpoint as this process believes it stored; what the next store expects.
+        cursor: how far was examined; ahead of `stored` while nothing matches.
+        batch: in hand.
+        delivered: AtLeastOnce: the batch in hand is with the broker, its checkpoint not yet stored.
+        doubt: a transaction whose connection broke.
+        refusal: told by the contract and not recorded yet.
+        attempt: failures of the batch in hand that count; 0 when the last one succeeded.
+        failures: faults in a row that do not count as attempts.
+        idle: looks in a row that found nothing.
+        exhausted: attempts ran out.
+        stopped: where, and what is told about it.
+        given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
+        limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
+        search_end: the end of the batch that failed; it is looked for up to here.
+        verdict: what becomes of the message that failed alone; being written down.
+        failed: of the batch in hand, messages that failed alone and are to be held with its checkpoint.
+        block: how many messages of a batch are tried at once, because some failed lately; None: all.
+        held_block: the same for held messages.
+        turns: how fresh and held messages share the time; `turn_began`: when the one in hand was taken.
+        poison_search: former owners died here: ever fewer messages at a time.
+        blocking: later messages of some key must wait: each batch is looked through for them.
+        held_due: when held messages are to be looked at; inf: none is held that is due by itself.
+        held_limit: most held messages in the next batch of them; None: as many as in any other.
+        forgiven: the handler changed: what was given up is tried again when the partition is loaded.
+        unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
+
+    """
+
+    step: Step
+    due: float
+    state: WorkerState = WorkerState.STARTING
+    reason: Reason = Reason.STARTING
+    message: str = ""
+    lease: outcomes.HeldLease | None = None
+    stored: Checkpoint | None = None
+    cursor: Checkpoint | None = None
+    batch: Batch | None = None
+    delivered: bool = False
+    doubt: outcomes.CommitUnknown | None = None
+    refusal: outcomes.Rejected | None = None
+    attempt: int = 0
+    failures: int = 0
+    idle: int = 0
+    exhausted: bool = False
+    stopped: Stopped | None = None
+    given_up: str | None = None
+    limit: int | None = None
+    search_end: Checkpoint | None = None
+    verdict: Verdict | None = None
+    failed: tuple[Failure, ...] = ()
+    block: int | None = None
+    held_block: int | None = None
+    turns: Turns = field(default_factory=Turns)
+    turn_began: float = 0.0
+    poison_search: PoisonSearch | None = None
+    blocking: bool = False
+    held_due: float = inf
+    held_limit: int | None = None
+    forgiven: bool = False
+    start_from_used: bool | None = None
+    unstored_rows: int = 0
+    unstored_since: float = 0.0
+
+    @property
+    def is_last_work(self) -> bool:
+        """Asked to stop, but this step is still to be done: it saves a repetition, or tells what was refused."""
+        return self.state is WorkerState.DRAINING and self.step in (Step.STORE, Step.RECORD)
+
+
+def initial_state(now: float) -> ProcessorState:
+    """Before anything was tried."""
+    return ProcessorState(step=Step.PREPARE, due=now)
+
+
+def lease_of(state: ProcessorState) -> outcomes.HeldLease:
+    """Return the lease of a state in a step that only owners do."""
+    if state.lease is None:
+        raise TransientError("a step for owners without a lease", reason=Reason.INTERNAL_ERROR)
+    return state.lease
+
+
+def batch_of(state: ProcessorState) -> Batch:
+    """Return the batch of a state in a step about one."""
+    if state.batch is None:
+        raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
+    return state.batch

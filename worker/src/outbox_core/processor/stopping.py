@@ -1,0 +1,122 @@
+"""PURE: a partition that stopped at one message, and what a person decides about that message.
+
+A consumer in mode Competing says the same, and asks for the same decision (`outbox_core.processor.competing`).
+
+It keeps its lease and looks whether the person recorded that it goes on without the message (`outbox dead-letters
+add`). Then the message is tried once more, alone, and if it fails it becomes a dead letter. The person names the
+message by its place, so nothing else is passed, with either cursor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.processor.failing import Action, Verdict, shown_error
+from outbox_core.processor.state import Step, Stopped
+from outbox_core.report import Reason, WorkerState
+
+if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Batch
+    from outbox_core.processor import outcomes
+    from outbox_core.processor.state import ProcessorState
+
+DECISION_POLL: Final = 2.0
+"""Seconds between two looks whether a person has decided."""
+NAMING_POLL: Final = 10.0
+"""Seconds between two attempts to find out which message it is; each may take a second of the loop's time."""
+GIVEN_UP: Final = "a person lets the rest go on without the message at which it stopped: it is tried once more"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The message that failed alone, as a person knows it, and the command that lets the others go on without it."""
+
+    place: str
+    text: str
+    remedy: str
+
+
+def stop(state: ProcessorState, failed: outcomes.Failed, batch: Batch | None, now: float) -> ProcessorState:
+    """Attempts ran out: handle nothing more."""
+    stopped = build_stopped(state.attempt, failed.error, failed.message, _place(batch))
+    unnamed = batch if failed.message is None and batch is not None and batch.matched_count == 1 else None
+    stopped = replace(stopped, pair=state.stored, unnamed=unnamed)
+    return _held(replace(state, batch=None, exhausted=True, stopped=stopped), now)
+
+
+def build_stopped(attempts: int, error: OutboxError, named: Named | None, place: str = "") -> Stopped:
+    """Say at which message it stopped, or at least at which `place`, and what a person can do."""
+    where = f" at {named.text}" if named is not None else place
+    message = (
+        f"gave up after {attempts} attempts{where} ({error.reason}): {error}; correct the cause, then change the "
+        "resource or its ConfigMap, or restart the worker"
+    )
+    stopped = Stopped(None, message)
+    return stopped if named is None else _with_remedy(stopped, named)
+
+
+def _with_remedy(stopped: Stopped, named: Named) -> Stopped:
+    """Tell the command that lets the others go on without the message, and wait for it."""
+    message = f"{stopped.message}; or let the rest go on without this message: {named.remedy}"
+    return replace(stopped, place=named.place, message=message, unnamed=None)
+
+
+def next_look(stopped: Stopped | None, now: float) -> float:
+    """Say when to look whether a person has decided; about a message that is not known there is nothing to decide."""
+    if stopped is None or (stopped.place is None and stopped.unnamed is None):
+        return inf
+    return now + (NAMING_POLL if stopped.place is None else DECISION_POLL)
+
+
+def resume(state: ProcessorState, now: float) -> ProcessorState:
+    """Loaded again, by the same process: it is still stopped, unless another owner has moved the checkpoint."""
+    if state.stopped is None or state.stopped.pair == state.stored:
+        return _held(state, now)
+    return replace(
+        state, step=Step.FETCH, attempt=0, exhausted=False, stopped=None, state=WorkerState.ACTIVE,
+        reason=Reason.RUNNING, message="",
+    )  # fmt: skip
+
+
+def _held(state: ProcessorState, now: float) -> ProcessorState:
+    stopped = state.stopped
+    return replace(
+        state, step=Step.HOLD, due=next_look(stopped, now), state=WorkerState.STOPPED,
+        reason=Reason.ATTEMPTS_EXHAUSTED, message=state.message if stopped is None else stopped.message,
+    )  # fmt: skip
+
+
+def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: float) -> ProcessorState:
+    """A person decided, or has not yet; or only now is it known which message it is."""
+    if decision.named is not None and state.stopped is not None:
+        known = replace(state.stopped, message=f"{state.stopped.message}; it is {decision.named.text}")
+        return _held(replace(state, stopped=_with_remedy(known, decision.named)), now)
+    if not decision.given_up or state.stopped is None or state.stored is None:
+        return replace(state, due=next_look(state.stopped, now))
+    return replace(
+        state, step=Step.FETCH, due=now, attempt=0, exhausted=False, stopped=None,
+        given_up=state.stopped.place, limit=1,
+        # Anything behind the checkpoint: the limit is for one batch.
+        search_end=state.stored, cursor=state.stored, state=WorkerState.RETRYING,
+        message=GIVEN_UP,
+    )  # fmt: skip
+
+
+def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict | None:
+    """Say what becomes of a message that fails after a person gave it up; None: it is another message."""
+    if failed.message is None or state.given_up != failed.message.place:
+        return None
+    error: OutboxError = failed.error
+    return Verdict(
+        Action.DEAD_LETTER, max(1, state.attempt), error.error_class, shown_error(error), None, blocks=False
+    )  # fmt: skip
+
+
+def _place(batch: Batch | None) -> str:
+    """Say where a batch of one message ends, where the message itself is not known."""
+    if batch is None or batch.matched_count != 1:
+        return ""
+    return f" at the message up to {batch.examined}"

@@ -1,0 +1,120 @@
+"""PURE: a snapshot range: what an upper snapshot sees and a lower one does not (`outbox_core.progress.snapshot`).
+
+It is the same for every reader and after every restart. The cursor Snapshot reads ranges in the order of positions, and
+its checkpoint is one; consumers are handed chunks of them in the order of pairs (`outbox_core.processor.competing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from outbox_core.progress.snapshot import Snapshot, parse_snapshot
+
+LOWEST_POSITION: Final = -(2**63)
+NOTHING: Final = "0:0:"
+"""A snapshot that sees no transaction."""
+
+
+class Plan(Enum):
+    """How the messages of a range are found; which ones they are does not depend on it."""
+
+    BY_TRANSACTION = "by transaction"
+    """A small range: all its messages' keys, by transaction id, sorted by position."""
+    BY_POSITION = "by position"
+    """A large one: along the positions, looking at each message whether it belongs."""
+    BY_SORTING = "by sorting"
+    """A large one whose messages lie far apart, or whose first position is not known: all of it is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRange:
+    """What `upper` sees and `lower` does not, and how much of it is examined.
+
+    As a checkpoint: everything that `lower` sees is examined; of what `upper` sees besides, everything up to and
+    including `position`. Between two ranges `upper` and `position` are None.
+
+    Attributes:
+        lower: a snapshot's text; None: nothing is examined yet.
+        upper: the snapshot that ends the range, fixed until the range is read.
+        position: of the last message examined inside the range; None: none, or the places in it are pairs.
+        plan: a reader's note of how its last page was found, never stored.
+
+    """
+
+    lower: str | None = None
+    upper: str | None = None
+    position: int | None = None
+    plan: Plan = field(default=Plan.BY_TRANSACTION, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse half a range.
+
+        Raises:
+            ValueError: a text is no snapshot, or there is a position and no upper end.
+
+        """
+        if self.upper is None and self.position is not None:
+            msg = "half a snapshot range: a position lies before an upper snapshot, and there is none"
+            raise ValueError(msg)
+        for text in (self.lower, self.upper):
+            if text is not None:
+                parse_snapshot(text)
+
+    @property
+    def is_open(self) -> bool:
+        """Some of the range is read, and some may be left."""
+        return self.upper is not None
+
+    @property
+    def end(self) -> str | None:
+        """The snapshot that will be the lower one once this range is read."""
+        return self.lower if self.upper is None else self.upper
+
+    @property
+    def after(self) -> int:
+        """The position behind which the rest of the range lies."""
+        return LOWEST_POSITION if self.position is None else self.position
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, Snapshot]:
+        """Both ends; one that is not there sees nothing."""
+        return parse_snapshot(self.lower or NOTHING), parse_snapshot(self.upper or NOTHING)
+
+    def rewound(self, position: int) -> SnapshotRange:
+        """Go back so that every message at or above a position is handled again, and none is passed over.
+
+        What is examined shrinks to what is below the position. Inside an open range that holds below the place where
+        reading is; above it, the whole of the open range is read again.
+        """
+        upper = self.lower
+        if self.upper is not None and self.position is not None and position <= self.position:
+            upper = self.upper
+        return SnapshotRange() if upper is None else SnapshotRange(None, upper, max(position - 1, LOWEST_POSITION))
+
+    def skipped(self, position: int, now: str) -> SnapshotRange:
+        """Go forward: what is below a position and committed `now` is passed over, and nothing else.
+
+        Inside an open range that is read beyond the position already, no range says what to pass over: what came since
+        lies on both sides of it. The range stays as it is.
+        """
+        if self.position is not None and position - 1 < self.position:
+            return self
+        return SnapshotRange(self.lower, now, max(position - 1, LOWEST_POSITION))
+
+
+def find_transactions(lower: str | None, upper: str | None) -> tuple[list[int], tuple[int, int | None] | None]:
+    """Return the transaction ids that such a range can hold: those that were in progress, and all (from, to before).
+
+    Of the latter the upper snapshot does not see what is in its own list. Without an upper snapshot there is no end,
+    and everything that was in progress counts.
+    """
+    above = None if upper is None else parse_snapshot(upper)
+    if lower is None:
+        return [], (0, None if above is None else above.xmax)
+    below = parse_snapshot(lower)
+    late = sorted(below.in_progress) if above is None else below.ended_since(above)
+    if above is not None and above.xmax <= below.xmax:
+        return late, None
+    return late, (below.xmax, None if above is None else above.xmax)

@@ -1,0 +1,351 @@
+"""A processor's Spark side as the worker's loop sees it: a target whose batches come from Spark.
+
+`open` starts a query under an epoch, `next_batch` waits for what it prepared, `handle` runs the prepared effects in
+the loop's transaction, `accept` lets Spark go on. Everything about ownership, codes, retries and status is the
+loop's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.errors import HandlerError, OutboxError, PermanentError, TransientError
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.report import Reason
+from outbox_core.spec import SqlTarget
+from outbox_spark.application import UserApplication, fingerprint, load_application
+from outbox_spark.failure import explain_failure
+from outbox_spark.options import parse_options
+from outbox_spark.reader import RangeReader
+from outbox_spark.session import SessionStarter, count_executors, is_alive, runs_on_kubernetes
+from outbox_spark.stream import StreamBuilder, find_stateful
+from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
+from outbox_spark.streaming.lineage import fetch_history, store_begin
+from outbox_spark.streaming.query import QueryParts, QueryRun
+from outbox_spark.streaming.resume import Resume, decide_resume
+from outbox_spark.writing.files import FileArea
+from outbox_spark.writing.staging import StagingArea
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.errors import translated
+from outbox_worker.targets.sql import SqlSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+    from psycopg import sql
+    from pyspark.sql import DataFrame
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch
+    from outbox_spark.streaming.handover import PreparedBatch
+    from outbox_spark.streaming.resume import ResumeDecision
+    from outbox_spark.writing.effects import Effects
+    from outbox_worker.engine.transaction import Transaction
+    from outbox_worker.postgres.key import ProcessorKey
+
+_log = get_logger("outbox.spark")
+_FIRST_SECONDS: Final = 120.0
+"""More than `delivery.timeout` for this process's first batch: executors' images are pulled, their Python is started
+and the plan is compiled in it."""
+
+
+class AheadError(PermanentError):
+    """The query checkpoint directory has seen more committed than the database knows: the answer is 3."""
+
+    reason = Reason.CHECKPOINT_OLDER
+
+    def __init__(self, message: str, *, committed: Checkpoint, planned: Checkpoint) -> None:
+        """Keep both ends that the directory names."""
+        super().__init__(message)
+        self.committed = committed
+        self.planned = planned
+
+
+class SparkPipeline:
+    """The target of a Spark processor."""
+
+    needs_payload = False
+
+    def __init__(
+        self, config: ProcessorConfig, key: ProcessorKey, *, source: Path, handler: Path, sessions: SessionStarter
+    ) -> None:
+        """Keep the parts; nothing is started.
+
+        Args:
+            config: the processor's.
+            key: its checkpoint.
+            source: connection files, at the same path on driver and executors.
+            handler: directory of the mounted ConfigMap.
+            sessions: starts Spark when it is first needed.
+
+        """
+        self._config = config
+        self._key = key
+        self._source = source
+        self._files = ConnectionFiles(source)
+        self._handler = handler
+        self._sessions = sessions
+        self._application = UserApplication()
+        self._seen = ""
+        self._run: QueryRun | None = None
+        self._prepared: PreparedBatch | None = None
+        self._has_prepared = False
+        self.epoch: int | None = None
+
+    def check(self) -> None:
+        """Import the application and begin to start Spark; a query of an earlier lease is ended.
+
+        Raises:
+            OutboxError: the application cannot be used.
+
+        """
+        self.stop()
+        self._load_application()
+        self._sessions.begin()
+
+    def is_started(self, wait: float) -> bool:
+        """Say whether Spark is there; wait so many seconds for it at most. Executors come by themselves.
+
+        Raises:
+            TransientError: it cannot be started.
+
+        """
+        if not self._sessions.is_settled(wait):
+            return False
+        self._sessions.get()
+        return True
+
+    def changed(self) -> bool:
+        """Say whether the ConfigMap changed."""
+        return fingerprint(self._handler) != self._seen
+
+    def keep_alive(self) -> None:
+        """Spark keeps itself alive."""
+
+    def close(self) -> None:
+        """End query, session and executors."""
+        self.stop()
+        session = self._sessions.session
+        if session is not None:
+            try:
+                session.stop()
+            except Exception as error:  # noqa: BLE001 - the process ends
+                _log.warning("the session did not stop cleanly", extra={"error": str(error)[:400]})
+
+    def stop(self) -> None:
+        """End the query; what is not committed is rolled back."""
+        run, self._run, self._prepared, self.epoch = self._run, None, None, None
+        if run is not None:
+            run.stop()
+
+    def stop_admitting(self) -> bool:
+        """Let no further batch begin; say whether one is in hand."""
+        if self._run is None:
+            return False
+        self._run.stop_admitting()
+        return self._run.busy()
+
+    def open(self, connection: psycopg.Connection[Any], epoch: int, stored: Checkpoint) -> None:
+        """Start the query under a lease, from the stored checkpoint.
+
+        First what earlier owners left: committed files are moved into place, staging tables dropped.
+
+        Raises:
+            AheadError: the answer is 3.
+            OutboxError: it cannot be started; the message says what to do.
+
+        """
+        self.stop()
+        self._load_application()
+        session = self._sessions.get()
+        files = FileArea(self._files, self._key.schema, self._key.processor_id, epoch)
+        staging = StagingArea(self._files, self._source, self._key.schema, self._key.processor_id, epoch)
+        moved, dropped = files.roll_forward(), staging.sweep()
+        builder = StreamBuilder(session, self._config, self._source, self._application)
+        try:
+            # Messages alone have no state: a plan that was not written needs no look, which costs seconds.
+            plain = self._application.transform is None
+            stateful = frozenset[str]() if plain else find_stateful(builder.build(stored, stored))
+            self._refuse_unshared_state(stateful)
+            directory = self._directory(connection, stored, stateful=bool(stateful))
+            floor = BEGINNING if stateful else stored
+            apply, count, code = self._apply, self._count, self._code()
+            parts = QueryParts(directory, stored, bool(stateful), staging, files, apply, count, code)
+            self._run = QueryRun(
+                parts,
+                builder.build(directory.start, floor),
+                output_mode=builder.output_mode(stateful),
+            )
+        except Exception as error:
+            self._check_alive()
+            raise explain_failure(error, self._code()) from error
+        self.epoch = epoch
+        _log.info(
+            "query started",
+            extra={
+                "epoch": epoch, "checkpoint": str(stored), "directory": str(directory.path),
+                "stateful": sorted(stateful), "filesRolledForward": moved, "stagingTablesDropped": dropped,
+            },
+        )  # fmt: skip
+
+    def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
+        """Wait for a prepared batch; the query is ended when it failed.
+
+        Raises:
+            OutboxError: preparing failed; open again.
+
+        """
+        if self._run is None:
+            return None
+        try:
+            allowed = timeout if self._has_prepared else timeout + _FIRST_SECONDS
+            self._prepared = self._run.next_batch(wait=wait, timeout=allowed)
+            self._has_prepared = self._has_prepared or self._prepared is not None
+        except Exception as error:
+            self.stop()
+            self._check_alive()
+            explained = explain_failure(error, self._code())
+            if explained.reason is Reason.HANDLER_TIMEOUT and self.executors() == 0:
+                explained = TransientError(
+                    "no executor came to prepare the batch: look at the executors' pods, and at what the driver's log "
+                    "says of the API server",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                )
+            raise explained from error
+        return self._prepared
+
+    def is_behind_plan(self, stored: Checkpoint) -> bool:
+        """Say whether Spark has planned a batch beyond the checkpoint: it is being prepared, or failed and is again.
+
+        Raises:
+            OutboxError: the query checkpoint directory cannot be read.
+
+        """
+        return self._run is not None and self._run.planned > stored
+
+    def handle(self, transaction: Transaction, batch: Batch) -> int:
+        """Run the prepared effects in the checkpoint's transaction.
+
+        Raises:
+            OutboxError: a statement failed, or the batch is not the one prepared.
+
+        """
+        prepared = self._prepared
+        if prepared is None or prepared.effects is None or prepared.whole.end != batch.examined:
+            raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)
+        for effect in prepared.effects.statements:
+            with translated():
+                complete = effect.staged.is_complete(transaction.connection)
+            if not complete:
+                self.epoch = None  # the next look begins the query anew, from the stored checkpoint
+                raise TransientError(
+                    "rows that were staged are gone (PostgreSQL was restarted): the batch is prepared again",
+                    reason=Reason.DATABASE_UNAVAILABLE,
+                )
+            relation = effect.staged.relation()
+            SqlSink(SqlTarget(statement=effect.statement), _fixed(relation)).handle(transaction, batch)
+        if prepared.effects.pending:
+            prepared.effects.list_files(transaction.connection)
+        return prepared.count
+
+    def accept(self, stored: Checkpoint) -> None:
+        """Everything up to `stored` is committed, or was answered 0: Spark goes on."""
+        self._prepared = None
+        if self._run is not None:
+            self._run.accept(stored)
+
+    def executors(self) -> int | None:
+        """Count live executors; None before there is a session, or where they are threads of the driver."""
+        session = self._sessions.session
+        if session is None:
+            return None
+        try:
+            return count_executors(session)
+        except Exception:
+            self._check_alive()
+            raise
+
+    def _check_alive(self) -> None:
+        """End the process when its JVM is gone: it cannot get another; a restarted process can."""
+        session = self._sessions.session
+        if session is not None and not is_alive(session):
+            raise SystemExit("the driver's JVM is gone")
+
+    def _load_application(self) -> None:
+        self._seen = fingerprint(self._handler)
+        self._application = load_application(self._config, self._handler)
+
+    def _directory(self, connection: psycopg.Connection[Any], stored: Checkpoint, *, stateful: bool) -> QueryDirectory:
+        """Find or begin the query checkpoint directory that goes with the stored checkpoint."""
+        directories = QueryDirectories(self._query_path(), self._key.processor_id)
+        current = directories.current()
+        view = current.view() if current is not None else None
+        history = fetch_history(connection, self._config.source, self._key, stored)
+        decision = decide_resume(view, stored, now=history.now, stateful=stateful, untouched=history.untouched)
+        _log.info("query checkpoint directory", extra={"decision": decision.action.value, "why": decision.message})
+        if decision.action is Resume.CONTINUE and current is not None:
+            return current
+        if decision.action is Resume.BEGIN:
+            store_begin(connection, self._key, history.now, stored)
+            return directories.begin(history.now, stored)
+        raise _refusal(decision, view.committed if view else stored, view.planned if view else stored)
+
+    def _apply(self, rows: DataFrame, effects: Effects) -> None:
+        """Collect a batch's effects: the user's `handle`, or the target."""
+        target = self._config.target
+        if self._application.handle is not None:
+            self._application.handle(rows, effects)
+        elif target is not None and target.sql is not None:
+            effects.sql(rows, target.sql.statement)
+        elif target is not None and target.parquet is not None:
+            effects.parquet(rows, target.parquet.path)
+        else:
+            raise HandlerError("engine Spark knows target.sql, target.parquet, or an application with handle()")
+
+    def _count(self, whole: Any) -> int:
+        options = {"connection": str(self._source), "source": self._config.source.model_dump_json(by_alias=True)}
+        return RangeReader(parse_options(options)).fetch_count(whole)
+
+    def _code(self) -> str:
+        application = self._config.spark.application if self._config.spark else None
+        if application is None:
+            return "the batch"
+        return f"{application.module}.{'handle' if self._application.handle else 'transform'}"
+
+    def _refuse_unshared_state(self, stateful: frozenset[str]) -> None:
+        """Executor pods write the state, the driver's pod reads it: both need the directory.
+
+        Raises:
+            PermanentError: they do not share it.
+
+        """
+        plan = self._config.spark
+        if not stateful or plan is None or not runs_on_kubernetes(plan.config):
+            return
+        if not plan.shares(plan.query_checkpoint_path):
+            raise PermanentError(
+                f"transform keeps state ({', '.join(sorted(stateful))}), and spark.queryCheckpointPath "
+                f"{plan.query_checkpoint_path} lies on no volume that driver and executors share: add a "
+                "PersistentVolumeClaim to spark.volumes whose mountPath holds that path, or keep the state in tables "
+                "with handle(messages, effects)",
+                reason=Reason.INVALID_CONFIGURATION,
+            )
+
+    def _query_path(self) -> Path:
+        return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
+
+
+def _fixed(relation: sql.Composed) -> Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed]:
+    def always(_batch: Batch, _pairs: Sequence[Checkpoint] | None) -> sql.Composed:
+        return relation
+
+    return always
+
+
+def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:
+    if decision.action is Resume.REFUSE_AHEAD:
+        return AheadError(decision.message, committed=committed, planned=planned)
+    return PermanentError(decision.message, reason=Reason.QUERY_STATE_MISMATCH)

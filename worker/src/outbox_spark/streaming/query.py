@@ -1,0 +1,187 @@
+"""One streaming query under one epoch: started from the stored checkpoint, it prepares batches until it is stopped.
+
+Spark's thread runs `_on_batch`. Which messages a batch has is read from what Spark planned (directory.py), never
+from its number. No exception leaves it as it came: Spark matches long tracebacks with a pattern that overflows its
+stack, and then the query is dead without a word. The error is kept here, and Spark is told a short one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_spark.failure import explain_failure
+from outbox_spark.streaming.handover import ClosedError, Handover, PreparedBatch
+from outbox_spark.writing.effects import Effects
+from outbox_spark.writing.files import file_uri
+from outbox_worker.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_spark.offsets import OffsetRange
+    from outbox_spark.streaming.directory import QueryDirectory
+    from outbox_spark.writing.files import FileArea
+    from outbox_spark.writing.staging import StagingArea
+
+_log = get_logger("outbox.spark.query")
+_SPARK_NOTES_SECONDS: Final = 5.0
+
+
+class BatchEndedError(Exception):
+    """Told to Spark in place of what happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryParts:
+    """What a query is made of.
+
+    Attributes:
+        directory: Spark's query checkpoint.
+        stored: the checkpoint it was started at: what lies at or before it is handled.
+        stateful: its operators keep state, so a batch that was handled must still be computed again.
+        staging: for rows on their way into the database.
+        files: for Parquet files.
+        apply: what to do with a batch: collects effects.
+        count: counts the messages of a range.
+        code: what to call the user's part in messages.
+
+    """
+
+    directory: QueryDirectory
+    stored: Checkpoint
+    stateful: bool
+    staging: StagingArea
+    files: FileArea
+    apply: Callable[[DataFrame, Effects], None]
+    count: Callable[[OffsetRange], int]
+    code: str
+
+
+class QueryRun:
+    """A started query."""
+
+    def __init__(self, parts: QueryParts, rows: DataFrame, *, output_mode: str) -> None:
+        """Start it; when a micro-batch begins is the source's to say (`interval`): at once while there is more."""
+        self._parts = parts
+        self._handover = Handover()
+        self._last_batch = -1
+        self._query: StreamingQuery = (
+            rows.writeStream.foreachBatch(self._on_batch)
+            .outputMode(output_mode)
+            .option("checkpointLocation", file_uri(parts.directory.location))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+
+    def accept(self, stored: Checkpoint) -> None:
+        """Say that everything up to `stored` is committed, or was answered 0: Spark may go on."""
+        self._handover.accept(stored)
+
+    def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
+        """Return the next batch, if one is prepared in time; the same one until it is accepted.
+
+        Args:
+            wait: seconds to wait for a batch.
+            timeout: seconds that preparing one batch may take.
+
+        Raises:
+            OutboxError: preparing failed, or the query ended; it cannot be used any more.
+
+        """
+        batch = self._handover.take(wait)
+        if batch is None:
+            self._check_alive()
+            busy = self._handover.busy_for()
+            if busy is not None and busy > timeout:
+                raise HandlerError(
+                    f"{self._parts.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, "
+                    "lower delivery.batchSize, or give more executors",
+                    reason=Reason.HANDLER_TIMEOUT,
+                )
+        return batch
+
+    @property
+    def planned(self) -> Checkpoint:
+        """The end of the last batch that Spark planned."""
+        return self._parts.directory.find_planned()
+
+    def busy(self) -> bool:
+        """A batch is in hand: prepared, waiting for the loop, or committed and not over yet on Spark's side."""
+        return self._handover.in_hand()
+
+    def stop_admitting(self) -> None:
+        """Let no further batch begin."""
+        self._handover.stop_admitting()
+
+    def stop(self) -> None:
+        """End the query; a batch that is committed already is noted by Spark first, any other is rolled back."""
+        self._handover.close()
+        if self._handover.wait_settled(_SPARK_NOTES_SECONDS):
+            self._wait_for_note()
+        try:
+            self._query.stop()
+        except Exception as error:  # noqa: BLE001 - the JVM may be gone; then the query is, too
+            _log.warning("the query did not stop cleanly", extra={"error": str(error)[:400]})
+
+    def _wait_for_note(self) -> None:
+        """Give Spark a moment to note the last batch: it saves the next start a replay."""
+        deadline = time.monotonic() + _SPARK_NOTES_SECONDS
+        while self._last_batch >= 0 and not self._parts.directory.has_committed(self._last_batch):
+            if time.monotonic() > deadline or not self._query.isActive:
+                return
+            time.sleep(0.02)
+
+    def _check_alive(self) -> None:
+        if self._query.isActive:
+            return
+        error = self._query.exception()
+        if error is not None:
+            raise explain_failure(error, self._parts.code)
+        raise TransientError("the streaming query ended without an error", reason=Reason.INTERNAL_ERROR)
+
+    def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
+        """Prepare a batch and wait until it is committed; called by Spark."""
+        try:
+            self._handover.begin()
+        except ClosedError:
+            raise BatchEndedError("no batch is wanted any more") from None
+        failure: OutboxError | None = None
+        try:
+            self._run_batch(rows, batch_id)
+        except ClosedError:
+            failure = None
+        except BaseException as error:  # noqa: BLE001 - every error must reach the loop
+            failure = explain_failure(error, self._parts.code)
+        else:
+            self._last_batch = batch_id
+            self._handover.end()
+            return
+        self._handover.end(failure)
+        raise BatchEndedError("the batch is not committed") from None
+
+    def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
+        parts = self._parts
+        whole = parts.directory.range_of(batch_id)
+        if whole.empty:
+            return
+        if whole.end <= parts.stored:
+            if parts.stateful:
+                rows.write.format("noop").mode("overwrite").save()
+            self._handover.offer(PreparedBatch(whole, None, 0))
+            return
+        todo = whole.after(parts.stored)
+        effects = Effects(parts.staging, parts.files, todo)
+        parts.apply(rows, effects)
+        self._handover.offer(PreparedBatch(todo, effects, parts.count(todo)))
+        if effects.pending:
+            parts.files.roll_forward()
+        if effects.statements:
+            parts.staging.clear()

@@ -1,0 +1,138 @@
+"""Where a query goes on: the stored checkpoint against Spark's query checkpoint directory. PURE; the rules live here.
+
+The database is the authority; the directory is a cache of what Spark planned, and the only home of the state of
+stateful operators. With `stored` the row's pair, and `committed` and `planned` the ends of the directory's last
+finished and last planned batch:
+
+| case | without state | with state |
+|---|---|---|
+| no directory | a new one, from the stored pair | the same, if nothing was ever handled; else refused |
+| the directory was begun before a person's decision on the checkpoint | a new one, from the stored pair | refused |
+| the directory is of another database | a new one, from the stored pair | refused |
+| committed > stored | 3: the database is older than the directory believes; a person decides | the same |
+| stored = planned > committed | the batch is planned again, answered 0 and skipped | it runs again to rebuild state, \
+effects are answered 0 |
+| stored = committed | go on | go on |
+| stored elsewhere above committed | planned again; what lies at or before the stored pair is neither read nor handled \
+again | refused |
+
+Nothing here compares batch ids: they start again from 0 when the directory is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outbox_core.progress.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Under what a query checkpoint directory was begun.
+
+    Attributes:
+        processor_id: whose it is.
+        database: the identity of the database, a uuid that a restored copy shares.
+        decisions: number of the last recorded act of a person on the checkpoint (accept, rewind); 0 for none.
+
+    """
+
+    processor_id: str
+    database: str
+    decisions: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryView:
+    """What a query checkpoint directory says.
+
+    Attributes:
+        lineage: under what it was begun.
+        start: the stored pair when it was begun.
+        committed: end of the last batch that Spark itself noted as finished; `start` before the first.
+        planned: end of the last batch that Spark planned; `committed` when none is under way.
+        has_state: it holds state of stateful operators.
+
+    """
+
+    lineage: Lineage
+    start: Checkpoint
+    committed: Checkpoint
+    planned: Checkpoint
+    has_state: bool
+
+
+class Resume(StrEnum):
+    """What to do at the start of a query."""
+
+    CONTINUE = "Continue"
+    """Start the query on this directory."""
+    BEGIN = "Begin"
+    """Begin a new directory from the stored pair; one that is there is not used any more."""
+    REFUSE_AHEAD = "RefuseAhead"
+    """Answer 3: the stored pair is older than what the directory has seen committed. A person decides."""
+    REFUSE_STATE = "RefuseState"
+    """The operators' state does not belong to the stored pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeDecision:
+    """The decision, with a sentence for people."""
+
+    action: Resume
+    message: str
+
+
+_STATE_REMEDY = (
+    "Restore the query checkpoint directory that belongs to the stored checkpoint, or rewind the checkpoint to where "
+    "the state shall be built from; state is never guessed"
+)
+
+
+def decide_resume(
+    directory: DirectoryView | None, stored: Checkpoint, *, now: Lineage, stateful: bool, untouched: bool
+) -> ResumeDecision:
+    """Compare the directory with the stored pair; the table is in the module's docstring.
+
+    Args:
+        directory: what is on the volume, None when nothing is.
+        stored: the checkpoint row's pair, read under our own epoch.
+        now: the lineage that a directory begun now would have.
+        stateful: the application's query has stateful operators.
+        untouched: no batch was ever handled: the stored pair is still the start pair, or the one a person chose.
+
+    """
+    foreign = _foreign(directory, now)
+    if directory is None or foreign is not None:
+        why = foreign or "no query checkpoint directory is there"
+        if stateful and not untouched:
+            return ResumeDecision(Resume.REFUSE_STATE, f"{why}, and the query has stateful operators. {_STATE_REMEDY}.")
+        return ResumeDecision(Resume.BEGIN, f"{why}: a new one goes on from the stored checkpoint {stored}")
+    if directory.committed > stored:
+        return ResumeDecision(
+            Resume.REFUSE_AHEAD,
+            f"the query checkpoint directory has seen {directory.committed} committed, the stored checkpoint is "
+            f"{stored}: the database is older than it was (restored, or the checkpoint was moved back)",
+        )
+    if (stateful or directory.has_state) and stored not in (directory.committed, directory.planned):
+        return ResumeDecision(
+            Resume.REFUSE_STATE,
+            f"the state of the query's operators is that of {directory.committed}, the stored checkpoint is {stored}. "
+            f"{_STATE_REMEDY}.",
+        )
+    return ResumeDecision(Resume.CONTINUE, f"goes on from the stored checkpoint {stored}")
+
+
+def _foreign(directory: DirectoryView | None, now: Lineage) -> str | None:
+    if directory is None or directory.lineage == now:
+        return None
+    if directory.lineage.processor_id != now.processor_id:
+        return f"the query checkpoint directory is that of processor {directory.lineage.processor_id!r}"
+    if directory.lineage.database != now.database:
+        return "the query checkpoint directory is that of another database"
+    if directory.lineage.decisions < now.decisions:
+        return "a person decided on the checkpoint after the query checkpoint directory was begun"
+    return None

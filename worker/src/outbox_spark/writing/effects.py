@@ -1,0 +1,78 @@
+"""What one batch writes: collected while the user's code runs, committed with the checkpoint in one transaction.
+
+Nothing is visible to readers before that: rows wait in a staging table, files under a hidden name (staging.py,
+files.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.errors import HandlerError
+
+if TYPE_CHECKING:
+    import psycopg
+    from pyspark.sql import DataFrame
+
+    from outbox_spark.offsets import OffsetRange
+    from outbox_spark.writing.files import FileArea, PendingFile
+    from outbox_spark.writing.staging import Staged, StagingArea
+
+
+@dataclass(frozen=True, slots=True)
+class SqlEffect:
+    """A statement to be run over staged rows."""
+
+    statement: str
+    staged: Staged
+
+
+class Effects:
+    """Given to `handle(messages, effects)`; each method may be called several times, in any order."""
+
+    def __init__(self, staging: StagingArea, files: FileArea, whole: OffsetRange) -> None:
+        """Begin a batch without effects."""
+        self._staging = staging
+        self._files = files
+        self._whole = whole
+        self.statements: list[SqlEffect] = []
+        self.pending: list[PendingFile] = []
+
+    @property
+    def range(self) -> OffsetRange:
+        """What `messages` lie in, after its start, up to and including its end: what a batch is known by.
+
+        A batch that failed is run again over the same range, so what the function does outside of the transaction
+        can be done once for each.
+        """
+        return self._whole
+
+    def sql(self, rows: DataFrame, statement: str) -> None:
+        """Stage `rows` now, and run `statement` over them, as the relation `batch`, in the checkpoint's transaction.
+
+        Statements run in the order of the calls. The columns of `batch` are those of `rows`; `data` and `metadata` are
+        jsonb and `transaction_id` is xid8 where they come unchanged from the messages.
+
+        Raises:
+            HandlerError: the rows have a column that PostgreSQL has no type for.
+
+        """
+        self.statements.append(SqlEffect(statement, self._staging.load(rows)))
+
+    def parquet(self, rows: DataFrame, path: str) -> None:
+        """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored.
+
+        Raises:
+            HandlerError: the path is not absolute.
+
+        """
+        directory = Path(path)
+        if not directory.is_absolute():
+            raise HandlerError(f"{path!r} is not an absolute path: name a directory on a volume of spec.spark.volumes")
+        self.pending += self._files.write(rows, directory, self._whole)
+
+    def list_files(self, connection: psycopg.Connection[Any]) -> None:
+        """Write the manifest of the files, in the transaction that is open on `connection`."""
+        self._files.list_in(connection, self.pending)

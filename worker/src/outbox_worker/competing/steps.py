@@ -1,0 +1,406 @@
+"""What a consumer in mode Competing does, one step at a time; `outbox_core.processor.competing` decides."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
+from outbox_core.processor import outcomes
+from outbox_core.processor.claimed_batch import Action, Chunk, Verdict
+from outbox_core.processor.competing import (
+    Completed,
+    Deferred,
+    Joined,
+    Lost,
+    NothingTaken,
+    Sifted,
+    Taken,
+)
+from outbox_core.processor.state import ProcessorState, Step
+from outbox_core.processor.turns import Turn, decide_turn
+from outbox_core.report import Reason
+from outbox_core.spec import Guarantee, SchemaManagement
+from outbox_worker.competing.consumer_count import NOTICED_SECONDS
+from outbox_worker.competing.sifting import Sifting, most_at_once, tell
+from outbox_worker.engine.effects import Effects
+from outbox_worker.engine.owner_steps import NothingPrepared, OwnerSteps, Preparation, WholeProcessor
+from outbox_worker.engine.stopped_steps import StoppedSteps
+from outbox_worker.engine.transaction import TransactionRunner
+from outbox_worker.feeds.partition_reader import PartitionReader
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.feeds import competing as calls
+from outbox_worker.postgres.feeds.giving_up import FoundMessage
+from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.reading.range_scan import ReadRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import psycopg
+
+    from outbox_core.message import Message
+    from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.processor.competing import ConsumerOutcome, ConsumerState
+    from outbox_core.processor.stopping import Named
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.competing.consumer_count import ConsumerCount
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.engine.transaction import Transaction
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks for what others left: batches handed back, lapsed, or to be tried again; and delayed messages."""
+PROMOTED_AGAIN: Final = 100
+"""Messages of a queue that failed before and are handed out again at once: so few delay others by little."""
+_LOST: Final = outcomes.OwnershipLost("the batch is another consumer's by now")
+_log = get_logger("outbox.worker")
+
+
+class CompetingSteps:
+    """The steps of one consumer. Preparing, claiming and reviewing are those of every worker."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        *,
+        take_over: bool,
+        taker: calls.BatchTaker,
+        consumer: calls.Consumer,
+        consumer_count: ConsumerCount,
+    ) -> None:
+        """Keep the context, what takes batches, and what is known of other consumers."""
+        self._context = context
+        delivery = context.config.delivery
+        self._runner = TransactionRunner(
+            context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds()
+        )
+        self._effects = Effects(context)
+        self._stopped = StoppedSteps(context)
+        owner = OwnerSteps(
+            context, self._runner, PartitionReader(context), NothingPrepared(), WholeProcessor(context), Preparation(),
+            take_over=take_over,
+        )  # fmt: skip
+        self._owner_steps: dict[Step, Callable[[ProcessorState], ConsumerOutcome]] = {
+            Step.PREPARE: owner.prepare,
+            Step.CLAIM: owner.claim,
+            Step.REVIEW: owner.review,
+            Step.CHECK_TARGET: owner.check_target,
+            Step.HOLD: self._stopped.look_for_decision,
+        }
+        settings = context.config.delivery.competing
+        if settings is None:
+            raise ConfigurationError("delivery.mode Competing needs delivery.competing")
+        self._competing = settings
+        self._taker = taker
+        self._consumer = consumer
+        self._consumer_count = consumer_count
+        self._arrived = False
+        self._random = random.SystemRandom()
+        self._next_look = dict.fromkeys(Turn, 0.0)
+        self._work_steps: dict[Step, Callable[[ConsumerState], ConsumerOutcome]] = {
+            Step.LOAD: self._join,
+            Step.FETCH: self._take,
+            Step.HANDLE: self._handle_chunk,
+            Step.STORE: self._complete,
+            Step.DEFER: self._defer,
+            Step.RELEASE: self._release,
+        }
+
+    @property
+    def share(self) -> float:
+        """Of the processor's rate, this consumer's."""
+        return self._consumer_count.share
+
+    def tell_in_hand(self, claimed: ClaimedBatch | None) -> None:
+        """Tell the heartbeat what to renew."""
+        self._taker.in_hand = claimed
+
+    def carry_out(self, state: ConsumerState) -> ConsumerOutcome:
+        """Do the state's step.
+
+        Raises:
+            OutboxError: it could not be done.
+
+        """
+        if state.step in self._work_steps:
+            return self._work_steps[state.step](state)
+        # What comes before the first batch, and a person's decision, is every worker's; no lease, no checkpoint.
+        told = ProcessorState(state.step, state.due, stopped=state.stopped)
+        outcome = self._owner_steps[state.step](told)
+        self._taker.server_run = self._runner.server_run
+        return outcome
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        return self._context.databases.target.connection()
+
+    def _join(self, _state: ConsumerState) -> ConsumerOutcome:
+        context, source = self._context, self._context.config.source
+        connection = self._connection()
+        if self._competing.queue is not None:
+            manage = source.schema_ is SchemaManagement.MANAGE
+            calls.ensure_queue(connection, source.schema_name, self._competing.queue, create=manage)
+        begun = calls.join(connection, context.key, self._consumer, source, self._competing, context.config.start_from)
+        if begun is None:
+            return outcomes.OwnershipLost("the claim went before this consumer joined")
+        # What an earlier connection took and may or may not have finished: the database knows, we do not.
+        returned = self._taker.hand_back(connection)
+        self._arrive(connection)
+        _log.info("joined", extra={"startFromUsed": begun, "handedBack": returned, "queue": self._competing.queue})
+        return Joined(begun)
+
+    def _arrive(self, connection: psycopg.Connection[Any]) -> None:
+        """Share the rate with who is there already, once they can know of it."""
+        if self._arrived or self._context.config.delivery.rate_limit is None:
+            return
+        # Before they are counted: of two that come at the same time at least the second sees both.
+        partitions.renew_membership(
+            connection, self._context.key, claim_uid=self._consumer.claim_uid, pod=self._consumer.pod,
+            token=self._context.token, lease=self._consumer.lease,
+        )  # fmt: skip
+        consumers = calls.count_unfinished(connection, self._context.key).consumers
+        self._consumer_count.note(consumers)
+        if consumers > 1:
+            self._context.throttle.arrive(self.share, NOTICED_SECONDS, time.monotonic())
+        self._arrived = True
+
+    def _release(self, _state: ConsumerState) -> ConsumerOutcome:
+        """Let others have what is in hand: it is handed back as it is, no attempt of any message is used."""
+        self._taker.hand_back(self._connection())
+        return outcomes.Released()
+
+    def _take(self, state: ConsumerState) -> ConsumerOutcome:
+        throttle, size = self._context.throttle, self._context.config.delivery.batch_limit
+        claimed, promoted = state.claimed, 0
+        if claimed is None:
+            found, promoted = self._find(Turn.FRESH if throttle.prefers_fresh else decide_turn(state.turns))
+            if isinstance(found, NothingTaken):
+                return replace(found, promoted=promoted)
+            claimed = found
+        most = throttle.limit(size, retried=claimed.again)
+        if state.limit is not None:
+            most = min(most, state.limit)
+        if (block := self._block_of(claimed, state)) is not None:
+            most = min(most, most_at_once(block))
+        chunk = self._read(claimed, most)
+        if chunk.matched:
+            return Taken(chunk, promoted)
+        # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
+        done = self._taker.complete(self._connection(), claimed, chunk.examined, 0)
+        return NothingTaken(moved=True, promoted=promoted) if done else Lost()
+
+    def _find(self, turn: Turn) -> tuple[ClaimedBatch | NothingTaken, int]:
+        """Find a batch of the one kind or else of the other; with how many messages of a queue were promoted."""
+        promoted = 0
+        if turn is Turn.AGAIN:
+            again, promoted = self._find_again()
+            if again is not None:
+                return again, 0
+        found = self._find_fresh()
+        if turn is Turn.AGAIN or not isinstance(found, NothingTaken) or found.contended or found.moved:
+            return found, promoted
+        again, promoted = self._find_again()
+        if again is not None:
+            return again, 0
+        return (self._find_fresh(), promoted) if promoted else (found, 0)
+
+    def _find_fresh(self) -> ClaimedBatch | NothingTaken:
+        connection = self._connection()
+        most = self._context.throttle.limit(self._context.config.delivery.batch_limit)
+        if time.monotonic() >= self._next_look[Turn.FRESH]:
+            claimed = self._taker.take_left(connection, Turn.FRESH, most)
+            if claimed is not None:
+                return claimed
+            self._next_look[Turn.FRESH] = time.monotonic() + LOOK_SECONDS
+        return self._taker.claim_next(connection, most)
+
+    def _find_again(self) -> tuple[ClaimedBatch | None, int]:
+        """Take messages that failed before; those of a queue come with its others from now on."""
+        if time.monotonic() < self._next_look[Turn.AGAIN]:
+            return None, 0
+        connection = self._connection()
+        most = self._context.throttle.limit(self._context.config.delivery.batch_limit, retried=True)
+        if self._taker.reader.is_queue:
+            claimed, promoted = None, self._taker.promote_failed(connection, min(most, PROMOTED_AGAIN))
+        else:
+            claimed, promoted = self._taker.take_left(connection, Turn.AGAIN, most), 0
+        if claimed is None and not promoted:
+            self._next_look[Turn.AGAIN] = time.monotonic() + LOOK_SECONDS
+        return claimed, promoted
+
+    def _block_of(self, claimed: ClaimedBatch, state: ConsumerState) -> int | None:
+        """Return how many messages at once are tried within a transaction; None: all of a chunk, without savepoints."""
+        if not self._effects.are_inside:
+            return None
+        return 1 if claimed.again else state.block
+
+    def _read(self, claimed: ClaimedBatch, limit: int) -> Chunk:
+        """Read what is left of the batch, or at most `limit` messages of it."""
+        connection, reader = self._connection(), self._taker.reader
+        least = limit if claimed.chunk is None else min(limit, claimed.chunk)
+        most = None if least >= claimed.count else least
+        if not self._context.target.needs_payload:
+            if most is None and claimed.count:
+                return _chunk(claimed, claimed.upto, (), claimed.count)
+            examined = reader.examine(connection, ReadRange.of(claimed), least)
+            if examined is None or examined.matched < least:
+                return _chunk(claimed, claimed.upto, (), 0 if examined is None else examined.matched)
+            return _chunk(claimed, examined.upto, (), examined.matched)
+        messages = reader.fetch(connection, ReadRange.of(claimed, limit=most))
+        cut_short = most is not None and len(messages) == most
+        return _chunk(claimed, messages[-1].checkpoint if cut_short else claimed.upto, messages, len(messages))
+
+    def _handle_chunk(self, state: ConsumerState) -> ConsumerOutcome:
+        claimed, chunk = _in_hand(state)
+        transactional = self._context.config.guarantee is Guarantee.TRANSACTIONAL
+        if self.sifts(state):
+            if not transactional and not self._taker.renew(self._connection(), claimed):
+                return Lost()
+            return self._isolate_chunk(state, self._block_of(claimed, state) or 1, complete=transactional)
+        if transactional:
+            return self._run(claimed, chunk, complete=True)
+        # What is handed over cannot be recalled: only for a batch that is ours, and for as long as that lasts.
+        if not self._taker.renew(self._connection(), claimed):
+            return Lost()
+        if self._effects.are_inside:
+            outcome = self._run(claimed, chunk, complete=False)
+            return outcomes.Delivered(outcome.count) if isinstance(outcome, Completed) else outcome
+        return self._hand_to_broker(state)
+
+    def _hand_to_broker(self, state: ConsumerState) -> ConsumerOutcome:
+        """Hand the chunk to a broker; what that names as failed leaves the batch with the chunk's completion."""
+        claimed, chunk = _in_hand(state)
+        try:
+            count = self._effects.deliver(chunk, claimed.attempt)
+        except MessagesFailedError as err:
+            sifted = self._sifting(state, chunk.messages).sort_named(err)
+            tell(sifted)
+            return replace(sifted, settled=False, named=self._named_stop(sifted))
+        return outcomes.Delivered(count)
+
+    def _run(self, claimed: ClaimedBatch, chunk: Chunk, *, complete: bool) -> ConsumerOutcome:
+        """Effects, and with `complete` the batch's completion: both or neither."""
+
+        def finish(connection: psycopg.Connection[Any]) -> outcomes.OwnershipLost | None:
+            done = not complete or self._taker.complete(connection, claimed, chunk.examined, chunk.matched_count)
+            return None if done else _LOST
+
+        return self._commit(claimed, partial(self._effects.handle, chunk), finish)
+
+    def sifts(self, state: ConsumerState) -> bool:
+        """Say whether the chunk in hand is handled in parts, within one transaction."""
+        claimed, chunk = _in_hand(state)
+        block = self._block_of(claimed, state)
+        return block is not None and (claimed.again or block < chunk.matched_count)
+
+    def _isolate_chunk(self, state: ConsumerState, block: int, *, complete: bool) -> ConsumerOutcome:
+        """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
+        claimed, chunk = _in_hand(state)
+        connection, stretch = self._connection(), ReadRange.of(claimed, upto=chunk.examined)
+        messages = chunk.messages or self._taker.reader.fetch(connection, stretch)
+        if not messages:
+            # The rows were deleted meanwhile.
+            return self._complete_chunk(claimed, chunk)
+        sifting = self._sifting(state, messages)
+        found: list[Sifted] = []
+
+        def effects(transaction: Transaction) -> int:
+            target, unmarked = self._effects.inside, replace(transaction, mark=None)
+            pairs = [message.checkpoint for message in messages]
+            find = self._effects.open_search(transaction, chunk, pairs, None, sifting.seconds)
+            # One bound for all parts: a step must not take longer than the loop says of it.
+            sifted = self._effects.limited(
+                connection, lambda: sifting.run(connection, lambda part: target.handle(unmarked, part), block, find)
+            )
+            found.append(sifted)
+            return sifted.handled
+
+        def finish(_: psycopg.Connection[Any]) -> outcomes.OwnershipLost | None:
+            return None if not complete or self._settle(claimed, found[0]) else _LOST
+
+        outcome = self._commit(claimed, effects, finish)
+        if not isinstance(outcome, Completed):
+            return outcome
+        tell(found[0])
+        return replace(found[0], settled=complete, named=self._named_stop(found[0]))
+
+    def _sifting(self, state: ConsumerState, messages: tuple[Message, ...]) -> Sifting:
+        """Make what judges these messages, the first ones of the chunk in hand."""
+        claimed, chunk = _in_hand(state)
+        before = self._failed_before(claimed, ReadRange.of(claimed, upto=chunk.examined, limit=len(messages)))
+        return Sifting(chunk, claimed, messages, before, self._context.config.delivery, self._random, state.given_up)
+
+    def _settle(self, claimed: ClaimedBatch, sifted: Sifted) -> bool:
+        if sifted.upto is None:
+            return True
+        return self._taker.defer(self._connection(), claimed, sifted.upto, sifted.behind, sifted.refusals)
+
+    def _commit(
+        self,
+        claimed: ClaimedBatch,
+        effects: Callable[[Transaction], int],
+        finish: Callable[[psycopg.Connection[Any]], outcomes.OwnershipLost | None],
+    ) -> Completed | Lost | outcomes.Failed:
+        """Run the transaction; where `finish` finds the batch to be another consumer's, its effects are undone."""
+        match self._runner.run(self._connection(), claimed.id, None, effects, finish):
+            case outcomes.Stored() as stored:
+                return Completed(stored.count)
+            case outcomes.Failed() as failed:
+                return failed
+            case _:  # what `finish` says: there is no checkpoint that could be refused or in doubt
+                return Lost()
+
+    def _complete(self, state: ConsumerState) -> ConsumerOutcome:
+        claimed, chunk = _in_hand(state)
+        if state.sifted is None:
+            return self._complete_chunk(claimed, chunk)
+        return replace(state.sifted, settled=True) if self._settle(claimed, state.sifted) else Lost()
+
+    def _complete_chunk(self, claimed: ClaimedBatch, chunk: Chunk) -> ConsumerOutcome:
+        done = self._taker.complete(self._connection(), claimed, chunk.examined, chunk.matched_count)
+        return Completed(chunk.matched_count) if done else Lost()
+
+    def _defer(self, state: ConsumerState) -> ConsumerOutcome:
+        """Let the one message that failed leave the batch."""
+        claimed, chunk = _in_hand(state)
+        if state.failure is None:
+            raise TransientError("no failure to defer a message for", reason=Reason.INTERNAL_ERROR)
+        connection = self._connection()
+        stretch = ReadRange.of(claimed, upto=chunk.examined, limit=1)
+        messages = chunk.messages[:1] or self._taker.reader.fetch(connection, stretch)
+        if not messages:
+            # The row was deleted meanwhile: nothing is left to try again.
+            done = self._taker.complete(connection, claimed, chunk.examined, 0)
+            return Deferred(Verdict(Action.SKIP, 0), chunk.examined) if done else Lost()
+        message, left = messages[0], self._sifting(state, messages).refuse(0, state.failure)
+        if left.verdict.action is Action.STOP:
+            return Deferred(left.verdict, named=self._named_message(message))
+        if not self._taker.defer(connection, claimed, message.checkpoint, 1, [left]):
+            return Lost()
+        tell(Sifted(1, message.checkpoint, (left,), 1))
+        return Deferred(left.verdict, message.checkpoint)
+
+    def _named_stop(self, sifted: Sifted) -> Named | None:
+        return None if sifted.stop is None else self._named_message(sifted.stop.message)
+
+    def _named_message(self, message: Message) -> Named:
+        key = message.message_id if message.partition_key is None else message.partition_key
+        return self._stopped.name(FoundMessage(message.checkpoint, message.message_id, message.message_type, key))
+
+    def _failed_before(self, claimed: ClaimedBatch, stretch: ReadRange) -> Mapping[Checkpoint, int]:
+        """Return how often messages failed before; of those that are left out: never."""
+        if self._taker.reader.is_queue:
+            return self._taker.reader.fetch_attempts(self._connection(), stretch)
+        return dict(claimed.listed)
+
+
+def _in_hand(state: ConsumerState) -> tuple[ClaimedBatch, Chunk]:
+    if state.claimed is None or state.chunk is None:
+        raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
+    return state.claimed, state.chunk
+
+
+def _chunk(claimed: ClaimedBatch, examined: Any, messages: tuple[Message, ...], count: int) -> Chunk:
+    return Chunk(claimed.after, examined, messages, count, full=True, matched_count=count, claimed=replace(claimed))

@@ -1,0 +1,1 @@
+"""The loop, the partition runners, and the steps that they carry out."""

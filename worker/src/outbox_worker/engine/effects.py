@@ -1,0 +1,95 @@
+"""What a worker does with its target; the one place that knows whether effects are in the transaction or outside of it.
+
+While a target works the heartbeat keeps its transaction from being idle, and delivery.timeout bounds it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.ports import InTransaction, OutsideTransaction, SearchTarget
+from outbox_worker.shutdown import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    import psycopg
+
+    from outbox_core.message import Batch
+    from outbox_core.processor.isolation import Found, Search
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.engine.transaction import Transaction
+
+_Answer = TypeVar("_Answer")
+
+
+class Effects:
+    """Hands batches to the target."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Keep the context, and which kind of target it has."""
+        self._ownership = context.ownership
+        self._shutdown = context.shutdown
+        self._timeout = context.config.delivery.timeout.total_seconds()
+        self._inside: InTransaction | None = None
+        self._outside: OutsideTransaction | None = None
+        match context.target:
+            case InTransaction() as target:
+                self._inside = target
+            case OutsideTransaction() as target:
+                self._outside = target
+            case _:
+                assert_never(context.target)
+
+    @property
+    def inside(self) -> InTransaction:
+        """The target, where effects are in the transaction.
+
+        Raises:
+            ConfigurationError: they are outside.
+
+        """
+        if self._inside is None:
+            raise ConfigurationError("effects in the transaction of the checkpoint need a target in its database")
+        return self._inside
+
+    @property
+    def are_inside(self) -> bool:
+        """Effects are in a transaction of the checkpoint's database."""
+        return self._inside is not None
+
+    def handle(self, batch: Batch, transaction: Transaction) -> int:
+        """Apply the batch in the open transaction, within delivery.timeout; return the messages handled."""
+        return self.limited(transaction.connection, partial(self.inside.handle, transaction, batch))
+
+    def open_search(
+        self, transaction: Transaction, batch: Batch, pairs: Sequence[Checkpoint], keys: Sequence[str] | None,
+        seconds: float,
+    ) -> Callable[[Search, Collection[int], int], Found] | None:  # fmt: skip
+        """Return what finds the messages that fail with one call, where the target can do that."""
+        if not isinstance(self._inside, SearchTarget):
+            return None
+        return self._inside.open_search(transaction, batch, pairs, keys, seconds)
+
+    def limited(self, connection: psycopg.Connection[Any], act: Callable[[], _Answer]) -> _Answer:
+        """Do what the target needs in this connection's transaction, within delivery.timeout."""
+        self._ownership.enter(connection)
+        try:
+            return self._shutdown.limited(self._timeout, act)
+        except Interrupted as err:
+            raise err.as_error("the batch") from err
+        finally:
+            self._ownership.leave()
+
+    def deliver(self, batch: Batch, epoch: int) -> int:
+        """Hand the batch to a target outside, within delivery.timeout; return the messages handled."""
+        target = self._outside
+        if target is None:
+            raise ConfigurationError("a target in the database has its effects in a transaction")
+        try:
+            return self._shutdown.limited(self._timeout, partial(target.deliver, batch, epoch))
+        except Interrupted as err:
+            raise err.as_error("handing the batch over") from err

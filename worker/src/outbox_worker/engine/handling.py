@@ -1,0 +1,332 @@
+"""The steps about a batch in hand, fresh or of held messages: handled, or of those that fail, and acknowledged.
+
+A batch that was refused as a whole (or others were lately) is handled in parts under savepoints, in one transaction
+with what becomes of the messages that failed alone and with the checkpoint. Where effects and checkpoint are not one
+transaction (AtLeastOnce), the checkpoint follows. It decides nothing: `outbox_core.processor.isolation`, `part` and
+`failing` do.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from outbox_core.errors import MessagesFailedError, OutboxError, TransientError
+from outbox_core.part import take_part
+from outbox_core.processor import failing, outcomes
+from outbox_core.processor.failing import HELD_CRASHES, Failure, build_poison_error
+from outbox_core.processor.state import batch_of, lease_of
+from outbox_core.report import Reason
+from outbox_core.spec import Blocks, Guarantee
+from outbox_worker.engine.isolation import isolate
+from outbox_worker.engine.parts import Parts, begin_search, decide_failures, find_blamed
+from outbox_worker.engine.transaction import Reached, StoreRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_core.message import Batch
+    from outbox_core.ports import Feed, Settle
+    from outbox_core.processor.isolation import Search
+    from outbox_core.processor.state import ProcessorState
+    from outbox_worker.engine.effects import Effects
+    from outbox_worker.engine.isolation import Isolated
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.engine.transaction import Transaction, TransactionRunner
+    from outbox_worker.feeds.cursor import CheckpointSettling
+    from outbox_worker.feeds.held import HeldFeed
+
+    Finish = Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None]
+
+FRESH_SECONDS: Final = 0.5
+"""Then what was found is committed, and the rest is another batch: nothing waits longer for what fails."""
+HELD_SECONDS: Final = 0.3
+"""The same for messages that are tried again, which take a turn of the fresh ones' time."""
+_SHARE: Final = 4
+"""Of delivery.timeout, which bounds all of it, this part at most."""
+
+
+class Handling:
+    """Handles the batch in hand, or passes it, and has it acknowledged."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        runner: TransactionRunner,
+        effects: Effects,
+        feed: Feed,
+        fresh: CheckpointSettling,
+        held: HeldFeed,
+        *,
+        isolates: bool,
+    ) -> None:
+        """Keep the collaborators; `isolates`: messages that fail are found under savepoints."""
+        self._target = context.databases.target
+        self._runner = runner
+        self._effects = effects
+        self._feed = feed
+        self._fresh = fresh
+        self._held = held
+        self._isolates = isolates
+        self._delivery = context.config.delivery
+        self._transactional = context.config.guarantee is Guarantee.TRANSACTIONAL
+        self._part_seconds = self._delivery.timeout.total_seconds() / _SHARE
+
+    def handle(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Transactional: handle and store in one transaction. AtLeastOnce: check the lease and deliver."""
+        batch = batch_of(state)
+        if state.poison_search is None:
+            return self._noted(self._attempt(state, batch))
+        if (told := self._fresh.mark_in_flight(state, batch)) is not None:
+            return told
+        return self._noted(self._answered(state, lambda: self._attempt(state, batch)))
+
+    def _noted(self, outcome: outcomes.StepOutcome) -> outcomes.StepOutcome:
+        if isinstance(outcome, outcomes.Stored):
+            self._feed.note_stored(outcome.pair)
+        return outcome
+
+    def _attempt(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+        if self._transactional:
+            request = self._fresh.request(state, batch)
+            return self._in_transaction(request.lease, request, batch, self._keeper(state))
+        try:
+            return self._deliver(state, batch)
+        except MessagesFailedError as err:
+            return self._sort_named(state, batch, err)
+
+    def _answered(
+        self, state: ProcessorState, attempt: Callable[[], outcomes.StepOutcome], *, goes_on: bool = False
+    ) -> outcomes.StepOutcome:
+        """Attempt what was written down before; when it fails, write down that this process did not die of it.
+
+        `goes_on`: the very same messages are tried again at once, so they stay written down.
+        """
+        try:
+            outcome = attempt()
+        except (OutboxError, psycopg.Error):
+            self._fresh.clear_in_flight(state)
+            raise
+        if isinstance(outcome, outcomes.Failed):
+            if goes_on and failing.is_refusal(outcome.error, self._delivery.retry):
+                return outcome
+            self._fresh.clear_in_flight(state)
+        return outcome
+
+    def _in_transaction(
+        self, lease: outcomes.HeldLease, request: StoreRequest | None, batch: Batch, finish: Finish | None = None
+    ) -> outcomes.StepOutcome:
+        effects = partial(self._effects.handle, batch)
+        return self._runner.run(self._target.connection(), lease.epoch, request, effects, finish)
+
+    def _deliver(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+        """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
+        lease = lease_of(state)
+        if (told := self._fresh.find_loss(state, batch)) is not None:
+            return told
+        if not self._effects.are_inside:
+            return outcomes.Delivered(self._effects.deliver(batch, lease.epoch))
+        outcome = self._in_transaction(lease, None, batch)
+        return outcomes.Delivered(outcome.count) if isinstance(outcome, outcomes.Stored) else outcome
+
+    def _keeper(self, state: ProcessorState) -> Finish | None:
+        """Return what holds a batch's messages in the transaction that passes them; None: there are none."""
+        batch, verdict, failed = state.batch, state.verdict, state.failed
+        if batch is None or not (batch.excluded or verdict or failed):
+            return None
+        if verdict is not None:
+            places = self._held.places(batch) if batch.held else self._fresh.places(batch)
+            failed = tuple(Failure(each.checkpoint, verdict, each.key) for each in places)
+        settle = self._fresh.settle_with(state, batch, (*batch.excluded, *(each.checkpoint for each in failed)))
+        return lambda connection: settle(connection, batch, failed)
+
+    def store(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Store a checkpoint alone, in its own transaction."""
+        new = state.batch.examined if state.delivered and state.batch else state.cursor
+        if new is None:
+            raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
+        request = StoreRequest(lease_of(state), state.stored, new)
+        outcome = self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
+        if isinstance(outcome, outcomes.Stored) and state.delivered and state.batch:
+            return outcomes.Stored(outcome.pair, state.batch.matched_count)
+        return outcome
+
+    def hold_batch(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Pass the batch without handling it."""
+        request = self._fresh.request(state, batch_of(state))
+        return self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
+
+    def confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Find out about a transaction whose connection broke."""
+        return self._noted(self._fresh.confirm(state))
+
+    def handle_held(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Handle held messages, each of them written down before."""
+        batch = batch_of(state)
+        if batch.held[0].crash_count >= HELD_CRASHES:
+            return outcomes.Failed(build_poison_error(batch.held[0].crash_count))
+        goes_on = self._isolates and len(batch.held) > 1
+        return self._answered(state, lambda: self._attempt_held(state, batch), goes_on=goes_on)
+
+    def _attempt_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+        lease, settle = lease_of(state), self._held.settle_with(state, batch)
+
+        def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+            return settle(connection, batch, ())
+
+        if self._transactional:
+            outcome = self._in_transaction(lease, None, batch, finish)
+        else:
+            try:
+                outcome = self._deliver(state, batch)
+            except MessagesFailedError as err:
+                return self._sort_named_held(state, batch, settle, err)
+            if isinstance(outcome, outcomes.Rejected):
+                return outcomes.OwnershipLost("the lease went before held messages were handed over")
+            if isinstance(outcome, outcomes.Delivered):
+                outcome = self._runner.run(self._target.connection(), lease.epoch, None, None, finish)
+        return outcomes.HeldHandled(len(batch.held)) if isinstance(outcome, outcomes.Stored) else outcome
+
+    def fail_held(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Write down what becomes of the held message that failed alone."""
+        batch, verdict = batch_of(state), state.verdict
+        if verdict is None:
+            raise TransientError("nothing is decided about a held message", reason=Reason.INTERNAL_ERROR)
+        return self._held.fail(state, (Failure(batch.held[0].checkpoint, verdict),))
+
+    def isolate(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Find the messages of a batch that fail, let the others through and hold those, at once."""
+        batch = batch_of(state)
+        if batch.held:
+            return self._answered(state, lambda: self._isolate_held(state, batch))
+        return self._isolate_fresh(state, batch)
+
+    def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+        lease, one = lease_of(state), self._transactional
+        parts = Parts(batch, self._fresh.places(batch), blocks=self._delivery.blocking is Blocks.KEY)
+        everything = (*batch.excluded, *(place.checkpoint for place in parts.places))
+        settle = self._fresh.settle_with(state, batch, everything)
+        request = replace(self._fresh.request(state, batch), first=False) if one else None
+        failed: tuple[Failure, ...] = ()
+
+        def effects(transaction: Transaction) -> Reached:
+            nonlocal failed
+            self._try_parts(transaction, parts, begin_search(len(parts.places), state.block), FRESH_SECONDS)
+            failed = parts.failures(self._delivery)
+            reached = replace(request, new=parts.done().examined) if request else None
+            return Reached(reached, len(parts.sorted.handled))
+
+        def keep(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+            return settle(connection, parts.done(), failed)
+
+        if not one and (told := self._fresh.find_loss(state, batch)) is not None:
+            return told
+        outcome = self._runner.run(self._target.connection(), lease.epoch, request, effects, keep if one else None)
+        if not isinstance(outcome, outcomes.Stored):
+            return outcome
+        handled = len(parts.sorted.handled)
+        done = replace(parts.done(), matched_count=handled)
+        return outcomes.Isolated(done, failed, handled, parts.next_block, stored=one)
+
+    def _isolate_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+        lease, connection = lease_of(state), self._target.connection()
+        parts = Parts(batch, self._held.places(batch), blocks=self._delivery.blocking is not Blocks.NOTHING)
+        settle = self._held.settle_with(state, batch)
+        failed: tuple[Failure, ...] = ()
+
+        def effects(transaction: Transaction) -> int:
+            nonlocal failed
+            self._try_parts(transaction, parts, begin_search(len(parts.places), state.held_block), HELD_SECONDS)
+            failed = parts.failures(self._delivery)
+            return len(parts.sorted.handled)
+
+        def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+            return settle(connection, parts.done(), failed)
+
+        if self._transactional:
+            outcome = self._runner.run(connection, lease.epoch, None, effects, finish)
+        elif self._fresh.find_loss(state, batch) is not None:
+            return outcomes.OwnershipLost("the lease went before held messages were handed over")
+        else:
+            outcome = self._runner.run(connection, lease.epoch, None, effects)
+            if isinstance(outcome, outcomes.Stored):
+                outcome = self._runner.run(connection, lease.epoch, None, None, finish)
+        if not isinstance(outcome, outcomes.Stored):
+            return outcome
+        more = parts.tried < len(parts.places)
+        return outcomes.HeldSorted(len(parts.sorted.handled), failed, parts.next_block, more=more)
+
+    def _sort_named(self, state: ProcessorState, batch: Batch, error: MessagesFailedError) -> outcomes.StepOutcome:
+        """The target took all of a fresh batch but what it names: that is held with the checkpoint, which passes all.
+
+        Also what it took behind a message of the same key that failed: nothing takes that back.
+
+        Raises:
+            MessagesFailedError: where what fails is not to be passed.
+
+        """
+        delivery = self._delivery
+        if delivery.blocking is Blocks.PARTITION or state.poison_search is not None or not self._are_refusals(error):
+            raise error
+        places = [place for place in self._fresh.places(batch) if place.checkpoint in error.failed]
+        named = find_blamed(places, delivery.blocking)
+        alone = frozenset(named)
+        behind = tuple(place.checkpoint for place in places if place not in alone)
+        failed = decide_failures([(place, error.failed[place.checkpoint]) for place in named], delivery)
+        count = batch.matched_count - len(places)
+        done = replace(batch, matched_count=count, excluded=(*batch.excluded, *behind))
+        return outcomes.Isolated(done, failed, count, delivery.batch_limit, stored=False)
+
+    def _sort_named_held(
+        self, state: ProcessorState, batch: Batch, settle: Settle, error: MessagesFailedError
+    ) -> outcomes.StepOutcome:
+        """The same for held messages: those taken are settled, and those named wait again, in one transaction."""
+        if not self._are_refusals(error):
+            raise error
+        handled = tuple(each for each in batch.held if each.checkpoint not in error.failed)
+        refused = [each for each in batch.held if each.checkpoint in error.failed]
+        named = find_blamed(refused, self._delivery.blocking)
+        failed = decide_failures([(each, error.failed[each.checkpoint]) for each in named], self._delivery)
+        done = replace(batch, held=handled)
+
+        def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+            return settle(connection, done, failed)
+
+        outcome = self._runner.run(self._target.connection(), lease_of(state).epoch, None, None, finish)
+        if not isinstance(outcome, outcomes.Stored):
+            return outcome
+        return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit, more=False)
+
+    def _are_refusals(self, error: MessagesFailedError) -> bool:
+        return all(failing.is_refusal(each, self._delivery.retry) for each in error.failed.values())
+
+    def _try_parts(self, transaction: Transaction, parts: Parts, search: Search, seconds: float) -> None:
+        """Handle the batch in parts; what no message is to blame for is raised."""
+        target, settings = self._effects.inside, self._delivery.retry
+        unmarked = replace(transaction, mark=None)
+        connection, count = transaction.connection, len(parts.places)
+        until = time.monotonic() + min(seconds, self._part_seconds)
+        pairs = [place.checkpoint for place in parts.places]
+        left = max(0.0, until - time.monotonic())
+        find_all = self._effects.open_search(transaction, parts.batch, pairs, parts.blocking_keys, left)
+
+        def handle(begin: int, end: int) -> None:
+            part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))
+            if part.matched_count:
+                target.handle(unmarked, part)
+
+        def is_enough(found: Isolated) -> bool:
+            parts.note(found)
+            return time.monotonic() >= until
+
+        def run() -> Isolated:
+            return isolate(
+                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough,
+                None if find_all is None else lambda search, most: find_all(search, parts.waiting(0, count), most),
+            )  # fmt: skip
+
+        parts.end(self._effects.limited(connection, run))

@@ -1,0 +1,90 @@
+"""The loop: the partition runner that is due does its step; nothing due, wait. It decides nothing.
+
+One thread does all steps, so a user's handler is never called twice at the same time in one process. The runner that
+has been due longest goes first: a busy partition cannot starve the others.
+"""
+
+from __future__ import annotations
+
+import time
+from math import isinf
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.processor import outcomes
+from outbox_core.processor.state import Step
+from outbox_worker.observe.status import Activity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox_worker.competing.consumer import ConsumerRunner
+    from outbox_worker.engine.partition_runner import PartitionRunner
+    from outbox_worker.observe.status import Progress
+    from outbox_worker.shutdown import Waker
+
+TICK: Final = 1.0
+"""Seconds between two looks around while waiting: heartbeats of the broker, a changed handler."""
+_SLACK: Final = 120.0
+"""Beyond delivery.timeout, for connecting, storing and rolling back."""
+_LONG: Final = 3600.0
+"""For migrations, and for finding a start in a large outbox."""
+_LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
+
+
+class Loop:
+    """Runs the partition runners of one processor until each has come to its END."""
+
+    def __init__(
+        self, runners: Sequence[PartitionRunner | ConsumerRunner], *, waker: Waker, progress: Progress
+    ) -> None:
+        """Keep the runners, at least one; they share target and delivery."""
+        self._runners = runners
+        self._target = runners[0].context.target
+        self._throttle = runners[0].context.throttle
+        self._waker = waker
+        self._progress = progress
+        self._longest = runners[0].context.config.delivery.timeout.total_seconds() + _SLACK
+        self._next_tick = 0.0
+        self._activity = Activity(runners[0].context.status)
+
+    def run(self) -> None:
+        """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
+        while live := [runner for runner in self._runners if not runner.state.step.is_terminal]:
+            if all(runner.is_obsolete for runner in live):
+                return
+            self._activity.look()
+            if self._interrupt(live):
+                continue
+            self._share(live)
+            runner = min(live, key=lambda each: each.state.due)
+            self._progress.expect("loop", within=_LONG if runner.state.step in _LONG_STEPS else self._longest)
+            left = runner.state.due - time.monotonic()
+            if left <= 0:
+                runner.advance()
+                continue
+            self._waker.wait(TICK if isinf(left) else min(left, TICK))
+            if self._tick():
+                for each in live:
+                    each.advance(outcomes.HandlerChanged())
+        self._activity.tell()
+
+    def _share(self, live: Sequence[PartitionRunner | ConsumerRunner]) -> None:
+        """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
+        self._throttle.share = sum(runner.share for runner in live) / len(self._runners)
+
+    @staticmethod
+    def _interrupt(live: Sequence[PartitionRunner | ConsumerRunner]) -> bool:
+        """Tell each runner what makes its waiting pointless; say whether there was anything."""
+        found = [(runner, outcome) for runner in live if (outcome := runner.find_interruption()) is not None]
+        for runner, outcome in found:
+            runner.advance(outcome)
+        return bool(found)
+
+    def _tick(self) -> bool:
+        """Once a second: let the target keep its connection alive; say whether it changed."""
+        now = time.monotonic()
+        if now < self._next_tick:
+            return False
+        self._next_tick = now + TICK
+        self._target.keep_alive()
+        return self._target.changed()

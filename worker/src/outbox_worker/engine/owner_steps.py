@@ -1,0 +1,380 @@
+"""The steps of every owner: prepare, claim, review, acquire, load, record what was refused, release.
+
+They are the same in every mode; what a mode adds is said by its `OwnedUnit` and its `Supply`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.ports import OwnedUnit, Supply
+from outbox_core.processor import outcomes
+from outbox_core.processor.state import lease_of
+from outbox_core.progress.checkpoint import parse_checkpoint
+from outbox_core.report import Reason
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres import identity, remote_target
+from outbox_worker.postgres.admin import mappings
+from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.progress import checkpoints, conflicts, rebuilds, starts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from outbox_core.processor.state import ProcessorState, Step
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.report import Conflict
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.engine.transaction import TransactionRunner
+    from outbox_worker.feeds.partition_reader import PartitionReader
+
+PrepareOutcome = outcomes.Prepared | outcomes.OwnershipLost
+_log = get_logger("outbox.worker")
+ECHO_SECONDS: Final = 0.5
+"""For so long the failure of one partition to prepare is every partition's: they share the connection."""
+
+
+class Preparation:
+    """Connects and checks, for all partitions of a process; remembers a failure for a moment, if it is told to."""
+
+    def __init__(self, echo_seconds: float = 0.0) -> None:
+        """Remember nothing yet."""
+        self._echo_seconds = echo_seconds
+        self._error: OutboxError | None = None
+        self._until = 0.0
+
+    def run(self, act: Callable[[], PrepareOutcome]) -> PrepareOutcome:
+        """Do it, unless it failed a moment ago.
+
+        Raises:
+            OutboxError: it failed, now or then.
+
+        """
+        if self._error is not None and time.monotonic() < self._until:
+            raise self._error
+        try:
+            outcome = act()
+        except OutboxError as err:
+            self._error, self._until = err, time.monotonic() + self._echo_seconds
+            raise
+        self._error = None
+        return outcome
+
+
+class StartFinder:
+    """Finds where a processor without a checkpoint starts."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Keep the context."""
+        self._context = context
+        self._start: Checkpoint | None = None
+
+    def look_ahead(self, connection: psycopg.Connection[Any]) -> None:
+        """Look before the transaction, which would be idle for as long as another database looks for the start."""
+        self._start = None
+        if self._context.databases.has_remote_target and checkpoints.load(connection, self._context.key) is None:
+            self._start = remote_target.read_durably(self._source, lambda: self.find(connection), lambda _: True)
+
+    def find(self, connection: psycopg.Connection[Any]) -> Checkpoint:
+        """Compute where to start: read in the source's database, or copied from another processor."""
+        config = self._context.config
+        if self._start is not None:
+            return self._start
+        if config.start_from.processor_id is not None:
+            return self.find_other(connection, config.start_from.processor_id).start
+        return checkpoints.compute_start(
+            self._source, config.source, config.start_from, remote_target=self._context.databases.has_remote_target
+        )
+
+    def find_other(self, connection: psycopg.Connection[Any], other_id: str) -> starts.OtherStart:
+        """Find where another processor stands."""
+        return starts.find_other(connection, self._source, self._context.config.source, self._context.key, other_id)
+
+    @property
+    def _source(self) -> psycopg.Connection[Any]:
+        return self._context.databases.source.connection()
+
+
+class NothingPrepared(Supply):
+    """For a mode whose batches need nothing before they are asked for."""
+
+
+class WholeProcessor(OwnedUnit):
+    """A processor that is not partitioned: one checkpoint, one owner."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Keep the context."""
+        self._context = context
+        self._start = StartFinder(context)
+
+    @override
+    def before_load(self, connection: psycopg.Connection[Any]) -> None:
+        self._start.look_ahead(connection)
+
+    @override
+    def load(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
+        """Load the checkpoint; the first owner writes down where to start."""
+        key = self._context.key
+        count = partitions.fetch_count(connection, key)
+        if count is not None:
+            raise ConfigurationError(
+                f"processor {key.processor_id!r} is divided into {count} partitions here: one checkpoint means "
+                "nothing to it. Set delivery.mode to Partitioned, or use another processorId",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        return checkpoints.ensure_start(
+            connection, key, self._context.config.source, lambda: self._start.find(connection),
+            epoch=lease.epoch, token=lease.token,
+        )  # fmt: skip
+
+
+class OwnerSteps:
+    """What an owner does before its first batch, and when it was refused."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        runner: TransactionRunner,
+        reader: PartitionReader,
+        supply: Supply,
+        unit: OwnedUnit,
+        preparation: Preparation,
+        *,
+        take_over: bool,
+    ) -> None:
+        """Keep the collaborators; `take_over` forces the first claim."""
+        self._context = context
+        self._databases = context.databases
+        self._runner = runner
+        self._supply = supply
+        self._unit = unit
+        self._reader = reader
+        self._preparation = preparation
+        self._force = take_over
+        self._timeline: int | None = None
+        self._prepared = (0, 0)
+        self._connections: tuple[psycopg.Connection[Any], ...] = ()
+        self._lease = context.config.delivery.lease_duration
+        self._timeout = context.config.delivery.timeout.total_seconds()
+
+    def is_unprepared(self, step: Step) -> bool:
+        """Say whether a connection was opened since this partition prepared, by another one that shares it.
+
+        It may lead to another server, and what was looked at on the one before means nothing there.
+        """
+        # A session opens another connection only where the one before is closed.
+        if self._connections and not any(connection.closed for connection in self._connections):
+            return False
+        self._databases.target.connection()
+        if step.needs_lease:
+            self._databases.source.connection()
+        return self._databases.opened != self._prepared
+
+    def prepare(self, state: ProcessorState) -> PrepareOutcome:
+        """Connect; check schema and identity."""
+        self._supply.check()
+        return self._preparation.run(lambda: self._prepare(state))
+
+    def _prepare(self, state: ProcessorState) -> PrepareOutcome:
+        found = self._databases.prepare()
+        self._prepared = self._databases.opened
+        self._connections = (self._connection(), self._databases.source.connection())
+        self._context.observer.start(self._reader.messages)
+        # Before anything is loaded: what is learned from here on is of this run, or is found not to be.
+        run = identity.fetch_run(self._connection(), self._context.key.schema)
+        known, self._runner.server_run = self._runner.server_run, run
+        crashed = known not in (None, run)
+        if crashed:
+            self._reader.messages.forget()
+        promoted = self._find_promotion(found.timeline)
+        if promoted is not None and state.lease is not None:
+            return promoted
+        if crashed:
+            self._supply.note_crash()
+        return outcomes.Prepared(crashed=crashed)
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        """Where claim, lease, checkpoint and effects are."""
+        return self._databases.target.connection()
+
+    def _find_promotion(self, timeline: int) -> outcomes.OwnershipLost | None:
+        """Believe nothing that was stored on another timeline: the promoted standby may not have received all of it."""
+        before, self._timeline = self._timeline, timeline
+        if before in (None, timeline):
+            return None
+        self._reader.messages.forget()
+        self._context.ownership.drop_lease()
+        return outcomes.OwnershipLost(
+            f"the server was promoted (timeline {before} to {timeline}): what is stored is read again"
+        )
+
+    def claim(self, _state: ProcessorState) -> outcomes.ClaimAnswered:
+        """Ask for the claim."""
+        context = self._context
+        context.ownership.drop_lease()
+        answer = ownership.claim(
+            self._connection(),
+            context.key,
+            context.config.resource,
+            force=self._force,
+            sweep_uids=context.config.sweep_uids,
+        )
+        context.status.set_claim_holder(answer.holder)
+        if answer.granted:
+            self._force = False
+            context.ownership.note_claim()
+            mappings.note(self._connection(), context.key, context.config.resource.uid, context.config.source)
+            self._unit.after_claim(self._connection())
+            return outcomes.ClaimAnswered(granted=True, holder=answer.holder)
+        context.ownership.drop_claim()
+        if self._force:
+            self._end_stuck_transactions()
+        if (successor := rebuilds.find_superseding(self._connection(), context.key)) is not None:
+            raise ConfigurationError(
+                f"processor {successor!r} replaced this one, which can never run again: delete this resource",
+                reason=Reason.SUPERSEDED,
+            )
+        if answer.holder is None or answer.holder.uid == context.config.resource.uid:
+            raise TransientError("the claim is being changed at this moment", reason=Reason.STARTING)
+        return outcomes.ClaimAnswered(answer.granted, answer.holder)
+
+    def review(self, _state: ProcessorState) -> outcomes.Reviewed:
+        """See whether a conflict is open; carry out the person's decision, if the resource has one for it."""
+        context = self._context
+        connection = self._connection()
+        found = conflicts.find_open(connection, context.key)
+        note = ""
+        if found is not None and context.config.resolution is not None:
+            answer = conflicts.resolve(connection, context.key.schema, context.config.resolution)
+            _log.info("a decision about a conflict", extra={"answer": answer.name, "conflict": found.id})
+            note = _NOTES.get(answer, "")
+            found = conflicts.find_open(connection, context.key)
+        context.status.set_observed(conflicts=conflicts.summary(connection, context.key))
+        if found is None:
+            # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
+            context.databases.check_source(context.key)
+        return outcomes.Reviewed(_open_conflict(found) if found else None, note)
+
+    def check_target(self, _state: ProcessorState) -> outcomes.TargetReady:
+        """Look whether the target can work at all, and wait until batches can be prepared for it."""
+        self._context.shutdown.limited(self._timeout, self._context.target.check)
+        self._supply.await_ready()
+        return outcomes.TargetReady()
+
+    def acquire(self, _state: ProcessorState) -> outcomes.StepOutcome:
+        """Ask for the lease."""
+        context, connection = self._context, self._connection()
+        answer = ownership.acquire_lease(
+            connection,
+            context.key,
+            claim_uid=context.config.resource.uid,
+            pod=context.pod,
+            token=context.token,
+            lease=self._lease,
+        )
+        context.status.set_lease_pod(answer.pod)
+        if not answer.acquired or answer.epoch is None:
+            refused = outcomes.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
+            return self._unit.after_refusal(connection) or refused
+        lease = outcomes.HeldLease(context.key.partition, answer.epoch, context.token)
+        context.ownership.note_lease(lease)
+        _log.info("lease acquired", extra={"epoch": answer.epoch})
+        return outcomes.LeaseAnswered(lease)
+
+    def _end_stuck_transactions(self) -> str:
+        """Let no frozen process keep what is open to us; with our own lease the heartbeat goes on with it.
+
+        Returns what our role cannot end, for people.
+        """
+        stuck = ownership.end_stuck_transactions(self._connection(), self._context.key, epoch=None)
+        if stuck.ended:
+            _log.warning("ended transactions of a former owner's process that were stuck", extra={"count": stuck.ended})
+        return stuck.left
+
+    def load(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Load the checkpoint under the lease; see what former owners left."""
+        loaded = self._load(state)
+        return self._unit.after_load() or loaded
+
+    def _load(self, state: ProcessorState) -> outcomes.StepOutcome:
+        lease = lease_of(state)
+        connection = self._connection()
+        self._unit.before_load(connection)
+        try:
+            with connection.transaction():
+                ownership.limit_transaction(connection, self._lease)
+                found = self._unit.load(connection, lease)
+        except checkpoints.TamperedError as err:
+            # The worker that was told did not record it; or no worker was there to be told.
+            return outcomes.Rejected(err.edit.answer, err.edit.kept, None, err.edit.stored)
+        if found is None:
+            return outcomes.OwnershipLost("the lease went before the start was stored")
+        _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})
+        review = holding.review(
+            connection, self._context.key, lease, generation=self._context.config.fingerprint, forgive=state.forgiven
+        )
+        if review is None:
+            return outcomes.OwnershipLost("the lease went before it was seen what former owners left")
+        return outcomes.Loaded(found.pair, found.start_from_used, review)
+
+    def record(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Report a refusal in its own transaction; if a person must decide, give the lease back."""
+        refused = state.refusal
+        if refused is None:
+            raise TransientError("no refusal to record", reason=Reason.INTERNAL_ERROR)
+        context = self._context
+        lease = lease_of(state)
+        connection = self._connection()
+        if refused.answer.needs_person:
+            # A pool hides a crash and a failover: the row was not edited, the server has lost the latest commits.
+            self._runner.check_run(connection)
+            if (promoted := self._find_promotion(identity.fetch_timeline(connection, context.key.schema))) is not None:
+                return promoted
+        refusal = conflicts.Refusal(
+            code=refused.answer,
+            expected=refused.expected,
+            stored=refused.stored,
+            new=refused.new,
+            epoch=lease.epoch,
+            pod=context.pod,
+            claim_uid=context.config.resource.uid,
+            needs_person=refused.answer.needs_person,
+        )
+        number = conflicts.record_refusal(connection, context.key, refusal)
+        if refused.answer.needs_person:
+            # A rewind is refused while an owner is live.
+            ownership.release_lease(connection, context.key, epoch=lease.epoch, token=lease.token)
+        context.ownership.drop_lease()
+        context.status.set_observed(conflicts=conflicts.summary(connection, context.key))
+        return outcomes.Recorded(number)
+
+    def release(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Give the lease back between two batches, so that another process can take it."""
+        lease = lease_of(state)
+        ownership.release_lease(self._connection(), self._context.key, epoch=lease.epoch, token=lease.token)
+        self._context.ownership.drop_lease()
+        return outcomes.Released()
+
+
+_NOTES = {
+    conflicts.ResolveAnswer.PAIR_DIFFERS: "the decision on the resource names another pair than the one stored now",
+    conflicts.ResolveAnswer.UNKNOWN: "the decision on the resource is about another conflict",
+    conflicts.ResolveAnswer.OWNER_LIVE: "the decision waits until the last owner's lease is over",
+}
+
+
+def _open_conflict(conflict: Conflict) -> outcomes.OpenConflict:
+    return outcomes.OpenConflict(
+        conflict.id,
+        conflict.code,
+        parse_checkpoint(conflict.expected) if conflict.expected else None,
+        parse_checkpoint(conflict.stored) if conflict.stored else None,
+    )

@@ -1,0 +1,215 @@
+"""One partition's life: carry out the step that is due, let `outbox_core.processor` decide, tell status and log."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.processor import outcomes
+from outbox_core.processor.lifecycle import decide_next
+from outbox_core.processor.state import Policy, Step
+from outbox_core.spec import Engine
+from outbox_worker.engine.run_step import run_step
+from outbox_worker.engine.steps import isolates
+from outbox_worker.logs import get_logger
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from outbox_core.processor.state import ProcessorState
+    from outbox_worker.engine.steps import StepContext, Steps
+    from outbox_worker.observe.telemetry import Telemetry
+    from outbox_worker.ownership.membership import Membership
+
+_log = get_logger("outbox.worker")
+_HANDLING: Final = frozenset({Step.HANDLE, Step.HANDLE_HELD, Step.ISOLATE})
+
+
+class PartitionRunner:
+    """A partition in this process, owned by it or not. A processor that is not partitioned has one, number 0."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        steps: Steps,
+        state: ProcessorState,
+        *,
+        telemetry: Telemetry,
+        chance: Random,
+        membership: Membership | None = None,
+    ) -> None:
+        """Begin with `state`; `membership` says which partitions this process shall own, None: the only one."""
+        self.context = context
+        self.state = state
+        self._steps = steps
+        self._telemetry = telemetry
+        self._random = chance
+        self._membership = membership
+        self._policy = Policy(
+            context.config.delivery,
+            context.config.guarantee,
+            bisects=context.config.engine is Engine.WORKER,
+            isolates=isolates(context),
+        )
+        self._batch_began = 0.0
+        self._found_fresh = True
+        """The last look at the outbox gave the target something, or there was none yet."""
+        self._shown = state
+        context.status.set_state(state, context.key.partition)
+
+    @property
+    def owns(self) -> bool:
+        """The partition is this process's, as far as it knows."""
+        return self.state.lease is not None
+
+    @property
+    def share(self) -> float:
+        """Of this partition's part of the processor's rate, what this process uses.
+
+        All of it, if it owns the partition.
+        """
+        return float(self.owns)
+
+    @property
+    def is_obsolete(self) -> bool:
+        """The number of partitions changed, and nothing of this partition is in hand any more."""
+        return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK
+
+    def find_interruption(self) -> outcomes.StepOutcome | None:
+        """Say what makes waiting, or the step, pointless."""
+        context, step = self.context, self.state.step
+        if context.shutdown.requested and not self.state.is_last_work:
+            return outcomes.StopRequested()
+        if step.needs_claim and (why := context.ownership.claim_lost):
+            return outcomes.OwnershipLost(why)
+        if step.needs_lease and (why := context.ownership.lease_lost):
+            return self._find_loss(why)
+        if self._membership is None:
+            return self._look_again()
+        wanted = self._membership.is_assigned(context.key.partition)
+        if wanted and step is Step.PARK:
+            return outcomes.Assigned()
+        return outcomes.Revoked() if not wanted and step.can_yield else self._look_again()
+
+    def _look_again(self) -> outcomes.StepOutcome | None:
+        """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
+        seen = self.context.watch.take(self.context.key.partition) if self.state.step is Step.FETCH else None
+        if seen is None:
+            return None
+        unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
+        return outcomes.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
+
+    def _find_loss(self, why: str) -> outcomes.StepOutcome:
+        """Lost; or given back by the heartbeat, while another runner was busy."""
+        if not self.context.ownership.given_back:
+            return outcomes.OwnershipLost(why)
+        self.context.ownership.drop_lease()
+        return outcomes.Released()
+
+    def advance(self, outcome: outcomes.StepOutcome | None = None) -> None:
+        """Do the step, unless there is an `outcome` already, and decide what comes next."""
+        before = self.state
+        if outcome is None and not self.context.ownership.begin_step() and before.step.needs_lease:
+            self.context.ownership.drop_lease()
+            outcome = outcomes.Released()
+        if before.step is Step.TAKE_HELD and self.context.throttle.prefers_fresh and self._found_fresh:
+            before = replace(before, step=Step.FETCH)
+        if outcome is None:
+            blocked = self.context.throttle.find_obstacle(time.monotonic()) if before.step.uses_target else None
+            outcome = blocked or self._perform(before)
+        if isinstance(outcome, outcomes.Fetched):
+            self._found_fresh = outcome.batch.matched
+        self._count(before, outcome)
+        self.state = decide_next(before, outcome, time.monotonic(), self._policy, self._random.random())
+        if self.state.step.rests:
+            self.context.ownership.rest()
+        before_shown, self._shown = self._shown, self.context.throttle.shown(self.state)
+        self._tell(before, outcome, before_shown)
+        self.context.status.set_state(self._shown, self.context.key.partition)
+
+    def _perform(self, state: ProcessorState) -> outcomes.StepOutcome:
+        if state.step in _HANDLING and state.batch is not None:
+            self._batch_began = time.monotonic()
+            self.context.throttle.begin(state.batch.matched_count)
+        outcome = run_step(self.context, lambda: self._steps.perform(state), self._names | {"step": state.step.value})
+        return self._steps.name_failed(state, outcome) if isinstance(outcome, outcomes.Failed) else outcome
+
+    def _count(self, state: ProcessorState, outcome: outcomes.StepOutcome) -> None:
+        status = self.context.status
+        match outcome:
+            case outcomes.HeldHandled():
+                status.add_batch(outcome.count)
+                self.context.throttle.succeed(outcome.count)
+            case outcomes.Stored() if state.batch is not None:
+                status.add_batch(outcome.count)
+                if outcome.count:
+                    self.context.throttle.succeed(outcome.count)
+                self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=True)
+            case outcomes.Isolated():
+                keys = {each.key for each in outcome.failed}
+                self._count_some(
+                    outcome.count, keys, stored=outcome.stored, more=outcome.batch.full, retried=False
+                )  # fmt: skip
+            case outcomes.HeldSorted():
+                keys = {each.key for each in outcome.failed}
+                self._count_some(outcome.handled, keys, stored=True, more=False, retried=True)
+            case outcomes.Rejected():
+                status.add_refusal(int(outcome.answer))
+            case outcomes.Failed() | outcomes.CommitUnknown():
+                status.set_error(outcome.error.detail or str(outcome.error))
+                if state.batch is not None:
+                    self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=False)
+                    if state.step in _HANDLING:
+                        self.context.throttle.fail(outcome.error, state.batch, time.monotonic())
+            case _:
+                pass
+
+    def _count_some(self, count: int, keys: set[str], *, stored: bool, more: bool, retried: bool) -> None:
+        """Some of a batch failed: if none of it was handled, that says something of the target."""
+        if stored:
+            self.context.status.add_batch(count)
+        self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=count > 0)
+        if count:
+            self.context.throttle.succeed(count)
+        elif keys:
+            self.context.throttle.fail_messages(keys, time.monotonic(), more=more, retried=retried)
+
+    def _tell(self, before: ProcessorState, outcome: outcomes.StepOutcome, shown: ProcessorState) -> None:
+        """Log what a person would want to read later: changes, refusals, failures. Not every batch."""
+        after = self.state
+        if isinstance(outcome, outcomes.Rejected):
+            _log.warning(
+                "store_processor_checkpoint refused",
+                extra=self._names
+                | {
+                    "code": int(outcome.answer),
+                    "expected": str(outcome.expected),
+                    "stored": str(outcome.stored),
+                    "new": str(outcome.new),
+                },
+            )
+        elif isinstance(outcome, outcomes.Failed | outcomes.CommitUnknown):
+            _log.warning(
+                "failed",
+                extra=self._names
+                | {
+                    "step": before.step.value,
+                    "reason": outcome.error.reason.value,
+                    "error": str(outcome.error),
+                    "detail": outcome.error.detail,
+                    "attempt": after.attempt,
+                    "retryInSeconds": round(max(0.0, after.due - time.monotonic()), 3),
+                },
+            )
+        told = self._shown
+        if (shown.state, shown.message) != (told.state, told.message):
+            _log.info(
+                "state",
+                extra=self._names
+                | {"state": told.state.value, "reason": told.reason.value, "why": told.message or None},
+            )
+
+    @property
+    def _names(self) -> dict[str, object]:
+        return {} if self._membership is None else {"partition": self.context.key.partition}

@@ -1,0 +1,263 @@
+"""Mode Partitioned: how a partition is owned, and how it is read up to a barrier."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.message import Batch
+from outbox_core.ports import Feed, OwnedUnit
+from outbox_core.processor import outcomes
+from outbox_core.progress.barrier import describe_barrier, describe_key
+from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
+from outbox_core.progress.coverage import as_window, covers
+from outbox_core.report import Reason
+from outbox_worker.engine.owner_steps import StartFinder
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.progress import checkpoints, starts
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_core.processor.state import ProcessorState
+    from outbox_core.progress.barrier import Partitioning
+    from outbox_core.spec import Partitions
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.feeds.cursor import CursorFeed
+    from outbox_worker.feeds.partition_reader import PartitionReader
+    from outbox_worker.ownership.membership import Membership
+
+_log = get_logger("outbox.worker")
+PASSING_SECONDS: Final = 5.0
+"""Between two looks of an idle partition whether there are messages of others behind its checkpoint."""
+
+
+class Partition(OwnedUnit):
+    """One partition of a processor: with a lease of its own, as many as the database says."""
+
+    def __init__(self, context: StepContext, membership: Membership) -> None:
+        """Keep the context, and what this process knows of the partitions.
+
+        Raises:
+            ConfigurationError: the resource names no partitions.
+
+        """
+        self._context = context
+        self._start = StartFinder(context)
+        self._membership = membership
+        partitions = context.config.delivery.partitions
+        if partitions is None:
+            raise ConfigurationError("delivery.mode Partitioned needs delivery.partitions")
+        self._partitions: Partitions = partitions
+
+    @override
+    def after_claim(self, connection: psycopg.Connection[Any]) -> None:
+        """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
+        config, key, membership = self._context.config, self._context.key, self._membership
+        if self._context.databases.has_remote_target:
+            # The barrier is a place of this database: it means nothing to another database's messages.
+            there = partitions.fetch_count(connection, key)
+            if there is not None and there != membership.asked:
+                raise ConfigurationError(
+                    f"processor {key.processor_id!r} has {there} partitions and {membership.asked} are asked for: the "
+                    "number cannot be changed where the messages are in another database. "
+                    f"Ask for {there}, or use another processorId",
+                    reason=Reason.PARTITIONS_DIFFER,
+                )
+        there = rebalance.ask(
+            connection, key, config.resource, generation=config.generation, count=membership.asked,
+            by=describe_key(self._partitions.key),
+        )  # fmt: skip
+        membership.note_count(there)
+
+    @override
+    def after_refusal(self, connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+        """Another process has it, or there is no such partition any more."""
+        self._membership.note_count(partitions.fetch_count(connection, self._context.key))
+        return outcomes.Revoked() if self._membership.outdated else None
+
+    @override
+    def before_load(self, connection: psycopg.Connection[Any]) -> None:
+        self._start.look_ahead(connection)
+
+    @override
+    def after_load(self) -> outcomes.StepOutcome | None:
+        # Checked under the lease: a lease granted since then holds under this number, for a change ends them all.
+        return outcomes.Revoked() if self._membership.outdated else None
+
+    @override
+    def load(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
+        """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
+        config, key = self._context.config, self._context.key
+        count, by = self._partitions.count, describe_key(self._partitions.key)
+        # Before the tamper check of the checkpoint: from here on the lease is locked against a change
+        # of the number; the checkpoint of a partition that was removed is not one that was tampered with.
+        answer, stored = self._begin(connection, lease, None), None
+        if answer.owned and answer.count in (None, count):
+            stored = checkpoints.load_untampered(connection, key)
+        if answer.owned and answer.count is None and stored is None:
+            # Computed once for all partitions: one that is first owned later must not start later.
+            answer = self._begin(connection, lease, self._start.find(connection))
+        if not answer.owned or not self._is_as_asked(answer):
+            return None
+        if answer.begun and config.start_from.processor_id is not None:
+            other = self._start.find_other(connection, config.start_from.processor_id)
+            if other.partitioned_like(count, by):
+                starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
+        if answer.begun:
+            self.after_claim(connection)
+        if stored is None:
+            stored = checkpoints.load_untampered(connection, key)
+        if stored is None:
+            raise ConfigurationError(
+                f"partition {key.partition} of processor {key.processor_id!r} has lost its checkpoint row: it was "
+                "deleted it. Put it back with `outbox rewind`, or by hand, then the partition goes on",
+                reason=Reason.CHECKPOINT_OLDER,
+            )
+        checkpoints.check_kind(key, config.source, stored.pair)
+        return checkpoints.Start(stored.pair, start_from_used=answer.begun)
+
+    def _begin(
+        self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease, start: Checkpoint | None
+    ) -> partitions.Begun:
+        return partitions.begin(
+            connection,
+            self._context.key,
+            count=self._partitions.count,
+            by=describe_key(self._partitions.key),
+            start=start,
+            epoch=lease.epoch,
+            token=lease.token,
+        )
+
+    def _is_as_asked(self, found: partitions.Begun) -> bool:
+        """Say whether the processor is divided as this process believes; it may learn another number.
+
+        Raises:
+            ConfigurationError: it is divided by another key, or not at all.
+
+        """
+        count, by = self._partitions.count, describe_key(self._partitions.key)
+        if found.by != by:
+            there = f"{found.count} partitions by {found.by}" if found.count else "not divided"
+            raise ConfigurationError(
+                f"processor {self._context.key.processor_id!r} is {there} here, and {count} partitions by {by} are "
+                f"asked "
+                "for: the same keys would go to other checkpoints. Ask for what is there, or use another processorId",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        self._membership.note_count(found.count)
+        return found.count == count
+
+
+class PartitionFeed(Feed):
+    """Reads a partition after its checkpoint, and no further than a barrier."""
+
+    def __init__(
+        self, context: StepContext, cursor: CursorFeed, reader: PartitionReader, membership: Membership
+    ) -> None:
+        """Keep the context, what reads the partition, and what this process knows of the partitions."""
+        self._context = context
+        self._cursor = cursor
+        self._reader = reader
+        self._membership = membership
+        self._partitioning: Partitioning | None = None
+        self._next_passing = 0.0
+
+    @override
+    def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Read, then look for a barrier: a read before it is asked for cannot have gone beyond it."""
+        connection, known = self._context.databases.target.connection(), self._partitioning
+        barrier = None if known is None else known.barrier
+        # Before reading: from here on nothing more can appear below the barrier.
+        settled = barrier is not None and rebalance.is_settled(connection, barrier)
+        newest = self._find_newest()
+        fetched = self._cursor.fetch(state)
+        now = self._look(connection)
+        if not isinstance(fetched, outcomes.Fetched) or now is None:
+            return fetched
+        self._membership.note_count(now.count)
+        if self._membership.outdated:
+            return outcomes.Revoked()
+        beyond = now.is_beyond_barrier(fetched.batch.examined)
+        if now.has_same_barrier(known):
+            if now.next_count is None:
+                return _pass(newest, state, fetched)
+            return self._stop_at(now, state, fetched, settled=settled)
+        self._partitioning = now
+        self._reader.stop_at(now.barrier)
+        # What was read up to another line, or beyond this one, is dropped: nothing of it was handled.
+        return self.fetch(state) if beyond or barrier is not None else fetched
+
+    def _find_newest(self) -> int | None:
+        """Return, now and then, the newest transaction whose messages nothing can join any more; of all partitions.
+
+        Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
+        server, whose crash could take the transaction back and not what is stored of it here.
+        """
+        if self._context.databases.has_remote_target or time.monotonic() < self._next_passing:
+            return None
+        self._next_passing = time.monotonic() + PASSING_SECONDS
+        return self._reader.messages.find_newest(self._context.databases.source.connection())
+
+    def _look(self, connection: psycopg.Connection[Any]) -> Partitioning | None:
+        """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
+        key = self._context.key
+        now = rebalance.fetch(connection, key)
+        if now is None or now.is_drawn:
+            return now
+        rebalance.draw(connection, key, self._context.config.resource.uid)
+        return rebalance.fetch(connection, key)
+
+    def _stop_at(
+        self, now: Partitioning, state: ProcessorState, fetched: outcomes.Fetched, *, settled: bool
+    ) -> outcomes.Fetched:
+        """End the last batch before the barrier at the barrier.
+
+        Once it is stored, change the number if all are there.
+        """
+        batch = fetched.batch
+        if now.is_beyond_barrier(batch.after) or (now.is_at_barrier(batch.after) and now.is_at_barrier(state.stored)):
+            if rebalance.change(
+                self._context.databases.target.connection(), self._context.key, self._context.config.resource.uid
+            ):
+                _log.info("the number of partitions changed", extra={"barrier": describe_barrier(now)})
+            return outcomes.Fetched(_nothing(batch))
+        if now.barrier is None:  # another transaction holds the row for longer than we wait
+            return outcomes.Fetched(_nothing(batch)) if now.is_beyond_barrier(batch.examined) else fetched
+        if now.barrier.window is not None:
+            return _store_end(batch, fetched) if now.is_at_barrier(batch.examined) else fetched
+        if not settled or batch.full:
+            return fetched
+        return outcomes.Fetched(replace(batch, examined=now.barrier), at_once=True)
+
+
+def _nothing(batch: Batch) -> Batch:
+    return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition)
+
+
+def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) -> outcomes.Fetched:
+    """Let messages of others behind an idle partition's checkpoint count as examined: `outbox prune` waits for it."""
+    batch, stored = fetched.batch, state.stored
+    if newest is None or stored is None or batch.matched or batch.excluded or batch.full or batch.waits_for is not None:
+        return fetched
+    if batch.after.window is None:
+        end = Checkpoint(newest, MAX_POSITION)
+        return outcomes.Fetched(replace(batch, examined=end), at_once=True) if end > batch.examined else fetched
+    passed = f"{newest + 1}:{newest + 1}:"
+    if covers(as_window(stored).lower, passed) or not covers(as_window(batch.examined).lower, passed):
+        return fetched
+    return _store_end(batch, fetched)
+
+
+def _store_end(batch: Batch, fetched: outcomes.Fetched) -> outcomes.Fetched:
+    """Let where it ends be stored: an idle partition has moved its lower snapshot in memory only."""
+    if batch.matched or batch.excluded:
+        return fetched
+    barrier = replace(batch.examined, position=max(batch.examined.position, batch.after.position + 1))
+    return outcomes.Fetched(replace(batch, examined=barrier), at_once=True)

@@ -1,0 +1,158 @@
+"""Before the target: its circuit breaker and the processor's rate, one for a process; and what the heartbeat saw.
+
+Decisions are outbox_core's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from outbox_core import rate, retry
+from outbox_core.breaker import (
+    Breaker,
+    Phase,
+    decide_admission,
+    decide_after_fault,
+    decide_after_messages,
+    decide_after_retry,
+    decide_after_success,
+    decide_shown_phase,
+)
+from outbox_core.errors import HandlerError
+from outbox_core.processor import outcomes
+from outbox_core.report import Reason, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping
+
+    from outbox_core.errors import OutboxError
+    from outbox_core.message import Batch
+    from outbox_core.processor.state import ProcessorState
+    from outbox_core.spec import Delivery
+    from outbox_worker.postgres.feeds.holding import Seen
+
+_ROUNDING = 0.001
+_LATE: Final = 5.0
+"""Seconds by which an attempt may be later than `retry.maxBackoff` asks for: due messages are probes one by one."""
+
+
+class HeldWatch:
+    """What the heartbeat last saw of held messages; each runner takes each look once."""
+
+    def __init__(self) -> None:
+        """Nothing was seen."""
+        self._lock = threading.Lock()
+        self._seen: dict[int, Seen] = {}
+
+    def note(self, seen: Mapping[int, Seen]) -> None:
+        """Take what was seen, by partition."""
+        with self._lock:
+            self._seen = dict(seen)
+
+    def take(self, partition: int) -> Seen | None:
+        """Return what was seen of a partition since it was last asked for."""
+        with self._lock:
+            return self._seen.pop(partition, None)
+
+
+class Throttle:
+    """What one process may hand to its target."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        """Begin closed, with a full bucket."""
+        self._delivery = delivery
+        self._breaker = Breaker()
+        self._bucket: rate.Bucket | None = None
+        self.share = 1.0
+        """Of the processor's rate, this process's: that of the partitions it owns, or one of all consumers."""
+
+    @property
+    def phase(self) -> Phase:
+        """What the breaker lets through, for people: steady during pauses and probes."""
+        longest = self._delivery.retry.max_backoff.total_seconds() + _LATE
+        return decide_shown_phase(self._breaker, time.monotonic(), longest)
+
+    @property
+    def prefers_fresh(self) -> bool:
+        """A due retry must wait until the outbox was looked at and has nothing fresh."""
+        return self._breaker.prefers_fresh
+
+    def find_obstacle(self, now: float) -> outcomes.Throttled | None:
+        """Say whether nothing may be handed over now, and for how long."""
+        self._breaker, wait = decide_admission(self._breaker, now)
+        if wait > 0:
+            return outcomes.Throttled(wait, Reason.CIRCUIT_OPEN, self._describe())
+        limit = self._delivery.rate_limit
+        if limit is not None:
+            self._bucket = rate.refill(self._bucket, limit, self.share, now)
+            wait = rate.seconds_until_one(self._bucket, limit, self.share)
+            if wait > 0:
+                return outcomes.Throttled(wait + _ROUNDING, Reason.RUNNING, "")
+        return None
+
+    def shown(self, state: ProcessorState) -> ProcessorState:
+        """Return what is told of a partition: between two probes, and while one fails, no more than that it waits."""
+        waits = state.state is WorkerState.ACTIVE or (state.state is WorkerState.RETRYING and not state.failures)
+        if not waits or self.phase is not Phase.OPEN:
+            return state
+        return replace(
+            state, state=WorkerState.RETRYING, reason=Reason.CIRCUIT_OPEN, message=self._describe(), attempt=0
+        )  # fmt: skip
+
+    def _describe(self) -> str:
+        """Say why it is open, without what changes with every probe."""
+        settings = self._delivery.circuit_breaker
+        by_messages = len(self._breaker.keys) > self._breaker.faults
+        who = f"messages of {settings.failures} keys or more" if by_messages else "the target"
+        return f"{who} failed in a row: until a message is handled one is tried only now and then"
+
+    def arrive(self, share: float, wait: float, now: float) -> None:
+        """Begin with an empty bucket, that has a message in it after `wait`: others use all of the rate until then."""
+        limit = self._delivery.rate_limit
+        if limit is not None:
+            self.share = share
+            self._bucket = rate.Bucket(1.0 - wait * limit.messages_per_second * share, now)
+
+    def limit(self, most: int, *, retried: bool = False) -> int:
+        """Return how many messages the next batch may have; `retried`: one of messages that are tried again."""
+        most = self._breaker.limit(most, retried=retried)
+        return most if self._bucket is None else max(1, min(most, int(self._bucket.tokens)))
+
+    def begin(self, messages: int) -> None:
+        """So many messages are handed over now."""
+        if self._bucket is not None:
+            self._bucket = rate.spend(self._bucket, messages)
+
+    def succeed(self, messages: int = 1) -> None:
+        """The target took them."""
+        self._breaker = decide_after_success(self._breaker, self._delivery.circuit_breaker, max(1, messages))
+
+    def fail(self, error: OutboxError, batch: Batch, now: float) -> None:
+        """The target, or a message, failed; several messages together prove nothing yet."""
+        settings = self._delivery.circuit_breaker
+        if retry.classify_error(error, self._delivery.retry) is retry.ErrorKind.OUTSIDE:
+            if error.reason is Reason.TARGET_UNAVAILABLE or isinstance(error, HandlerError):
+                self._breaker = decide_after_fault(self._breaker, settings, now)
+        elif batch.matched_count == 1:
+            message = batch.messages[0] if batch.messages else None
+            key: Hashable = batch.examined if message is None else message.partition_key or message.message_id
+            self.fail_messages((key,), now, more=batch.full, retried=batch.is_retried)
+
+    def fail_messages(self, keys: Collection[Hashable], now: float, *, more: bool, retried: bool = False) -> None:
+        """Messages of these keys failed, each by itself, and none was handled with them.
+
+        Args:
+            keys: of the messages.
+            now: the monotonic time.
+            more: the outbox has more that was not tried yet.
+            retried: they had failed before, and are tried again.
+
+        """
+        if retried:
+            self._breaker = decide_after_retry(self._breaker, now)
+        else:
+            settings = self._delivery.circuit_breaker
+            self._breaker = decide_after_messages(self._breaker, settings, keys, now, more=more)

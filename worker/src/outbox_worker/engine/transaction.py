@@ -1,0 +1,243 @@
+"""One transaction of the worker: effects and checkpoint commit together, or neither.
+
+It takes no transaction id before the first write, so that a slow reader delays no processor. Its idle timeout, below
+the lease, ends it on the server should this process be frozen: no lock of ours keeps a successor waiting, and a process
+that wakes up finds nothing left to commit. Where the server waits for this process and is not idle (in a COPY, in a
+pipeline, with a result to hand over) that timeout does not run, and any other would hit slow handlers too: an advisory
+lock shows the transaction to the next owner, who ends it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.processor import outcomes
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.report import Reason
+from outbox_worker.handlers.guard import MARK
+from outbox_worker.postgres import identity
+from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.progress import checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
+    from outbox_worker.postgres.key import ProcessorKey
+
+_IDLE_SHARE: Final = 0.8
+"""Of the lease: the server ends an idle transaction this early, before another process may take over."""
+
+
+RUN_LOOK_SECONDS: Final = 1.0
+"""Between two looks of an idle partition whether the server recovered from a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An open transaction, as targets see it: the connection, and the mark that tells this transaction from another.
+
+    Without a mark the caller looks afterwards whether it is the same, by a savepoint of its own.
+    """
+
+    connection: psycopg.Connection[Any]
+    mark: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequest:
+    """The checkpoint to store, under which lease; `first` stores it before the effects."""
+
+    lease: outcomes.HeldLease
+    expected: Checkpoint | None
+    new: Checkpoint
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What effects answer that find out themselves how far they go: what to store, with so many messages handled."""
+
+    request: StoreRequest | None
+    count: int
+
+
+class TransactionRunner:
+    """Runs transactions of one processor on connections in autocommit."""
+
+    def __init__(self, key: ProcessorKey, *, lease: float, timeout: float) -> None:
+        """Keep the settings; seconds."""
+        self._key = key
+        self._idle_limit = max(1, int(lease * _IDLE_SHARE * 1000))
+        self._statement_limit = max(1, int(timeout * 1000))
+        self.server_run: str | None = None
+        """Of the server, in which everything was learned that a transaction may store; None: not asked yet."""
+        self._next_look = 0.0
+
+    def run(
+        self,
+        connection: psycopg.Connection[Any],
+        epoch: int,
+        request: StoreRequest | None,
+        effects: Callable[[Transaction], int | Reached] | None = None,
+        finish: Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None] | None = None,
+    ) -> outcomes.StepOutcome:
+        """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
+
+        `epoch` is the lease's, or the number of a batch in mode Competing: it shows the transaction to the next owner.
+
+        Without a request only the effects are committed; the Stored that is returned then names no pair of ours.
+        `finish` is the last in the transaction; what it says happened, instead of nothing, is the answer after a
+        roll-back.
+        """
+        committing = False
+        try:
+            transaction = self._begin(connection, epoch)
+            refused = self._store(connection, request) if request and request.first else None
+            count = effects(transaction) if effects and refused is None else 0
+            if isinstance(count, Reached):
+                request, count = count.request, count.count
+            if request and not request.first:
+                refused = self._store(connection, request)
+            if refused is not None:
+                return self._roll_back_refused(connection, refused)
+            if finish is not None and (told := finish(connection)) is not None:
+                self._roll_back(connection)
+                return told
+            committing = True
+            self._commit(connection)
+        except psycopg.Error as err:
+            return self._after_error(connection, request, translate(err), committing=committing)
+        except OutboxError as err:
+            return self._after_error(connection, request, err, committing=committing)
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        return outcomes.Stored(request.new if request else _NOWHERE, count)
+
+    def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+        """Return what the contract answers now, without any effect."""
+        try:
+            self._begin(connection, request.lease.epoch)
+            return self._call(connection, request)
+        finally:
+            self._roll_back(connection)
+
+    def look_at_run(self, connection: psycopg.Connection[Any]) -> None:
+        """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
+
+        Raises:
+            TransientError: the server recovered from a crash that a pooler hid.
+
+        """
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + RUN_LOOK_SECONDS
+            self.check_run(connection)
+
+    def check_run(self, connection: psycopg.Connection[Any]) -> None:
+        """The same, at once.
+
+        Raises:
+            TransientError: the server recovered from a crash.
+
+        """
+        if self.server_run != identity.fetch_run(connection, self._key.schema):
+            raise identity.crashed()
+
+    def _begin(self, connection: psycopg.Connection[Any], epoch: int) -> Transaction:
+        """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip.
+
+        The server is the one that it was when this process last looked, and stays so to the end of the transaction: a
+        crash ends it.
+
+        Raises:
+            TransientError: it recovered from a crash since.
+
+        """
+        mark = uuid.uuid4().hex
+        cursor = connection.execute(
+            sql.SQL(
+                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+                "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
+                "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
+                "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int), "
+                "{schema}.server_run()::text"
+            ).format(
+                schema=sql.Identifier(self._key.schema),
+                idle=sql.Literal(str(self._idle_limit)),
+                statement=sql.Literal(str(self._statement_limit)),
+                name=sql.Literal(MARK),
+                mark=sql.Literal(mark),
+                lock=sql.Literal(self._key.lock_name),
+                epoch=sql.Literal(epoch),
+            )
+        )
+        while cursor.nextset():
+            pass
+        row = cursor.fetchone()
+        if self.server_run is not None and (row is None or row[-1] != self.server_run):
+            raise identity.crashed()
+        return Transaction(connection, mark)
+
+    def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+        return checkpoints.store(
+            connection,
+            self._key,
+            new=request.new,
+            expected=request.expected,
+            epoch=request.lease.epoch,
+            token=request.lease.token,
+        )
+
+    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.Rejected | None:
+        answer = self._call(connection, request)
+        if not answer.rolls_back:
+            return None
+        return outcomes.Rejected(answer, request.expected, request.new, None)
+
+    def _roll_back_refused(self, connection: psycopg.Connection[Any], refused: outcomes.Rejected) -> outcomes.Rejected:
+        self._roll_back(connection)
+        stored = checkpoints.load(connection, self._key)
+        return outcomes.Rejected(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
+
+    def _commit(self, connection: psycopg.Connection[Any]) -> None:
+        tag = connection.execute("COMMIT").statusmessage
+        if tag != "COMMIT":
+            raise TransientError(f"the server answered COMMIT with {tag}", reason=Reason.DATABASE_UNAVAILABLE)
+
+    def _after_error(
+        self,
+        connection: psycopg.Connection[Any],
+        request: StoreRequest | None,
+        error: OutboxError,
+        *,
+        committing: bool,
+    ) -> outcomes.CommitUnknown | outcomes.Failed:
+        self._roll_back(connection)
+        if connection.closed and request is not None:
+            return outcomes.CommitUnknown(request.expected, request.new, committing, error)
+        if committing and not isinstance(error, TransientError):
+            # A deferred constraint speaks up at COMMIT: the effects are refused, as by any other statement.
+            return outcomes.Failed(
+                HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED)
+            )
+        return outcomes.Failed(error)
+
+    def _roll_back(self, connection: psycopg.Connection[Any]) -> None:
+        """Roll back; a session in which that cannot be done is closed, which does the same."""
+        if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:
+            connection.close()
+
+
+_NOWHERE: Final = BEGINNING

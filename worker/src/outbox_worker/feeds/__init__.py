@@ -1,0 +1,1 @@
+"""Where a partition's batches come from, and where they are acknowledged."""

@@ -1,0 +1,194 @@
+"""Fresh batches of one partition: read after the checkpoint, and acknowledged by storing the next one.
+
+What of a batch is not handled with it is held in the transaction that stores the checkpoint beyond it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from typing_extensions import override
+
+from outbox_core.errors import OutboxError, TransientError
+from outbox_core.part import Place
+from outbox_core.ports import Feed, Settling
+from outbox_core.processor import outcomes
+from outbox_core.processor.failing import POISON_CRASHES, build_poison_error
+from outbox_core.processor.state import lease_of
+from outbox_core.progress.checkpoint import StoreAnswer
+from outbox_core.report import Reason
+from outbox_core.spec import CheckpointTime, Mode
+from outbox_worker.engine.transaction import StoreRequest
+from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.progress import checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outbox_core.message import Batch
+    from outbox_core.ports import Settle
+    from outbox_core.processor.failing import Failure
+    from outbox_core.processor.state import ProcessorState
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.engine.steps import StepContext
+    from outbox_worker.engine.transaction import TransactionRunner
+    from outbox_worker.feeds.partition_reader import PartitionReader
+
+
+class CursorFeed(Feed):
+    """Reads what comes after the checkpoint."""
+
+    def __init__(self, context: StepContext, reader: PartitionReader, runner: TransactionRunner) -> None:
+        """Keep the context, what reads the partition, and what knows the server's run."""
+        self._context = context
+        self._reader = reader
+        self._runner = runner
+        self._delivery = context.config.delivery
+        self._target = context.databases.target
+
+    @override
+    def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Read at most as many messages as the state and the throttle allow, without those that are not due."""
+        after = state.cursor
+        if after is None:
+            raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
+        # Each read of a partition merges many index ranges: what is to be searched is read at once, not only counted.
+        searched = state.block is not None and self._delivery.mode is Mode.PARTITIONED
+        batch = self._reader.read(after, self._limit(state), with_messages=searched)
+        if (batch.delayed_count or state.blocking) and batch.matched:
+            batch = self._exclude(state, batch)
+        if not (batch.matched or batch.excluded):
+            self._runner.look_at_run(self._target.connection())
+        return outcomes.Fetched(batch)
+
+    def _limit(self, state: ProcessorState) -> int:
+        """Most messages of the next batch."""
+        most = self._delivery.batch_limit
+        wanted = state.limit or most
+        if state.poison_search is not None:
+            wanted = min(wanted, state.poison_search.next_size)
+        return min(wanted, self._context.throttle.limit(most))
+
+    def _exclude(self, state: ProcessorState, batch: Batch) -> Batch:
+        """Take out of a batch what is not to be handled now: what is delayed, or waits behind a held message."""
+        connection = self._target.connection()
+        rows = self._reader.relation(batch)
+        if self._delivery.mode is Mode.ORDERED and batch.delayed_count:
+            batch = holding.cut_at_delayed(connection, batch, rows, lambda most: self._reader.read(batch.after, most))
+            if not batch.matched or not state.blocking:
+                return batch
+            rows = self._reader.relation(batch)
+        places, excluded = holding.survey(connection, self._context.key, rows)
+        if not excluded:
+            return replace(batch, places=places)
+        out = set(excluded)
+        return replace(
+            batch,
+            messages=tuple(message for message in batch.messages if message.checkpoint not in out),
+            matched_count=batch.matched_count - len(excluded),
+            excluded=excluded,
+            places=places,
+        )
+
+
+class CheckpointSettling(Settling):
+    """Acknowledges fresh batches: `request` is the fence, what `settle_with` returns holds what is not handled."""
+
+    def __init__(self, context: StepContext, reader: PartitionReader, runner: TransactionRunner) -> None:
+        """Keep the context, what reads the partition, and what runs its transactions."""
+        self._context = context
+        self._reader = reader
+        self._runner = runner
+        self._databases = context.databases
+        self._first = context.config.delivery.checkpoint is CheckpointTime.BEFORE_HANDLING
+
+    @override
+    def request(self, state: ProcessorState, batch: Batch) -> StoreRequest:
+        """Return what is to be stored when the batch is handled."""
+        return StoreRequest(lease_of(state), state.stored, batch.examined, first=self._first)
+
+    @override
+    def settle_with(self, state: ProcessorState, batch: Batch, pairs: Iterable[Checkpoint]) -> Settle:
+        """Return what holds a batch's messages in the transaction that passes them; `pairs`: those that may be held."""
+        lease = lease_of(state)
+        # Here, not in the transaction, which would be idle while another database is read.
+        carried = self._reader.picked(batch, pairs) if self._databases.has_remote_target else None
+
+        def settle(
+            connection: psycopg.Connection[Any], done: Batch, failed: tuple[Failure, ...]
+        ) -> outcomes.StepOutcome | None:
+            if not (done.excluded or failed):
+                return None
+            rows = carried or self._reader.picked(batch, (*done.excluded, *(each.checkpoint for each in failed)))
+            key = self._context.key
+            why = holding.hold(connection, key, lease, rows, excluded=done.excluded, failed=failed)
+            return None if why is None else outcomes.OwnershipLost(why)
+
+        return settle
+
+    @override
+    def places(self, batch: Batch) -> tuple[Place, ...]:
+        """Return where the messages of a batch are that are to be handled, with their keys, in order."""
+        found = batch.places or holding.list_range(
+            self._databases.target.connection(), self._reader.relation(batch), batch.excluded
+        )
+        if not batch.messages:
+            return found
+        keys = {each.checkpoint: each.key for each in found}
+        return tuple(Place(each.checkpoint, keys.get(each.checkpoint, each.message_id)) for each in batch)
+
+    def find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
+        """Look at the lease right before a batch is handed over that cannot be recalled."""
+        lease, connection = lease_of(state), self._databases.target.connection()
+        seconds = self._context.config.delivery.lease_duration
+        if ownership.keep_lease(connection, self._context.key, epoch=lease.epoch, token=lease.token, lease=seconds):
+            return None
+        return self._not_owner(connection, state, batch)
+
+    def mark_in_flight(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome | None:
+        """Write messages down before they are tried; say so if one killed too many processes to be tried again."""
+        connection = self._databases.target.connection()
+        last = holding.find_last(self._databases.source.connection(), self._reader.in_source(batch))
+        crashes = holding.mark_in_flight(
+            connection, self._context.key, lease_of(state), last or batch.examined,
+            in_flight=batch.matched_count, generation=self._context.config.fingerprint,
+        )  # fmt: skip
+        if crashes < 0:
+            return self._not_owner(connection, state, batch)
+        if crashes < POISON_CRASHES or batch.matched_count > 1:
+            return None
+        return outcomes.Failed(build_poison_error(crashes))
+
+    def clear_in_flight(self, state: ProcessorState) -> None:
+        """Say that the attempt was answered. Where that cannot be said, this process says so by coming again."""
+        with suppress(OutboxError, psycopg.Error):
+            holding.clear_in_flight(self._databases.target.connection(), self._context.key, lease_of(state))
+
+    def _not_owner(self, connection: psycopg.Connection[Any], state: ProcessorState, batch: Batch) -> outcomes.Rejected:
+        stored = checkpoints.load(connection, self._context.key)
+        return outcomes.Rejected(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
+
+    def confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Find out about a transaction whose connection broke, before anything else."""
+        doubt = state.doubt
+        if doubt is None:
+            return outcomes.NotCommitted()
+        lease, key = lease_of(state), self._context.key
+        connection = self._databases.target.connection()
+        if doubt.committing:
+            settled = checkpoints.settle(connection, key, epoch=lease.epoch, token=lease.token)
+            if not settled.owned:
+                return outcomes.Rejected(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
+            if settled.pair == doubt.new and settled.pair.window == doubt.new.window:
+                # Of a batch that was handled in part nothing says any more how much of that part failed.
+                whole = state.batch is not None and doubt.new == state.batch.examined
+                return outcomes.Stored(doubt.new, state.batch.matched_count if state.batch and whole else 0)
+        answer = self._runner.ask(connection, StoreRequest(lease, doubt.expected, doubt.new))
+        if answer is StoreAnswer.STORED:
+            return outcomes.NotCommitted()
+        stored = checkpoints.load(connection, key)
+        return outcomes.Rejected(answer, doubt.expected, doubt.new, stored.pair if stored else None)

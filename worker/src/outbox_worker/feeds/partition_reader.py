@@ -1,0 +1,86 @@
+"""What one partition reads of the outbox: its batches, and the SELECT of messages that are to be held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox_worker.postgres import remote_target
+from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from psycopg import sql
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.engine.steps import StepContext
+
+
+def reader_of(config: ProcessorConfig, partition: int, barrier: Checkpoint | None = None) -> MessageReader:
+    """Return the reader of one partition, up to the barrier; a processor that is not partitioned has number 0 only."""
+    partitions = config.delivery.partitions
+    part = None if partitions is None else Slice(partition, partitions, barrier)
+    return MessageReader(config.source, part, remote_target=config.has_remote_target)
+
+
+def partitioned_into(config: ProcessorConfig, count: int) -> ProcessorConfig:
+    """Return the configuration with as many partitions as there are, instead of those that were asked for."""
+    delivery = config.delivery
+    if delivery.partitions is None or delivery.partitions.count == count:
+        return config
+    partitions = delivery.partitions.model_copy(update={"count": count})
+    return config.model_copy(update={"delivery": delivery.model_copy(update={"partitions": partitions})})
+
+
+class PartitionReader:
+    """Reads one partition; shared by what fetches its batches, acknowledges them and names their messages."""
+
+    def __init__(self, context: StepContext) -> None:
+        """Read without a barrier until one is asked for."""
+        self._context = context
+        self._source = context.databases.source
+        self._has_remote_target = context.databases.has_remote_target
+        self._key = context.config.delivery.message_key
+        self.messages = reader_of(context.config, context.key.partition)
+
+    def stop_at(self, barrier: Checkpoint | None) -> None:
+        """Read no further than the barrier from now on."""
+        self.messages = reader_of(self._context.config, self._context.key.partition, barrier)
+
+    def read(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
+        """Read the outbox, as much of it as the target needs, or with all messages."""
+        needed = with_messages or self._context.target.needs_payload
+        read = self.messages.fetch if needed else self.messages.fetch_extent
+        connection = self._source.connection()
+        if not self._has_remote_target:
+            return read(connection, after, limit)
+
+        def is_new(batch: Batch) -> bool:
+            return (batch.examined, batch.examined.window) != (after, after.window)
+
+        return remote_target.read_durably(connection, lambda: read(connection, after, limit), is_new)
+
+    def in_source(self, batch: Batch) -> sql.Composed:
+        """Return the SELECT of the messages of the batch's range that are not excluded, for the source's database."""
+        rows = self.messages.keyed_relation(batch.after, batch.examined, self._key)
+        return holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
+
+    def relation(self, batch: Batch) -> sql.Composed:
+        """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one.
+
+        Only before some are excluded: those are not among the batch's messages any more.
+        """
+        if batch.messages:  # where it is known where they are, looking them up costs less than reading the range again
+            return self.picked(batch, [message.checkpoint for message in batch])
+        return self._carried(self.messages.keyed_relation(batch.after, batch.examined, self._key))
+
+    def picked(self, batch: Batch, pairs: Iterable[Checkpoint]) -> sql.Composed:
+        """Return the SELECT of some of the batch's messages, carried in the same way."""
+        by_position = batch.examined.window is not None
+        return self._carried(self.messages.picked_keyed_relation(pairs, self._key, by_position=by_position))
+
+    def _carried(self, rows: sql.Composed) -> sql.Composed:
+        return holding.carry(self._source.connection(), rows) if self._has_remote_target else rows

@@ -1,0 +1,1 @@
+"""The user's statement or function: found, bounded, and given its messages."""

@@ -1,0 +1,1 @@
+"""What the process says of itself and sees in the database: status, metrics, health, its last message."""

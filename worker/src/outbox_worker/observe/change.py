@@ -1,0 +1,58 @@
+"""How far a change of the number of partitions is, and what it waits for: read for status and for `outbox status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.progress.barrier import Obstacle, describe_change, find_waiting, key_of, parse_key
+from outbox_core.report import PartitioningView
+from outbox_core.spec import Partitions
+from outbox_worker.postgres.ownership import rebalance
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import psycopg
+
+    from outbox_core.progress.barrier import Partitioning
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.key import ProcessorKey
+
+_NAMED: Final = 3
+"""Partitions of which the next message is looked up."""
+
+
+def look_at_change(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    source: Source,
+    now: Partitioning,
+    stored: Mapping[int, Checkpoint],
+) -> PartitioningView:
+    """Say how far the change is. A fixed number of statements, each of which reads a few rows."""
+    if now.next_count is None:
+        return PartitioningView(count=now.count)
+    waiting = find_waiting(now, stored)
+    obstacles = rebalance.fetch_obstacles(connection, key)
+    told = {obstacle.partition for obstacle in obstacles}
+    for number in [number for number in waiting if number not in told and number in stored][:_NAMED]:
+        if now.barrier is None:
+            break
+        batch = part_reader(source, now, number).fetch(connection, stored[number], 1)
+        first = next(iter(batch), None)
+        if first is not None:
+            obstacles.append(Obstacle(number, first.message_id, key_of(first, parse_key(now.by))))
+    settled = now.barrier is None or rebalance.is_settled(connection, now.barrier)
+    return PartitioningView(
+        count=now.count,
+        next_count=now.next_count,
+        at_line=now.count - len(waiting),
+        message=describe_change(now, waiting, obstacles, settled=settled),
+    )
+
+
+def part_reader(source: Source, now: Partitioning, partition: int) -> MessageReader:
+    """Return the reader of one partition as the database has the processor divided, up to the barrier, if any."""
+    return MessageReader(source, Slice(partition, Partitions(count=now.count, key=parse_key(now.by)), now.barrier))

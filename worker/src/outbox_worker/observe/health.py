@@ -1,0 +1,197 @@
+"""The HTTP contract with kubelet, Prometheus and operator: /livez /readyz /metrics /status, and POST /intent.
+
+Answers come from memory; `access.py` says who gets one. `outbox_spark` serves the same contract with it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER
+from outbox_core.report import Intent
+from outbox_worker.observe.access import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_core.report import Report
+    from outbox_worker.observe.access import Access
+
+_LARGEST_BODY: Final = 4096
+_SLOWEST_CLIENT: Final = 10.0
+
+
+class HealthServer:
+    """Serves in threads of its own until `close`."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        access: Access,
+        overdue: Callable[[], list[str]],
+        is_ready: Callable[[], bool],
+        report: Callable[[], Report],
+        metrics: Callable[[], bytes],
+        set_intent: Callable[[Intent], None],
+    ) -> None:
+        """Bind host and port: an empty host is every interface, port 0 takes a free one.
+
+        Raises:
+            ConfigurationError: the port is taken, or this machine does not have the address.
+
+        """
+        self._access = access
+        self._overdue = overdue
+        self._is_ready = is_ready
+        self._report = report
+        self._metrics = metrics
+        self._set_intent = set_intent
+        host, port = address
+        try:
+            self._server = _Server(address, self._handler())
+        except OSError as err:
+            where = f" of {host}" if host else ""
+            raise ConfigurationError(
+                f"port {port}{where} for status cannot be opened ({err.strerror}); choose another"
+            ) from err
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that is served."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer nothing more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2.0)
+
+    def answer(self, question: Question) -> tuple[HTTPStatus, str, bytes]:
+        """Answer clients that may ask."""
+        if not self._access.admits(question):
+            text = b"only the operator may ask here; /metrics takes a bearer token too (worker/README.md)\n"
+            return HTTPStatus.UNAUTHORIZED, "text/plain", text
+        return self.get(question.path) if question.method == "GET" else self.post(question.path, question.body)
+
+    def sign(self, question: Question, answer: bytes) -> str | None:
+        """Sign the answer to a signed question."""
+        return self._access.sign(question, answer)
+
+    def get(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        """Answer a GET: status, content type, body."""
+        match path:
+            case "/livez":
+                late = self._overdue()
+                text = f"no progress: {', '.join(late)}\n" if late else "alive\n"
+                return (HTTPStatus.SERVICE_UNAVAILABLE if late else HTTPStatus.OK), "text/plain", text.encode()
+            case "/readyz":
+                report = self._report()
+                text = f"{report.state.value}: {report.reason.value}\n"
+                code = HTTPStatus.OK if self._is_ready() else HTTPStatus.SERVICE_UNAVAILABLE
+                return code, "text/plain", text.encode()
+            case "/status":
+                return HTTPStatus.OK, "application/json", self._report().model_dump_json(by_alias=True).encode()
+            case "/metrics":
+                return HTTPStatus.OK, "text/plain; version=0.0.4", self._metrics()
+            case _:
+                return HTTPStatus.NOT_FOUND, "text/plain", b"/livez /readyz /metrics /status, POST /intent\n"
+
+    def post(self, path: str, body: bytes) -> tuple[HTTPStatus, str, bytes]:
+        """Answer a POST."""
+        if path != "/intent":
+            return HTTPStatus.NOT_FOUND, "text/plain", b"POST /intent\n"
+        try:
+            intent = Intent(json.loads(body)["intent"])
+        except (ValueError, KeyError, TypeError):
+            known = ", ".join(each.value for each in Intent)
+            return HTTPStatus.BAD_REQUEST, "text/plain", f'send {{"intent": …}} with one of {known}\n'.encode()
+        self._set_intent(intent)
+        return HTTPStatus.OK, "application/json", json.dumps({"intent": intent.value}).encode()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        health = self
+
+        class Handler(BaseHTTPRequestHandler):
+            """One request."""
+
+            timeout = _SLOWEST_CLIENT
+            server_version = "outbox"
+            sys_version = ""
+
+            def do_GET(self) -> None:
+                """Answer from memory."""
+                self._answer(b"")
+
+            def do_POST(self) -> None:
+                """Take an intent."""
+                length = self.headers.get("Content-Length", "")
+                if not length.isdecimal() or int(length) > _LARGEST_BODY:
+                    self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"a short body with Content-Length, please\n")
+                    return
+                self._answer(self.rfile.read(int(length)))
+
+            def _answer(self, body: bytes) -> None:
+                scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+                question = Question(
+                    method=self.command,
+                    path=self.path.partition("?")[0],
+                    client=self.client_address[0],
+                    body=body,
+                    nonce=self.headers.get(NONCE_HEADER, ""),
+                    signature=self.headers.get(SIGNATURE_HEADER, ""),
+                    token=token.strip() if scheme.lower() == "bearer" else "",
+                )
+                status, content_type, text = health.answer(question)
+                self._send(status, content_type, text, health.sign(question, text))
+
+            def _send(self, status: HTTPStatus, content_type: str, body: bytes, signature: str | None = None) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                if signature is not None:
+                    self.send_header(SIGNATURE_HEADER, signature)
+                if status == HTTPStatus.UNAUTHORIZED:
+                    self.send_header("WWW-Authenticate", "Bearer")
+                self.end_headers()
+                self.wfile.write(body)
+
+            @override
+            def log_message(self, format: str, *args: object) -> None:
+                """Probes are not news."""
+
+        return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        if address[0]:
+            self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, handler)
+
+    @override
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    @override
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is not news either."""

@@ -1,0 +1,354 @@
+"""What this process says of itself: written by main loop and heartbeat, read by the HTTP server and at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.processor.summary import is_ready, summarize
+from outbox_core.report import CheckpointView, ConflictSummary, FailureSummary, Intent, LeaseView, Report, WorkerState
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.ownership.words import Word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.processor.state import ProcessorState
+    from outbox_core.report import HighWaterMark, Lag, PartitioningView, RebuildView, ResourceRef, Unfinished
+
+_log = get_logger("outbox.worker")
+_TOLD: Final = frozenset(
+    {WorkerState.ACTIVE, WorkerState.RETRYING, WorkerState.STOPPED, WorkerState.BLOCKED, WorkerState.UNAVAILABLE}
+)
+"""What a process says of a partition in the database too."""
+_NOT_OURS: Final = frozenset({WorkerState.STANDBY, WorkerState.CLAIM_REFUSED})
+"""Another process speaks for the partition. In all other states what was said last stays: what was before the end is
+what a person wants to know."""
+_WORD: Final = 300
+TERMINATION_BYTES: Final = 4000
+"""The kubelet keeps 4,096; a report that was cut in the middle could not be read."""
+ACTIVITY_SECONDS: Final = 10.0
+"""Between two lines of the log that say what was handled."""
+_SHOWN: Final = 4
+_MESSAGE: Final = 1000
+_ERROR: Final = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is."""
+
+    pod: str
+    pod_uid: str
+    instance: str
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the heartbeat saw in the database."""
+
+    checkpoints: list[CheckpointView] = field(default_factory=list)
+    leases: list[LeaseView] = field(default_factory=list)
+    """Of a partitioned processor: the live ones, of all processes."""
+    division: PartitioningView | None = None
+    lag: Lag | None = None
+    bound: HighWaterMark | None = None
+    conflicts: ConflictSummary = field(default_factory=ConflictSummary)
+    failures: FailureSummary = field(default_factory=FailureSummary)
+    unfinished: Unfinished | None = None
+    """Of a processor in mode Competing."""
+
+
+class ProcessStatus:
+    """The latest of everything, behind one lock."""
+
+    def __init__(self, config: ProcessorConfig, identity: Identity, initial: ProcessorState) -> None:
+        """Start with nothing known."""
+        self._lock = threading.Lock()
+        self._config = config
+        self._identity = identity
+        self._states = {0: initial}
+        self._words: dict[int, Word] = {}
+        self._observed = Observed()
+        self._claim_holder: ResourceRef | None = None
+        self._lease_pod: str | None = None
+        self._executors: int | None = None
+        self._last_error: str | None = None
+        self._intent: Intent | None = None
+        self._advice: str | None = None
+        self._circuit: Callable[[], str] | None = None
+        self._rebuild: RebuildView | None = None
+        self.handled = 0
+        self.batches = 0
+        self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
+
+    @property
+    def state(self) -> ProcessorState:
+        """The loop's state; of several partitions the one that most needs attention."""
+        with self._lock:
+            return summarize(self._states)
+
+    @property
+    def intent(self) -> Intent | None:
+        """What the operator last said about the claim."""
+        with self._lock:
+            return self._intent
+
+    def set_intent(self, intent: Intent) -> None:
+        """Remember what the operator says."""
+        with self._lock:
+            self._intent = intent
+
+    def set_state(self, state: ProcessorState, partition: int = 0) -> None:
+        """Take the loop's state of one partition."""
+        with self._lock:
+            self._states[partition] = state
+            if state.state in _TOLD:
+                self._words[partition] = Word(partition, state.state, state.reason, state.message[:_WORD])
+            elif state.state in _NOT_OURS:
+                self._words.pop(partition, None)
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """What this process says of its partitions in the database."""
+        with self._lock:
+            return tuple(self._words.values())
+
+    def rebalance(self, count: int, initial: ProcessorState) -> None:
+        """Forget the partitions: there are `count` now."""
+        with self._lock:
+            self._states = dict.fromkeys(range(count), initial)
+            self._words = {}
+            self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
+
+    def set_advice(self, advice: str | None) -> None:
+        """Take what a person should do although all goes on."""
+        with self._lock:
+            self._advice = advice
+
+    def set_circuit(self, phase: Callable[[], str]) -> None:
+        """Take whom to ask what the target's breaker lets through."""
+        self._circuit = phase
+
+    def set_rebuild(self, rebuild: RebuildView) -> None:
+        """Take how far this processor is from replacing another one."""
+        with self._lock:
+            self._rebuild = rebuild
+
+    def set_claim_holder(self, holder: ResourceRef | None) -> None:
+        """Take who holds the claim."""
+        with self._lock:
+            self._claim_holder = holder
+
+    def set_lease_pod(self, pod: str | None) -> None:
+        """Take who holds the lease."""
+        with self._lock:
+            self._lease_pod = pod
+
+    def set_executors(self, count: int | None) -> None:
+        """Take how many executors are alive (engine Spark)."""
+        with self._lock:
+            self._executors = count
+
+    def set_observed(self, **seen: object) -> None:
+        """Take what the heartbeat saw; what is not named stays."""
+        with self._lock:
+            self._observed = replace(self._observed, **seen)  # type: ignore[arg-type]  # fields of Observed
+
+    def add_batch(self, count: int) -> None:
+        """Count a batch that was stored."""
+        with self._lock:
+            self.batches += 1
+            self.handled += count
+
+    def add_refusal(self, code: int) -> None:
+        """Count an answer of the contract that was not 1."""
+        with self._lock:
+            self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    def set_error(self, text: str) -> None:
+        """Keep the latest failure."""
+        with self._lock:
+            self._last_error = text[-_ERROR:]
+
+    @property
+    def is_ready(self) -> bool:
+        """The process does what it should: owner or standby. Waiting for a person or a change is not ready."""
+        with self._lock:
+            return is_ready(self._states)
+
+    def report(self) -> Report:
+        """Put it all together."""
+        with self._lock:
+            state, seen = summarize(self._states), self._observed
+            return Report(
+                processor_id=self._config.processor_id,
+                resource=self._config.resource,
+                generation=self._config.generation,
+                pod=self._identity.pod,
+                pod_uid=self._identity.pod_uid,
+                instance=self._identity.instance,
+                time=datetime.now(UTC),
+                state=state.state,
+                reason=state.reason,
+                message=state.message[:_MESSAGE],
+                claim_holder=self._claim_holder,
+                lease=self._lease_view(),
+                leases=seen.leases,
+                division=seen.division,
+                checkpoints=self._checkpoints(),
+                lag=seen.lag,
+                bound=seen.bound,
+                handled=self.handled,
+                batches=self.batches,
+                attempt=state.attempt,
+                start_from_used=self._start_from_used(),
+                last_error=self._last_error,
+                conflicts=seen.conflicts,
+                failures=seen.failures,
+                circuit=self._circuit() if self._circuit is not None else None,
+                executors=self._executors,
+                unfinished=seen.unfinished,
+                advice="; ".join(filter(None, (self._advice, _name_ignored(self._config)))) or None,
+                rebuild=self._rebuild,
+            )
+
+    def _lease_view(self) -> LeaseView | None:
+        """Of several partitions: that this process owns some; `leases` says which."""
+        held = [state.lease for state in self._states.values() if state.lease is not None]
+        if len(self._states) > 1:
+            return LeaseView(pod=self._identity.pod, held=True) if held else None
+        if held:
+            return LeaseView(partition=held[0].partition, epoch=held[0].epoch, pod=self._identity.pod, held=True)
+        return LeaseView(pod=self._lease_pod) if self._lease_pod else None
+
+    def _start_from_used(self) -> bool | None:
+        known = [state.start_from_used for state in self._states.values() if state.start_from_used is not None]
+        return any(known) if known else None
+
+    def _checkpoints(self) -> list[CheckpointView]:
+        """What the loop stored is newer than what the heartbeat saw."""
+        seen = {view.partition: view for view in self._observed.checkpoints}
+        for partition, state in self._states.items():
+            if state.lease is None or state.stored is None:
+                continue
+            pair = str(state.stored)
+            if partition not in seen or seen[partition].pair != pair:
+                seen[partition] = CheckpointView(partition=partition, pair=pair)
+        return [seen[partition] for partition in sorted(seen)]
+
+
+def format_termination(report: Report) -> str:
+    """Write the report so that the kubelet keeps all of it: texts are cut before anything else."""
+    for room in (_ERROR, 600, 200, 0):
+        short = report.model_copy(
+            update={
+                "message": report.message[: max(room, 120)],
+                "last_error": report.last_error[-room:] if report.last_error and room else None,
+            }
+        )
+        text = short.model_dump_json(by_alias=True, exclude_none=True)
+        if len(text.encode()) <= TERMINATION_BYTES:
+            return text
+    bare = short.model_copy(
+        update={
+            "rebuild": None,
+            "bound": None,
+            "lag": None,
+            "advice": None,
+            "leases": [],
+            "division": None,
+            "message": report.message[:60],
+            "failures": report.failures.model_copy(update={"blocked_keys": []}),
+        }
+    )
+    if len(bare.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_BYTES:
+        bare = bare.model_copy(update={"checkpoints": bare.checkpoints[:1]})
+    return bare.model_dump_json(by_alias=True, exclude_none=True)
+
+
+def write_termination(report: Report, path: Path) -> None:
+    """Leave the report where Kubernetes looks for it; outside a pod there is no such file."""
+    if path.exists():
+        path.write_text(format_termination(report), encoding="utf-8")
+
+
+def write_last_word(text: str, path: Path) -> None:
+    """Leave a sentence in place of a report: without a configuration there is nothing to report about."""
+    if path.exists():
+        path.write_bytes(text.encode()[:TERMINATION_BYTES])
+
+
+class Activity:
+    """Tells the log every ten seconds what was handled since the last line; nothing handled, nothing told."""
+
+    def __init__(self, status: ProcessStatus, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count from now on."""
+        self._status = status
+        self._clock = clock
+        self._told = status.handled
+        self._since = clock()
+
+    def look(self) -> None:
+        """Tell, if it is time. A rest before the first message does not count for the rate."""
+        if self._status.handled == self._told:
+            self._since = self._clock()
+        elif self._clock() - self._since >= ACTIVITY_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what was not told yet."""
+        count, now = self._status.handled - self._told, self._clock()
+        if not count:
+            return
+        report, seconds = self._status.report(), max(now - self._since, 0.001)
+        _log.info(
+            "handled",
+            extra={
+                "messages": count,
+                "perSecond": round(count / seconds, 1),
+                "checkpoint": _checkpoints_in_words(report),
+                "lag": None if report.lag is None else f"{report.lag.messages}{'+' if report.lag.at_least else ''}",
+            },
+        )
+        self._told, self._since = self._told + count, now
+
+
+def _checkpoints_in_words(report: Report) -> str | None:
+    """Write the checkpoint; of several partitions the first few, each with its number."""
+    views = report.checkpoints
+    if len(views) <= 1:
+        return views[0].pair if views else None
+    more = f",+{len(views) - _SHOWN} more" if len(views) > _SHOWN else ""
+    return ",".join(f"{view.partition}={view.pair}" for view in views[:_SHOWN]) + more
+
+
+class Progress:
+    """Whether the threads still move: each says before it does something how long that may take."""
+
+    def __init__(self) -> None:
+        """Expect nothing yet."""
+        self._lock = threading.Lock()
+        self._deadlines: dict[str, float] = {}
+
+    def expect(self, thread: str, *, within: float) -> None:
+        """Promise to be heard of again within so many seconds."""
+        with self._lock:
+            self._deadlines[thread] = time.monotonic() + within
+
+    def overdue(self) -> list[str]:
+        """Name the threads that broke their promise."""
+        now = time.monotonic()
+        with self._lock:
+            return [name for name, deadline in self._deadlines.items() if now > deadline]
+
+
+def _name_ignored(config: ProcessorConfig) -> str:
+    if not config.ignored:
+        return ""
+    return f"the pods' image does not know {', '.join(config.ignored)} and ignores it: use the operator's own image"

@@ -1,0 +1,1 @@
+"""Claim, lease and membership: gained, renewed by the heartbeat, released."""

@@ -1,0 +1,62 @@
+"""Which partitions this process shall own: worked out by the heartbeat, read by the runners."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox_core.partition import decide_assigned
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from outbox_worker.postgres.ownership.partitions import SeenLease, SeenOwners
+
+
+class Membership:
+    """What the heartbeat last saw. One attribute is replaced whole, so threads need no lock."""
+
+    def __init__(self, count: int, token: UUID, *, asked: int | None = None) -> None:
+        """Want nothing until the first look.
+
+        Args:
+            count: partitions that this process is made for.
+            token: of this process.
+            asked: partitions that its resource asks for; None: as many.
+
+        """
+        self.count = count
+        self.token = token
+        self.asked = count if asked is None else asked
+        self._found = count
+        self._seen: tuple[frozenset[int], tuple[SeenLease, ...]] = (frozenset(), ())
+
+    def is_assigned(self, partition: int) -> bool:
+        """Say whether this process shall own the partition; none of those that are no more."""
+        return partition in self._seen[0] and not self.outdated
+
+    @property
+    def found(self) -> int:
+        """How many partitions there are, as far as this process was told."""
+        return self._found
+
+    @property
+    def outdated(self) -> bool:
+        """There are more or fewer partitions than this process is made for: it gives all back and begins anew."""
+        return self._found != self.count
+
+    def note_count(self, count: int | None) -> None:
+        """Take how many there are; what was found to be outdated stays so. None: not divided yet."""
+        if count is not None and not self.outdated:
+            self._found = count
+
+    @property
+    def leases(self) -> tuple[SeenLease, ...]:
+        """Live leases of the whole processor."""
+        return self._seen[1]
+
+    def note(self, seen: SeenOwners) -> bool:
+        """Take what the database has; say whether this process shall own other partitions than before."""
+        assigned = decide_assigned(seen, self.token)
+        changed = assigned != self._seen[0]
+        self._seen = (assigned, seen.leases)
+        return changed

@@ -1,0 +1,114 @@
+"""`--try-claim`, `--release-claim` and `--hand-over`: one question to the database, one report, one exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_core.errors import OutboxError
+from outbox_core.processor.state import ProcessorState, initial_state
+from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
+from outbox_worker.logs import get_logger
+from outbox_worker.observe.status import Identity, ProcessStatus, write_termination
+from outbox_worker.postgres import identity
+from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.progress import conflicts
+from outbox_worker.settings import Act, Settings
+
+if TYPE_CHECKING:
+    from outbox_core.config import ProcessorConfig
+    from outbox_worker.databases import Databases
+    from outbox_worker.session import Session
+
+FAILED = 1
+"""Neither ours nor held: the database could not be asked; the report says why."""
+_log = get_logger("outbox.worker")
+
+
+def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) -> int:
+    """Do what `settings.act` says, print the report, leave it as termination message; return the exit code."""
+    state = initial_state(time.monotonic())
+    status = ProcessStatus(config, Identity(settings.pod, settings.pod_uid, str(uuid.uuid4())), state)
+    key = ProcessorKey(config.source.schema_name, config.processor_id)
+    session = databases.target
+    try:
+        if settings.act is Act.TRY_CLAIM:
+            state, code = _try_claim(databases, key, status, state)
+        elif settings.hand_over is not None:
+            state, code = _hand_over(config, key, session, status, state, settings.hand_over)
+        else:
+            state, code = _release(config, key, session, state)
+    except (OutboxError, psycopg.Error) as err:
+        error = translate(err) if isinstance(err, psycopg.Error) else err
+        state = replace(state, state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
+        code = FAILED
+    finally:
+        databases.discard()
+    status.set_state(state)
+    report = status.report()
+    sys.stdout.write(report.model_dump_json(by_alias=True) + "\n")
+    write_termination(report, settings.termination_log)
+    return code
+
+
+def _try_claim(
+    databases: Databases, key: ProcessorKey, status: ProcessStatus, state: ProcessorState
+) -> tuple[ProcessorState, int]:
+    config, connection = databases.config, databases.target.connection()
+    databases.prepare()
+    if not databases.has_remote_target:
+        owner = identity.Owner(config.processor_id, config.resource)
+        identity.check_identity(connection, config.source, key, owner)
+    answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)
+    status.set_claim_holder(answer.holder)
+    status.set_observed(conflicts=conflicts.summary(connection, key))
+    if answer.granted:
+        return replace(state, message="the claim is this resource's"), ExitCode.DONE
+    holder = answer.holder or "another resource"
+    return replace(
+        state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=f"{holder} owns this processorId"
+    ), ExitCode.CLAIM_HELD
+
+
+def _hand_over(
+    config: ProcessorConfig,
+    key: ProcessorKey,
+    session: Session,
+    status: ProcessStatus,
+    state: ProcessorState,
+    place: tuple[str, str, str],
+) -> tuple[ProcessorState, int]:
+    """Give the claim away; done before, it is done: the job may be run twice."""
+    connection = session.connection()
+    cluster, namespace, name = place
+    successor = ResourceRef(cluster=cluster, namespace=namespace, name=name, uid="")
+    given = ownership.hand_over_claim(connection, key, config.resource.uid, successor)
+    holder = ownership.fetch_claim(connection, key).holder
+    status.set_claim_holder(holder)
+    if given or (holder is not None and str(holder) == str(successor)):
+        return replace(state, message=f"the claim is {successor}'s"), ExitCode.DONE
+    message = f"{holder} holds the claim" if holder is not None else "this resource never claimed the processorId"
+    return replace(
+        state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=message
+    ), ExitCode.CLAIM_HELD
+
+
+def _release(
+    config: ProcessorConfig, key: ProcessorKey, session: Session, state: ProcessorState
+) -> tuple[ProcessorState, int]:
+    try:
+        released = ownership.release_claim(session.connection(), key, config.resource.uid)
+    except OutboxError as err:
+        if err.reason is not Reason.SCHEMA_MISSING:
+            raise
+        released = False  # no schema: nothing was ever claimed here
+    message = "the claim is released" if released else "there was no claim of this resource"
+    _log.info("release", extra={"released": released})
+    return replace(state, message=message), ExitCode.DONE

@@ -1,0 +1,71 @@
+"""The end of a worker: release the lease, and do with the claim what the operator said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from outbox_core.errors import OutboxError
+from outbox_core.report import Intent
+from outbox_worker.logs import get_logger
+from outbox_worker.observe.speaker import Speaker
+from outbox_worker.postgres.ownership import leases as calls
+from outbox_worker.postgres.ownership import partitions
+from outbox_worker.shutdown import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox_worker.engine.steps import StepContext
+
+_log = get_logger("outbox.worker")
+
+
+def give_back(contexts: Sequence[StepContext]) -> None:
+    """Release every lease; keep, release or vacate the claim. What cannot be given back lapses by itself.
+
+    Call it after the heartbeat stopped: it would say the claim again.
+    """
+    context = contexts[0]
+    claimed = any(each.ownership.claimed for each in contexts)
+    if not claimed and all(each.ownership.lease is None for each in contexts):
+        return
+    try:
+        context.shutdown.last(lambda: _give_back(contexts, claimed=claimed))
+    except (OutboxError, psycopg.Error, Interrupted) as err:
+        _log.warning("could not give lease and claim back; they lapse by themselves", extra={"error": str(err)})
+
+
+def _give_back(contexts: Sequence[StepContext], *, claimed: bool) -> None:
+    context = contexts[0]
+    connection = context.databases.target.connection()
+    if context.config.delivery.partitions is not None:
+        partitions.end_membership(connection, context.key, context.token)
+    for each in contexts:
+        if (lease := each.ownership.lease) is not None:
+            calls.release_lease(connection, each.key, epoch=lease.epoch, token=lease.token)
+            each.ownership.drop_lease()
+    if claimed:
+        _say_last_word(context, connection)
+        _settle_claim(context, connection)
+
+
+def _say_last_word(context: StepContext, connection: psycopg.Connection[object]) -> None:
+    """Leave in the database what was before the end; not worth failing for."""
+    speaker = Speaker(context.status, claim_uid=context.config.resource.uid, pod=context.pod, token=context.token)
+    speaker.say(connection, context.key, context.config.delivery.lease_duration, ended=True)
+
+
+def _settle_claim(context: StepContext, connection: psycopg.Connection[object]) -> None:
+    uid = context.config.resource.uid
+    match context.status.intent:
+        case Intent.KEEP_CLAIM:
+            _log.info("claim kept")
+        case Intent.RELEASE_CLAIM:
+            _log.info("claim released", extra={"released": calls.release_claim(connection, context.key, uid)})
+        case None:
+            # The operator did not say why: the resource may be gone. Another one may claim after the grace; we may at
+            # any time.
+            _log.info("claim vacated", extra={"vacated": calls.vacate_claim(connection, context.key, uid)})
+    context.ownership.drop_claim()

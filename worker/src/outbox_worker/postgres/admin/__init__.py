@@ -1,0 +1,1 @@
+"""What a person asks of a database at a terminal, and changes there."""

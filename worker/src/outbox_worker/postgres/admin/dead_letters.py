@@ -1,0 +1,168 @@
+"""Dead letters and stopped messages as a person sees and decides about them, outside any worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_worker.postgres.call import call
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import psycopg
+
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters: all that are given must hold; a list holds where one of it does."""
+
+    processor_id: str | None = None
+    ids: Sequence[int] | None = None
+    keys: Sequence[str] | None = None
+    message_ids: Sequence[str] | None = None
+    types: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
+    text: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """As the queries name them."""
+        return {
+            "processor_id": self.processor_id,
+            "ids": _list(self.ids),
+            "keys": _list(self.keys),
+            "message_ids": _list(self.message_ids),
+            "types": _list(self.types),
+            "classes": _list(self.classes),
+            "text": self.text,
+            "since": self.since,
+            "until": self.until,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One message that waits for a person; `behind` is how many of its key wait for it, counted up to 1,000."""
+
+    id: int
+    processor_id: str
+    partition: int
+    key: str | None
+    message_id: str
+    message_type: str
+    pair: Checkpoint
+    attempts: int
+    error_class: str
+    error: str
+    blocks: bool
+    died_at: datetime
+    data: str | None
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldView:
+    """One held message that nothing of its key is before; `next_attempt_at` None: it waits for a person."""
+
+    place: int
+    processor_id: str
+    partition: int
+    key: str
+    message_id: str
+    message_type: str
+    pair: Checkpoint
+    attempts: int
+    crash_count: int
+    error_class: str | None
+    error: str | None
+    blocks: bool
+    held_at: datetime
+    next_attempt_at: datetime | None
+    behind: int
+
+
+def list_dead(
+    connection: psycopg.Connection[Any],
+    schema: str,
+    wanted: Filter,
+    *,
+    limit: int,
+    payload: bool = False,
+) -> list[DeadLetter]:
+    """Return dead letters in the order of their numbers."""
+    parameters = wanted.parameters | {"limit": limit, "payload": payload}
+    with translated():
+        rows = connection.execute(in_schema("list_dead_letters", schema), parameters).fetchall()
+    return [DeadLetter(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
+
+
+def find_dead(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> list[int]:
+    """Return the numbers of dead letters, in their order."""
+    with translated():
+        rows = connection.execute(in_schema("find_dead_letters", schema), wanted.parameters).fetchall()
+    return [number for (number,) in rows]
+
+
+def list_held(
+    connection: psycopg.Connection[Any], schema: str, wanted: Filter, *, limit: int, stopped: bool = False
+) -> list[HeldView]:
+    """Return held messages by processor, key or message id; `stopped`: only those that wait for a person."""
+    parameters = wanted.parameters | {"limit": limit, "stopped": stopped}
+    with translated():
+        rows = connection.execute(in_schema("list_held_messages", schema), parameters).fetchall()
+    return [HeldView(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
+
+
+def redrive(
+    connection: psycopg.Connection[Any], key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str
+) -> int:
+    """Give dead letters back, in one transaction of its own; return how many still were there.
+
+    Raises:
+        TransientError: the owner was at it for more than two seconds; ask again.
+
+    """
+    given: int = call(
+        connection, key.schema, "redrive_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
+    )
+    return given
+
+
+def drop(
+    connection: psycopg.Connection[Any], key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str
+) -> int:
+    """Give dead letters up for good; otherwise like `redrive`."""
+    dropped: int = call(
+        connection, key.schema, "drop_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
+    )
+    return dropped
+
+
+def decide_held(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    places: Sequence[int],
+    *,
+    drop: bool,
+    reason: str,
+    decided_by: str,
+) -> int:
+    """Try messages again that stop their key, or drop them; otherwise like `redrive`."""
+    decided: int = call(
+        connection, key.schema, "decide_held_messages", **key.names, places=list(places), drop=drop, reason=reason,
+        decided_by=decided_by,
+    )  # fmt: skip
+    return decided
+
+
+def _list(values: Sequence[Any] | None) -> list[Any] | None:
+    return list(values) if values else None

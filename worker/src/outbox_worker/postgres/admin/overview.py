@@ -1,0 +1,219 @@
+"""What a person at a terminal asks of one database: every processor, what waits for a decision, what was decided.
+
+Reads only, with nothing but SELECT on the schema's tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from psycopg.rows import dict_row
+
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import ResourceRef
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.ownership.rebalance import build_partitioning
+from outbox_worker.postgres.progress.checkpoints import build_window
+from outbox_worker.postgres.queries import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_core.progress.barrier import Partitioning
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorView:
+    """One partition of one processor, as the database has it.
+
+    Attributes:
+        holder: the resource that claims the processor; None while none does.
+        vacated_at: its last process left without a word; others may claim 30 s later.
+        epoch: the lease's number; None if there never was one.
+        token: of the process that has the lease.
+        pod: who has the lease, live or lapsed.
+        live: the lease has not lapsed, by the database's clock.
+        pair: the stored checkpoint.
+        partitioning: into how many partitions the processor is divided, and a change of that; None: it is not.
+        conflicts: refusals ever.
+        open_conflict: the number of the one that waits for a person.
+
+    """
+
+    processor_id: str
+    partition: int
+    holder: ResourceRef | None
+    claimed_at: datetime | None
+    vacated_at: datetime | None
+    epoch: int | None
+    token: UUID | None
+    pod: str | None
+    expires_at: datetime | None
+    live: bool
+    pair: Checkpoint | None
+    stored_at: datetime | None
+    conflicts: int
+    open_conflict: int | None
+    partitioning: Partitioning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictView:
+    """One refusal and what became of it; pairs as in the report, None where there was no row."""
+
+    id: int
+    processor_id: str
+    partition: int
+    code: int
+    expected: Checkpoint | None
+    stored: Checkpoint | None
+    new: Checkpoint | None
+    pod: str
+    recorded_at: datetime
+    needs_person: bool
+    resolved_at: datetime | None
+    resolution: str | None
+    decided_by: str | None
+
+    @property
+    def is_open(self) -> bool:
+        """It waits for a person, and no worker processes meanwhile."""
+        return self.needs_person and self.resolved_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One recorded act of a person."""
+
+    id: int
+    act: str
+    processor_id: str | None
+    partition: int | None
+    before: Checkpoint | None
+    after: Checkpoint | None
+    reason: str
+    decided_by: str
+    session_role: str
+    acted_at: datetime
+
+
+def list_processors(
+    connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None
+) -> list[ProcessorView]:
+    """Read every processor's partitions, or those of one, in order; empty where the id is unknown."""
+    rows = _fetch(connection, "list_processors", schema, {"processor_id": processor_id})
+    return [_processor(row) for row in rows]
+
+
+def list_conflicts(
+    connection: psycopg.Connection[Any],
+    schema: str,
+    *,
+    processor_id: str | None = None,
+    conflict_id: int | None = None,
+    resolved: bool = False,
+    limit: int = 100,
+) -> list[ConflictView]:
+    """Read conflicts, the latest first: those that wait for a person, with `resolved` all."""
+    parameters = {"processor_id": processor_id, "conflict_id": conflict_id, "resolved": resolved, "limit": limit}
+    rows = _fetch(connection, "list_conflicts", schema, parameters)
+    return [_conflict(row) for row in rows]
+
+
+def list_audit_log(
+    connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None, limit: int = 100
+) -> list[AuditEntry]:
+    """Read what people decided, the latest first."""
+    rows = _fetch(connection, "list_acts", schema, {"processor_id": processor_id, "limit": limit})
+    return [
+        AuditEntry(
+            before=_pair(row, "from_transaction_id", "from_position"),
+            after=_pair(row, "to_transaction_id", "to_position"),
+            **{name: row[name] for name in _AUDIT_FIELDS},
+        )
+        for row in rows
+    ]
+
+
+_AUDIT_FIELDS = ("id", "act", "processor_id", "partition", "reason", "decided_by", "session_role", "acted_at")
+
+
+def record_audit_entry(
+    connection: psycopg.Connection[Any],
+    schema: str,
+    *,
+    act: str,
+    processor_id: str | None,
+    reason: str,
+    decided_by: str,
+) -> None:
+    """Write an act down that no function of the schema records; for the schema's owner, in the act's transaction."""
+    parameters = {"act": act, "processor_id": processor_id, "reason": reason, "decided_by": decided_by}
+    with translated():
+        connection.execute(in_schema("record_act", schema), parameters)
+
+
+def _fetch(
+    connection: psycopg.Connection[Any], query: str, schema: str, parameters: Mapping[str, object]
+) -> list[dict[str, Any]]:
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(in_schema(query, schema), parameters).fetchall()
+
+
+def _processor(row: dict[str, Any]) -> ProcessorView:
+    holder = None
+    if row["name"] is not None:
+        holder = ResourceRef(cluster=row["cluster"], namespace=row["namespace"], name=row["name"], uid=row["uid"])
+    partitioning = None
+    if row["partition_count"] is not None:
+        partitioning = build_partitioning(
+            row["partition_count"], row["key"], row["next_count"], row["line_transaction_id"], row["line_position"],
+            row["line_mark"], row["line_snapshot"],
+        )  # fmt: skip
+    same = (
+        "processor_id",
+        "partition",
+        "claimed_at",
+        "vacated_at",
+        "epoch",
+        "token",
+        "pod",
+        "expires_at",
+        "live",
+        "stored_at",
+    )
+    pair = _pair(row, "transaction_id", "position")
+    if pair is not None:
+        window = build_window(row["cursor_kind"], row["lower"], row["upper"], row["window_position"])
+        pair = replace(pair, window=window)
+    return ProcessorView(
+        holder=holder,
+        partitioning=partitioning,
+        pair=pair,
+        conflicts=row["conflicts"],
+        open_conflict=row["open_conflict"],
+        **{name: row[name] for name in same},
+    )
+
+
+def _conflict(row: dict[str, Any]) -> ConflictView:
+    same = ("id", "processor_id", "partition", "code", "pod", "recorded_at", "needs_person", "resolved_at")
+    return ConflictView(
+        expected=_pair(row, "expected_transaction_id", "expected_position"),
+        stored=_pair(row, "stored_transaction_id", "stored_position"),
+        new=_pair(row, "new_transaction_id", "new_position"),
+        resolution=row["resolution"],
+        decided_by=row["decided_by"],
+        **{name: row[name] for name in same},
+    )
+
+
+def _pair(row: dict[str, Any], transaction_id: str, position: str) -> Checkpoint | None:
+    if row[transaction_id] is None or row[position] is None:
+        return None
+    return Checkpoint(int(row[transaction_id]), row[position])

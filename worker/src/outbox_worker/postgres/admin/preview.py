@@ -1,0 +1,103 @@
+"""What a move of a checkpoint would mean: how many messages of which type lie between two checkpoints.
+
+Counted page by page on the server, each page a statement of its own, so that nothing runs for long, a bound can be set,
+and progress can be shown. What lies below the high-water mark is settled: the pages add up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
+from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from outbox_worker.postgres.reading.messages import MessageReader
+
+PAGE: Final = 50_000
+"""Messages that one statement counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Messages by type; `at_least`: counting stopped at its cap, there are these or more."""
+
+    by_type: dict[str, int]
+    at_least: bool
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.by_type.values())
+
+
+def count_between(
+    connection: psycopg.Connection[Any],
+    reader: MessageReader,
+    after: Checkpoint,
+    up_to: Checkpoint,
+    *,
+    cap: int,
+    page: int = PAGE,
+    watch: Callable[[int], None] = lambda _: None,
+) -> Count:
+    """Count what matches the source's filters in (after, up_to], exactly up to `cap`; tell `watch` the sum so far.
+
+    Of snapshot ranges at most one may lie between the two.
+    """
+    if up_to.window is not None:
+        return count_window(
+            connection, reader, after.window or SnapshotRange(), up_to.window, cap=cap, page=page, watch=watch
+        )
+    found: Counter[str] = Counter()
+    while True:
+        limit = min(page, cap + 1 - found.total())
+        statement = load("count_types").format(rows=reader.batch_relation(after, up_to))
+        with translated():
+            rows = connection.execute(statement, {"limit": limit}).fetchall()
+        for message_type, count, end in rows:
+            found[message_type] += count
+            after = parse_checkpoint(end)
+        watch(found.total())
+        if sum(count for _, count, _ in rows) < limit:
+            return Count(dict(found.most_common()), at_least=False)
+        if found.total() > cap:
+            return Count(dict(found.most_common()), at_least=True)
+
+
+def count_window(
+    connection: psycopg.Connection[Any],
+    reader: MessageReader,
+    first: SnapshotRange,
+    last: SnapshotRange,
+    *,
+    cap: int,
+    page: int = PAGE,
+    watch: Callable[[int], None] = lambda _: None,
+) -> Count:
+    """Count what matches the source's filters between two places of one window, exactly up to `cap`."""
+    found: Counter[str] = Counter()
+    if last.end is None:
+        return Count({}, at_least=False)
+    after = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
+    while True:
+        limit = min(page, cap + 1 - found.total())
+        rows = reader.batch_relation(Checkpoint(0, 1, after), Checkpoint(0, 2, last))
+        with translated():
+            counted = connection.execute(load("count_types_by_position").format(rows=rows), {"limit": limit}).fetchall()
+        for message_type, count, end in counted:
+            found[message_type] += count
+            after = replace(after, position=end)
+        watch(found.total())
+        if sum(count for _, count, _ in counted) < limit:
+            return Count(dict(found.most_common()), at_least=False)
+        if found.total() > cap:
+            return Count(dict(found.most_common()), at_least=True)

@@ -1,0 +1,210 @@
+"""Deletes messages that every registered processor has examined, by the checkpoint contract's own comparison.
+
+A processor's readers are found in every schema of ours in the database of the messages, and in the databases that are
+named: a projection elsewhere keeps its checkpoint there, and nothing of it is known in the source.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.progress.coverage import as_window, meet
+from outbox_core.report import Reason
+from outbox_worker.postgres.admin.mappings import list_mappings
+from outbox_worker.postgres.admin.overview import list_processors
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.feeds import competing
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.reading.table import OutboxTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import timedelta
+
+    import psycopg
+
+    from outbox_core.progress.snapshot_range import SnapshotRange
+    from outbox_core.spec import Source
+    from outbox_worker.postgres.admin.overview import ProcessorView
+
+_COPIED: Final = ("held_messages", "dead_letters", "competing_retries")
+_FLUSH_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One partition of a processor that reads the table, or may.
+
+    Attributes:
+        schema: where its checkpoint is.
+        source: what it reads; None: it has not said so since that is written down, so it may read any table.
+        elsewhere: its checkpoint is in another database than the messages.
+
+    """
+
+    schema: str
+    view: ProcessorView
+    source: Source | None
+    elsewhere: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        part = f" partition {self.view.partition}" if self.view.partitioning is not None else ""
+        return f"{self.view.processor_id}{part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What may go, and how much of it at a time.
+
+    Attributes:
+        schemas: of ours, whose held messages, dead letters and retries keep their rows.
+        older_than: only what was stored longer ago; None: all.
+        batch: rows that one statement looks at.
+        delete: False only counts.
+
+    """
+
+    table: OutboxTable
+    schemas: Sequence[str]
+    older_than: timedelta | None
+    batch: int
+    delete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What came of one page: rows looked at, of these to be deleted, and deleted; the last pair, None: no row left."""
+
+    rows: int
+    chosen: int
+    deleted: int
+    last: tuple[str, int] | None
+
+
+def list_schemas(connection: psycopg.Connection[Any]) -> list[str]:
+    """Return the schemas of ours in the database."""
+    with translated():
+        return [row[0] for row in connection.execute(load("list_schemas")).fetchall()]
+
+
+def find_readers(connection: psycopg.Connection[Any], table: OutboxTable) -> list[Reader]:
+    """Return every processor with a checkpoint, claim or lease in this database that reads the table, or may."""
+    found: list[Reader] = []
+    for schema in list_schemas(connection):
+        mappings = list_mappings(connection, schema)
+        queues = competing.list_competing(connection, schema)
+        left_out = set(_column(connection, "list_superseded", schema)) | set(
+            _column(connection, "list_remote_targets", schema)
+        )
+        left_out |= {name for name, queue in queues.items() if queue is not None}
+        for view in list_processors(connection, schema):
+            source = mappings.get(view.processor_id)
+            if view.processor_id not in left_out and (source is None or _is_of(table, source)):
+                is_competing = view.processor_id in queues
+                found.append(
+                    Reader(schema, competing.with_consumers(connection, schema, view) if is_competing else view, source)
+                )
+    return found
+
+
+def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable, identities: set[str]) -> list[Reader]:
+    """Return the processors whose checkpoint is in this other database and whose source is one of `identities`."""
+    found: list[Reader] = []
+    for schema in list_schemas(connection):
+        mappings = list_mappings(connection, schema)
+        with translated():
+            rows = connection.execute(in_schema("list_remote_targets", schema)).fetchall()
+        # A source that was forgotten may be any.
+        reading = {name for name, identity in rows if identity is None or identity in identities}
+        reading -= set(_column(connection, "list_superseded", schema))
+        for view in list_processors(connection, schema):
+            source = mappings.get(view.processor_id)
+            if view.processor_id in reading and (source is None or _is_of(table, source)):
+                found.append(Reader(schema, view, source, elsewhere=True))
+    return found
+
+
+def wait_flushed(connection: psycopg.Connection[Any]) -> None:
+    """Wait until what was read is on disk: a crash must not take back a checkpoint whose messages were deleted.
+
+    Raises:
+        TransientError: it is not, for ten seconds.
+
+    """
+    lsn: str | None = None
+    until = time.monotonic() + _FLUSH_SECONDS
+    while True:
+        with translated():
+            row = connection.execute(load("flush_wal"), {"lsn": lsn}).fetchone()
+        lsn, flushed = (None, False) if row is None else row
+        if flushed:
+            return
+        if time.monotonic() > until:
+            raise TransientError(
+                "the server of the checkpoints does not write its log to disk", reason=Reason.DATABASE_UNAVAILABLE
+            )
+        time.sleep(0.05)
+
+
+def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
+    """Return what each of them has examined, none of it twice. Each must have a checkpoint."""
+    found = [as_window(reader.view.pair) for reader in readers if reader.view.pair is not None]
+    return list(dict.fromkeys(found))
+
+
+def prune_page(
+    connection: psycopg.Connection[Any], pruning: Pruning, examined: Sequence[SnapshotRange], after: tuple[str, int]
+) -> Page:
+    """Look at the next rows after a pair; delete those of them that may go, in one short statement."""
+    table = pruning.table
+    end = reduce(meet, (each.end for each in examined))
+    if end is None:
+        return Page(0, 0, 0, None)
+    copies = [
+        sql.SQL("SELECT h.transaction_id AS t, h.position AS p FROM {} AS h").format(sql.Identifier(schema, name))
+        for schema in pruning.schemas
+        for name in _COPIED
+    ]
+    statement = load("prune_page").format(
+        table=table.identifier,
+        transaction_id=sql.Identifier(table.columns.transaction_id),
+        position=sql.Identifier(table.columns.position),
+        moment=sql.SQL("NULL::timestamptz")
+        if table.columns.scheduled is None
+        else sql.SQL("o.{}").format(sql.Identifier(table.columns.scheduled)),
+        kept=sql.SQL(" UNION ALL ").join(copies),
+    )
+    parameters = {
+        "t": after[0], "p": after[1], "end": end, "lowers": [each.lower for each in examined],
+        "uppers": [each.upper for each in examined], "places": [each.position for each in examined],
+        "older_than": pruning.older_than, "batch": pruning.batch, "delete": pruning.delete,
+    }  # fmt: skip
+    with translated():
+        row = connection.execute(statement, parameters).fetchone()
+    if row is None:
+        return Page(0, 0, 0, None)
+    rows, chosen, deleted, t, p = row
+    return Page(rows, chosen, deleted, None if t is None else (t, p))
+
+
+def _is_of(table: OutboxTable, source: Source) -> bool:
+    other = OutboxTable.of(source)
+    return (other.schema, other.name) == (table.schema, table.name)
+
+
+def _column(connection: psycopg.Connection[Any], query: str, schema: str) -> list[str]:
+    try:
+        with translated():
+            return [row[0] for row in connection.execute(in_schema(query, schema)).fetchall()]
+    except ConfigurationError as err:
+        if err.reason is not Reason.SCHEMA_MISSING:
+            raise
+        return []  # a schema of an older version

@@ -1,0 +1,1 @@
+"""Messages that are handed out other than by a checkpoint: held, given up, claimed batches."""

@@ -1,0 +1,494 @@
+"""Mode Competing in the database: join, take a batch, complete it, give it back. The rules are in `sql/functions/`.
+
+Each call is a fixed number of statements, however many messages a batch has.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from outbox_core.errors import ConfigurationError, PermanentError
+from outbox_core.processor.claimed_batch import ClaimedBatch
+from outbox_core.processor.competing import NothingTaken, choose_priority
+from outbox_core.processor.failing import shown_error
+from outbox_core.processor.turns import Turn
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.progress.snapshot import Snapshot, parse_snapshot
+from outbox_core.progress.snapshot_range import NOTHING, SnapshotRange
+from outbox_core.report import Lag, Reason, Unfinished
+from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.identity import crashed
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.progress.checkpoints import pair_parameters, start_pair
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.reading.messages import LAG_CAP, WINDOW
+from outbox_worker.postgres.reading.range_reader import DispatchReader
+from outbox_worker.postgres.reading.range_scan import LIVE, ReadRange, start_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import timedelta
+
+    from outbox_core.processor.claimed_batch import Refusal
+    from outbox_core.spec import Competing, Source, StartFrom
+    from outbox_worker.postgres.admin.overview import ProcessorView
+
+SEGMENT_BYTES: Final = 32 * 1024 * 1024
+"""A queue's segment that is larger is left for the next one, to be emptied."""
+PROMOTED: Final = 1000
+"""Delayed messages of a queue that one look makes available. Looks are two a second: a batch's size is no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One process that takes batches: `owner` is pod UID and nonce, `pod` is for people."""
+
+    owner: str
+    pod: str
+    claim_uid: str
+    lease: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPosition:
+    """How far a priority was handed out: what `lower` sees, and of what `upper` sees besides, all up to `after`."""
+
+    priority: int
+    id: int
+    window: SnapshotRange
+    after: Checkpoint
+
+
+def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *, create: bool) -> None:
+    """See to it that the queue's table is there.
+
+    Raises:
+        ConfigurationError: it is not, and may not be made.
+
+    """
+    with translated():
+        found = connection.execute(in_schema("fetch_queue", schema), {"queue": queue}).fetchone()
+        if found is None and create:
+            call(connection, schema, "create_queue", queue=queue)
+    if found is None and not create:
+        raise ConfigurationError(
+            f"there is no queue {queue!r}: run SELECT {schema}.create_queue('{queue}') as the schema's owner, or set "
+            "source.schema: Manage",
+            reason=Reason.SCHEMA_MISSING,
+        )
+
+
+def join(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    consumer: Consumer,
+    source: Source,
+    competing: Competing,
+    start_from: StartFrom,
+) -> bool | None:
+    """Join the processor; true: this call wrote down where it starts; None: the claim is not this resource's.
+
+    Raises:
+        ConfigurationError: it is over something else, or has checkpoints of another mode.
+
+    """
+    with translated():
+        known = connection.execute(
+            in_schema("fetch_competing", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    # A queue is handled from its beginning: what is in it is there to be handled.
+    start = BEGINNING if known or competing.queue else start_pair(connection, source, start_from)
+    horizon = max(1, start.transaction_id)
+    try:
+        row = call_row(
+            connection, key.schema, "begin_competing", processor_id=key.processor_id, claim_uid=consumer.claim_uid,
+            queue=competing.queue, lower=str(Snapshot(horizon, horizon)), **pair_parameters("after", start),
+        )  # fmt: skip
+    except PermanentError as err:
+        if not isinstance(err.__cause__, psycopg.errors.ObjectNotInPrerequisiteState):
+            raise
+        raise ConfigurationError(
+            f"processor {key.processor_id!r} has checkpoints of another mode here: use another processorId",
+            reason=Reason.PARTITIONS_DIFFER,
+        ) from err
+    if row is None or not row[0]:
+        return None
+    if row[1] != competing.queue:
+        if row[1] is None and not known:
+            raise ConfigurationError(
+                f"queue {competing.queue!r} is another processor's: use its processorId, or another queue",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        there = "the outbox" if row[1] is None else f"queue {row[1]!r}"
+        raise ConfigurationError(
+            f"processor {key.processor_id!r} works over {there} here: use another processorId",
+            reason=Reason.PARTITIONS_DIFFER,
+        )
+    return bool(row[2])
+
+
+class BatchTaker:
+    """Takes batches of one processor for one consumer."""
+
+    def __init__(
+        self, key: ProcessorKey, consumer: Consumer, source: Source, competing: Competing, batch_size: int
+    ) -> None:
+        """Keep the settings."""
+        self.reader = DispatchReader(source, competing, key.processor_id)
+        self._key = key
+        self._consumer = consumer
+        self._competing = competing
+        self._limit = batch_size
+        self.in_hand: ClaimedBatch | None = None
+        """What the consumer knows to be its own: set by the loop, read by the heartbeat."""
+        self.server_run: str | None = None
+        """Of the server, in which this consumer took what it has in hand; None: not asked yet."""
+        self._reached: dict[int, int] = {}
+        """Of each priority, the transaction id before which its last message is."""
+        self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
+                       "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
+
+    def take_left(
+        self, connection: psycopg.Connection[Any], turn: Turn, limit: int | None = None
+    ) -> ClaimedBatch | None:
+        """Take what is there already: a batch handed back or lapsed, or at most `limit` messages that are due.
+
+        Turn.AGAIN: of messages that failed before; those of a queue are handed out with its others, once promoted.
+        """
+        again = turn is Turn.AGAIN
+        most = self._most(limit)
+        if self._competing.queue is not None and not again:
+            self._promote(connection, PROMOTED, failed=False)
+        with translated():
+            row = connection.execute(
+                in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
+            ).fetchone()
+        return None if row is None else _claimed(row, again=again)
+
+    def promote_failed(self, connection: psycopg.Connection[Any], limit: int) -> int:
+        """Let at most `limit` messages of the queue that failed before be handed out again; return how many."""
+        return self._promote(connection, limit, failed=True)
+
+    def _promote(self, connection: psycopg.Connection[Any], limit: int, *, failed: bool) -> int:
+        promoted: int = call(
+            connection, self._key.schema, "promote_waiting", queue=self._competing.queue, limit=limit, failed=failed
+        )
+        return promoted
+
+    def _most(self, limit: int | None) -> int:
+        return self._limit if limit is None else min(limit, self._limit)
+
+    def claim_next(self, connection: psycopg.Connection[Any], limit: int | None = None) -> ClaimedBatch | NothingTaken:
+        """Take the next batch from the dispatch position, under its lock.
+
+        At most `limit` messages, or as the resource says.
+        """
+        try:
+            with translated():
+                dispatch_positions, now = self._lock(connection)
+                if not dispatch_positions:
+                    return NothingTaken(contended=True)
+                dispatch_position = self._choose(connection, dispatch_positions, now)
+                return (
+                    NothingTaken()
+                    if dispatch_position is None
+                    else self._claim_next(connection, dispatch_position, now, self._most(limit))
+                )
+        finally:
+            _end(connection)
+
+    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
+        cursor = connection.execute(
+            load("lock_dispatch_position").format(
+                schema=sql.Identifier(self._key.schema),
+                processor_id=sql.Literal(self._key.processor_id),
+                claim_uid=sql.Literal(self._consumer.claim_uid),
+            )
+        )
+        while cursor.nextset():
+            pass
+        rows = cursor.fetchall()
+        return dispatch_positions_of(rows)
+
+    def _choose(
+        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: str
+    ) -> DispatchPosition | None:
+        if not self.reader.is_queue:
+            return dispatch_positions[0]
+        heads = fetch_heads(connection, self.reader, dispatch_positions)
+        # A range of which nothing is left must be closed before what came later is seen.
+        over = [each for each in dispatch_positions if each.priority not in heads and each.window.upper != now]
+        if over:
+            return over[0]
+        if not heads:
+            return next((each for each in dispatch_positions if self._is_to_settle(each, now)), None)
+        priority = choose_priority(heads, self._competing.ageing)
+        return next(each for each in dispatch_positions if each.priority == priority)
+
+    def _is_to_settle(self, dispatch_position: DispatchPosition, now: str) -> bool:
+        """Say whether all in progress beside the last message is over, and the dispatch position does not show it.
+
+        It is moved once then, without a batch: else the checkpoint would stay before that message, caught up or not.
+        """
+        lower, _ = dispatch_position.window.snapshots
+        reached = self._reached.setdefault(dispatch_position.priority, lower.xmax)
+        return lower.xmin < reached <= parse_snapshot(now).xmin
+
+    def _claim_next(
+        self, connection: psycopg.Connection[Any], dispatch_position: DispatchPosition, now: str, limit: int
+    ) -> ClaimedBatch | NothingTaken:
+        window = max(limit, WINDOW) if self.reader.filters else limit
+        wanted = ReadRange(
+            dispatch_position.after, limit=window, window=dispatch_position.window, priority=dispatch_position.priority
+        )
+        examined = self.reader.examine(connection, wanted, limit)
+        if (
+            examined is None
+            and dispatch_position.window.upper == now
+            and not self._is_to_settle(dispatch_position, now)
+        ):
+            return NothingTaken()
+        whole = examined is None or (examined.rows < window and examined.matched < limit)
+        upto = examined.upto if examined else dispatch_position.after
+        if examined is not None:
+            self._reached[dispatch_position.priority] = dispatch_position.window.snapshots[1].xmax
+        cursor = connection.execute(
+            load("claim_next").format(
+                schema=sql.Identifier(self._key.schema),
+                processor_id=sql.Literal(self._key.processor_id),
+                priority=sql.Literal(dispatch_position.priority),
+                dispatch_position=sql.Literal(dispatch_position.id),
+                lower=sql.Literal(dispatch_position.window.lower),
+                upper=sql.Literal(dispatch_position.window.upper),
+                **_pair("after", dispatch_position.after),
+                **_pair("upto", upto),
+                whole=sql.Literal(whole),
+                messages=sql.Literal(examined.matched if examined else 0),
+                keys=sql.Literal(examined.keys if examined else None),
+                delayed=self.reader.copies(wanted, upto, examined.delayed if examined else ()),
+                owner=sql.Literal(self._consumer.owner),
+                pod=sql.Literal(self._consumer.pod),
+                lease=sql.Literal(self._consumer.lease),
+            )
+        )
+        row = cursor.fetchone()
+        return NothingTaken(moved=True) if row is None else _claimed(row)
+
+    def complete(
+        self, connection: psycopg.Connection[Any], claimed: ClaimedBatch, upto: Checkpoint, messages: int
+    ) -> bool:
+        """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
+        parameters = self._names | {"batch": claimed.id, "attempt": claimed.attempt, "messages": messages,
+                                    "server_run": self.server_run}  # fmt: skip
+        with translated():
+            row = connection.execute(
+                in_schema("complete_batch", self._key.schema), parameters | pair_parameters("upto", upto)
+            ).fetchone()
+        return _answer(row)
+
+    def defer(
+        self,
+        connection: psycopg.Connection[Any],
+        claimed: ClaimedBatch,
+        upto: Checkpoint,
+        messages: int,
+        failed: Iterable[Refusal],
+    ) -> bool:
+        """Say that so many messages are behind, and let those that failed leave the batch; false: it is lost."""
+        parameters = self._names | {
+            "batch": claimed.id, "attempt": claimed.attempt, "messages": messages, "server_run": self.server_run,
+            "failed": json.dumps([_refusal_row(each) for each in failed], ensure_ascii=False),
+        }  # fmt: skip
+        with translated():
+            row = connection.execute(
+                in_schema("defer_messages", self._key.schema), parameters | pair_parameters("upto", upto)
+            ).fetchone()
+        return _answer(row)
+
+    def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
+        """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
+        renewed: int = call(
+            connection, self._key.schema, "renew_batches", processor_id=self._key.processor_id,
+            owner=self._consumer.owner, lease=self._consumer.lease, batch=claimed.id, attempt=claimed.attempt,
+        )  # fmt: skip
+        return renewed
+
+    def hand_back(self, connection: psycopg.Connection[Any]) -> int:
+        """Give everything back that is in this consumer's name."""
+        returned: int = call(
+            connection, self._key.schema, "hand_back_batches", processor_id=self._key.processor_id,
+            owner=self._consumer.owner,
+        )  # fmt: skip
+        return returned
+
+
+def fetch_heads(
+    connection: psycopg.Connection[Any], reader: DispatchReader, dispatch_positions: list[DispatchPosition]
+) -> dict[int, Any]:
+    """Return when the first message that was not handed out was stored, of each priority that has one."""
+    snapshots = [each.window.snapshots for each in dispatch_positions]
+    starts = [start_of(lower, each.after) for each, (lower, _) in zip(dispatch_positions, snapshots, strict=True)]
+    late = [
+        "" if each.after.transaction_id >= lower.xmax else ",".join(map(str, lower.ended_since(upper)))
+        for each, (lower, upper) in zip(dispatch_positions, snapshots, strict=True)
+    ]
+    statement = load("fetch_heads").format(
+        table=reader.table.identifier,
+        live=LIVE,
+        priorities=sql.Literal([each.priority for each in dispatch_positions]),
+        starts=sql.Literal([str(each.transaction_id) for each in starts]),
+        positions=sql.Literal([each.position for each in starts]),
+        ends=sql.Literal([str(upper.xmax) for _, upper in snapshots]),
+        uppers=sql.Literal([each.window.upper for each in dispatch_positions]),
+        late=sql.Literal(late),
+    )
+    return dict(connection.execute(statement).fetchall())
+
+
+def dispatch_positions_of(rows: list[tuple[Any, ...]]) -> tuple[list[DispatchPosition], str]:
+    """Read dispatch positions; where no range is open the next one reaches to the snapshot of now."""
+    if not rows:
+        return [], NOTHING
+    now = rows[0][6]
+    return [
+        DispatchPosition(priority, number, SnapshotRange(lower, upper or now), Checkpoint(int(t), p))
+        for priority, number, lower, upper, t, p, _ in rows
+    ], now  # fmt: skip
+
+
+def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:
+    """Store how far everything is done, and empty tables that hold only dead rows; return their names."""
+    names = {"processor_id": key.processor_id}
+    with translated():
+        call(connection, key.schema, "advance_competing_checkpoint", processor_id=key.processor_id)
+        row = connection.execute(
+            in_schema("rotate_competing", key.schema),
+            names | {"keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES},
+        ).fetchone()
+    return [] if row is None else list(row[0])
+
+
+def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unfinished:
+    """Count what is handed out and not done."""
+    with translated():
+        row = connection.execute(
+            in_schema("count_unfinished", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    names = ("messages", "batches", "free", "retries", "consumers", "oldest_seconds")
+    return Unfinished(**dict(zip(names, row or (0,) * len(names), strict=True)))
+
+
+def with_consumers(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> ProcessorView:
+    """Say of a processor in mode Competing how many consumers are at work: it has no lease.
+
+    One that has just begun has a batch before its first heartbeat makes it a member.
+    """
+    found = count_unfinished(connection, ProcessorKey(schema, view.processor_id))
+    count = max(found.consumers, int(found.batches > found.free))
+    return replace(view, live=count > 0, pod=f"{count} consumer{'' if count == 1 else 's'}")
+
+
+def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str, str | None]:
+    """Return the queue of each processor in mode Competing, None: the outbox; nothing where the schema is older."""
+    try:
+        with translated():
+            return dict(connection.execute(in_schema("list_competing", schema)).fetchall())
+    except ConfigurationError as err:
+        if err.reason is not Reason.SCHEMA_MISSING:
+            raise
+        return {}
+
+
+def measure_lag(
+    connection: psycopg.Connection[Any], key: ProcessorKey, reader: DispatchReader, cap: int = LAG_CAP
+) -> Lag:
+    """Count what is not done: waiting, handed out, or to be tried again. At most `cap` waiting rows are looked at."""
+    with translated():
+        rows = connection.execute(
+            in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id}
+        ).fetchall()
+    dispatch_positions, now = dispatch_positions_of(rows)
+    unfinished = count_unfinished(connection, key)
+    messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
+    for each in dispatch_positions:
+        parts = [ReadRange(each.after, limit=cap + 1, window=each.window, priority=each.priority)]
+        if each.window.upper != now:
+            parts.append(ReadRange(limit=cap + 1, window=SnapshotRange(each.window.upper, now), priority=each.priority))
+        for part in parts:
+            if looked_at <= cap:
+                matched, seen, age = reader.count(connection, part)
+                messages, looked_at, seconds = messages + matched, looked_at + seen, max(seconds, age)
+    return Lag(messages=messages, at_least=looked_at > cap, seconds=max(0.0, seconds))
+
+
+def _answer(row: tuple[Any, ...] | None) -> bool:
+    """Say whether the batch was still this consumer's.
+
+    Raises:
+        TransientError: the server recovered from a crash since it was taken.
+
+    """
+    if row is not None and row[0] is None:
+        raise crashed()
+    return row is not None and bool(row[0])
+
+
+def _refusal_row(refusal: Refusal) -> dict[str, object]:
+    message, error, verdict = refusal.message, refusal.error, refusal.verdict
+    return {
+        "t": str(message.checkpoint.transaction_id), "p": message.checkpoint.position, "action": verdict.action.value,
+        "wait": verdict.wait, "attempts": verdict.attempts, "id": message.message_id, "type": message.message_type,
+        "publication": message.publication_id, "key": message.partition_key, "data": message.data,
+        "metadata": message.metadata, "scheduled": None if message.scheduled is None else message.scheduled.isoformat(),
+        "error_class": error.error_class, "error": shown_error(error),
+    }  # fmt: skip
+
+
+def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
+    (
+        number,
+        priority,
+        attempt,
+        lower,
+        upper,
+        after_t,
+        after_p,
+        upto_t,
+        upto_p,
+        count,
+        chunk,
+        crash_count,
+        ids,
+        positions,
+        attempts,
+        excluded,
+    ) = row
+    listed = zip(ids or (), positions or (), attempts or (), strict=True)
+    return ClaimedBatch(
+        number, priority, attempt,
+        SnapshotRange(lower, upper) if lower else None,
+        tuple((Checkpoint(int(t), p), tries) for t, p, tries in listed),
+        Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, chunk, crash_count,
+        tuple(excluded or ()), again,
+    )  # fmt: skip
+
+
+def _pair(name: str, pair: Checkpoint) -> dict[str, sql.Literal]:
+    ids = {f"{name}_transaction_id": sql.Literal(str(pair.transaction_id))}
+    return ids | {f"{name}_position": sql.Literal(pair.position)}
+
+
+def _end(connection: psycopg.Connection[Any]) -> None:
+    """Leave no transaction open: after COMMIT this does nothing."""
+    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()

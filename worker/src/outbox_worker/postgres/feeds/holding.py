@@ -1,0 +1,308 @@
+"""Held messages and dead letters: held until they are tried again, dead until a person decides.
+
+All of it is decided in SQL, under the partition's lease. Nothing here is called for a batch while nothing is held,
+delayed or failing. Statements over a range of the outbox get the reader's relation, so payloads stay in the database.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.message import Batch, Delayed, Held, Message
+from outbox_core.part import Place
+from outbox_core.processor.outcomes import Review
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import BlockedKey, FailureSummary
+from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.reading.table import within_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    import psycopg
+
+    from outbox_core.processor.failing import Failure
+    from outbox_core.processor.outcomes import HeldLease
+    from outbox_worker.postgres.key import ProcessorKey
+
+COUNT_CAP: Final = 10_000
+"""Held messages and dead letters are counted exactly up to here."""
+NOT_OURS: Final = "the lease went before what became of a held message was written down"
+KEYS_NAMED: Final = 5
+"""Blocked keys that a report names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Held messages to be tried now; without any: when, in seconds (None: not by itself), and whether keys are blocked.
+
+    `owned` False: the lease is another's, and nothing was looked at.
+    """
+
+    owned: bool
+    next_in: float | None
+    blocking: bool
+    held: tuple[Held, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the heartbeat saw of one partition: a held message is due; something blocks later messages."""
+
+    due: bool
+    blocking: bool
+
+
+def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Composed:
+    """Read a range in the source's database; return a SELECT of the same rows for the checkpoint's database.
+
+    As the batch itself, they travel as one JSON value.
+    """
+    with translated():
+        row = connection.execute(load("carry_rows").format(rows=rows)).fetchone()
+    return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
+
+
+def survey(
+    connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable
+) -> tuple[tuple[Place, ...], tuple[Checkpoint, ...]]:
+    """Return where the messages of a range are that are to be handled now, and those that are not, both in order."""
+    statement = load("survey_range").format(rows=rows, **_identified(key))
+    with translated():
+        found = connection.execute(statement).fetchall()
+    places: list[Place] = []
+    out: list[Checkpoint] = []
+    for t, position, name, excluded in found:
+        pair = Checkpoint(int(t), position)
+        if excluded:
+            out.append(pair)
+        else:
+            places.append(Place(pair, name))
+    return tuple(places), tuple(out)
+
+
+def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
+    """Return the first message of a range whose time has not come, and how many come before it."""
+    with translated():
+        row = connection.execute(load("find_delayed").format(rows=rows)).fetchone()
+    if row is None:
+        return None
+    t, position, message_id, seconds, before = row
+    return Delayed(Checkpoint(int(t), position), message_id, seconds), before
+
+
+def cut_at_delayed(
+    connection: psycopg.Connection[Any], batch: Batch, rows: sql.Composable, read: Callable[[int], Batch]
+) -> Batch:
+    """Return the part of the batch before its first message whose time has not come; the same batch without one.
+
+    `read` reads at most so many messages from where the batch began.
+    """
+    found = find_delayed(connection, rows)
+    if found is None:
+        return batch
+    waits_for, before = found
+    if before:
+        return replace(read(before), full=False, waits_for=waits_for)
+    return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
+
+
+def list_range(
+    connection: psycopg.Connection[Any], rows: sql.Composable, excluded: Collection[Checkpoint]
+) -> tuple[Place, ...]:
+    """Return where the messages of a range are, with their keys, in order, those `excluded` left out."""
+    with translated():
+        found = connection.execute(load("list_range").format(rows=rows)).fetchall()
+    out = frozenset(excluded)
+    places = (Place(Checkpoint(int(t), position), key) for t, position, key in found)
+    return tuple(place for place in places if place.checkpoint not in out)
+
+
+def hold(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    lease: HeldLease,
+    rows: sql.Composable,
+    *,
+    excluded: Iterable[Checkpoint],
+    failed: Sequence[Failure],
+) -> str | None:
+    """Keep, in the open transaction, `excluded` and those that failed; `rows` has them.
+
+    Returns:
+        None: they are kept. Else why not; roll back, and load again what is stored: passing them would lose them.
+
+    """
+    wanted = frozenset((*excluded, *(each.checkpoint for each in failed)))
+    statement = load("hold_messages").format(
+        rows=rows,
+        epoch=sql.Literal(lease.epoch),
+        token=sql.Literal(str(lease.token)),
+        verdicts=sql.Literal(_verdicts(failed)),
+        **_pairs(wanted),
+        **_identified(key),
+    )
+    with translated():
+        row = connection.execute(statement).fetchone()
+    kept, found = (-1, 0) if row is None else row
+    if kept < 0:
+        return NOT_OURS
+    missing = len(wanted) - found
+    return f"{missing} of {len(wanted)} messages that are to be held were not found in the outbox" if missing else None
+
+
+def take_due(
+    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, limit: int, payload: bool
+) -> Taken:
+    """Return the held messages to be tried now, at most `limit`; one that processes died of comes alone."""
+    parameters = _leased(key, lease) | {"limit": limit, "payload": payload}
+    statement = load("take_due_messages").format(
+        schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled"))
+    )
+    with translated():
+        rows = connection.execute(statement, parameters).fetchall()
+    owned, next_in, blocking = rows[0][:3]
+    if not owned or rows[0][3] is None:
+        return Taken(bool(owned), next_in, bool(blocking))
+    held = tuple(Held(Checkpoint(int(row[3]), row[4]), row[5], row[6], row[13], row[14]) for row in rows)
+    messages = tuple(Message(Checkpoint(int(row[3]), row[4]), *row[6:13]) for row in rows) if payload else ()
+    return Taken(owned=True, next_in=0.0, blocking=True, held=held, messages=messages)
+
+
+def settle(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, held: Iterable[Held]) -> int:
+    """Say, in the transaction of the effects, that these are handled; return how many were held, -1: not the owner."""
+    pairs = [each.checkpoint for each in held]
+    settled: int = call(
+        connection, key.schema, "settle_held_messages", **_leased(key, lease),
+        transaction_ids=[str(pair.transaction_id) for pair in pairs], positions=[pair.position for pair in pairs],
+    )  # fmt: skip
+    return settled
+
+
+def fail(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
+    """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
+    held: int = call(connection, key.schema, "fail_held_messages", **_leased(key, lease), verdicts=_verdicts(failed))
+    return held
+
+
+def review(
+    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, generation: int, forgive: bool
+) -> Review | None:
+    """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
+    row = call_row(connection, key.schema, "review_lane", **_leased(key, lease), generation=generation, forgive=forgive)
+    if row is None or not row[0]:
+        return None
+    _, any_held, blocking, *counts = row
+    return Review(any_held, blocking, *(count or 0 for count in counts))
+
+
+def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Checkpoint | None:
+    """Return the place of a range's last message: its own, which no snapshot range or counter changes."""
+    with translated():
+        row = connection.execute(load("find_last").format(rows=rows)).fetchone()
+    return None if row is None else Checkpoint(int(row[0]), row[1])
+
+
+def mark_in_flight(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    lease: HeldLease,
+    pair: Checkpoint,
+    *,
+    in_flight: int,
+    generation: int,
+) -> int:
+    """Write down that so many messages are tried now, the last of them at this pair.
+
+    Returns how many processes that one killed when it was tried alone, -1: not the owner.
+    """
+    killed: int = call(
+        connection, key.schema, "begin_suspect", **_leased(key, lease), transaction_id=str(pair.transaction_id),
+        position=pair.position, suspects=in_flight, generation=generation,
+    )  # fmt: skip
+    return killed
+
+
+def clear_in_flight(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
+    """Write down that the attempt was answered, with or without success: this process did not die of it."""
+    call(connection, key.schema, "end_suspect", **_leased(key, lease))
+
+
+def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
+    """Return the SELECT of the held messages with these pairs under the names of the relation `batch`."""
+    return load("held_relation").format(transaction_ids=ids, positions=positions, **_identified(key))
+
+
+def without_excluded(rows: sql.Composed, excluded: Iterable[Checkpoint]) -> sql.Composed:
+    """Return the SELECT of a range without its excluded messages."""
+    return load("without_excluded").format(rows=rows, **_pairs(excluded))
+
+
+def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
+    """Look at all partitions of the processor, for people and for runners whose messages a person redrove."""
+    names = {"processor_id": key.processor_id}
+    with translated():
+        row = connection.execute(in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}).fetchone()
+        held, dead = row if row is not None else (0, 0)
+        keys = connection.execute(
+            in_schema("list_blocked_keys", key.schema), names | {"limit": KEYS_NAMED}
+        ).fetchall() if held or dead else []  # fmt: skip
+        seen = connection.execute(in_schema("observe_held", key.schema), names).fetchall()
+    summary = FailureSummary(
+        held=min(held, COUNT_CAP),
+        dead_letters=min(dead, COUNT_CAP),
+        at_least=max(held, dead) > COUNT_CAP,
+        blocked_keys=[
+            BlockedKey(
+                key=name, partition=partition, message_id=message_id, attempts=attempts, error_class=error_class,
+                next_attempt_at=at, dead_letter=is_dead,
+            )
+            for name, partition, message_id, attempts, error_class, at, is_dead in keys
+        ],
+    )  # fmt: skip
+    return summary, {partition: Seen(due, blocking) for partition, due, blocking in seen}
+
+
+def _verdicts(failed: Iterable[Failure]) -> str:
+    return json.dumps(
+        [
+            {
+                "t": str(each.checkpoint.transaction_id), "p": each.checkpoint.position,
+                "action": each.verdict.action.value, "attempts": each.verdict.attempts,
+                "class": each.verdict.error_class, "error": each.verdict.error, "wait": each.verdict.wait,
+                "blocks": each.verdict.blocks,
+            }
+            for each in failed
+        ]
+    )  # fmt: skip
+
+
+def _leased(key: ProcessorKey, lease: HeldLease) -> dict[str, Any]:
+    return key.names | {"epoch": lease.epoch, "owner_token": lease.token}
+
+
+def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:
+    return {
+        "schema": sql.Identifier(key.schema),
+        "processor_id": sql.Literal(key.processor_id),
+        "partition": sql.Literal(key.partition),
+    }
+
+
+def literals(pairs: Iterable[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+    """Return the arrays of transaction ids and of positions."""
+    found = tuple(pairs)
+    ids = sql.Literal([str(pair.transaction_id) for pair in found])
+    return ids, sql.Literal([pair.position for pair in found])
+
+
+def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
+    ids, positions = literals(pairs)
+    return {"transaction_ids": ids, "positions": positions}

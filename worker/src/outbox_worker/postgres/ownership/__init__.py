@@ -1,0 +1,1 @@
+"""Claims, leases, members and partitions in the database, and what processes say there."""

@@ -1,0 +1,140 @@
+"""A processor that is divided by key: how, who its live processes are, and which of them owns what.
+
+Each call is one statement for any number of partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.partition import PartitionOwners
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_worker.postgres.call import call, call_row, call_rows
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint, build_window
+from outbox_worker.postgres.queries import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How the processor is divided.
+
+    Attributes:
+        owned: the caller holds the lease; if not, nothing was done.
+        count: partitions; None: the processor has a checkpoint and was never divided.
+        by: the key, in `describe_key`'s words.
+        begun: by this very call, all partitions at the pair it named.
+
+    """
+
+    owned: bool
+    count: int | None
+    by: str | None
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLease:
+    """A live lease as the database has it."""
+
+    partition: int
+    token: UUID
+    epoch: int
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOwners(PartitionOwners):
+    """The division as the database has it, with the leases for people to read."""
+
+    leases: tuple[SeenLease, ...] = field(default=())
+
+
+def begin(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    count: int,
+    by: str,
+    start: Checkpoint | None,
+    epoch: int,
+    token: UUID,
+) -> Begun:
+    """Divide the processor and start it at `start`, as the owner of any partition; or learn how it is divided."""
+    row = call_row(
+        connection, key.schema, "begin_partitions", **key.names, count=count, key=by,
+        transaction_id=None if start is None else str(start.transaction_id),
+        position=None if start is None else start.position, epoch=epoch, owner_token=token,
+    )  # fmt: skip
+    if row is not None and row[3] and start is not None and start.window is not None:
+        window = start.window
+        call(
+            connection, key.schema, "begin_windows", **key.names, lower=window.lower, upper=window.upper,
+            position=window.position, epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    return Begun(*row) if row is not None else Begun(owned=False, count=None, by=None, begun=False)
+
+
+def fetch_count(connection: psycopg.Connection[Any], key: ProcessorKey) -> int | None:
+    """Say into how many partitions the processor is divided; None: it is not."""
+    with translated():
+        row = connection.execute(in_schema("fetch_partitions", key.schema), _names(key)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def renew_membership(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    claim_uid: str,
+    pod: str,
+    token: UUID,
+    lease: timedelta,
+) -> dict[int, int]:
+    """Say that this process lives; return the epochs of the partitions it still owns."""
+    rows = call_rows(
+        connection, key.schema, "renew_membership", processor_id=key.processor_id, claim_uid=claim_uid, pod=pod,
+        token=token, lease=lease,
+    )  # fmt: skip
+    return dict(rows)
+
+
+def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token: UUID) -> None:
+    """Leave: everything that this process owns is free at once."""
+    call(connection, key.schema, "end_membership", processor_id=key.processor_id, token=token)
+
+
+def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
+    """See who lives and who owns what. A member that lapses between the two looks owns nothing any more."""
+    with translated():
+        members = connection.execute(
+            in_schema("fetch_members", key.schema), _names(key) | {"claim_uid": claim_uid}
+        ).fetchall()
+        rows = connection.execute(in_schema("fetch_owners", key.schema), _names(key)).fetchall()
+    leases = tuple(SeenLease(*row) for row in rows)
+    owners = {lease.partition: lease.token for lease in leases}
+    return SeenOwners(count, tuple(token for (token,) in members), owners, leases)
+
+
+def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:
+    """Read the stored pairs by partition."""
+    with translated():
+        rows = connection.execute(in_schema("fetch_checkpoints", key.schema), _names(key)).fetchall()
+    return {
+        partition: StoredCheckpoint(Checkpoint(int(t), position, build_window(*window)), at)
+        for partition, t, position, at, *window in rows
+    }
+
+
+def _names(key: ProcessorKey) -> dict[str, Any]:
+    return {"processor_id": key.processor_id}

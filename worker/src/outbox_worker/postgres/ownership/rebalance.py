@@ -1,0 +1,102 @@
+"""The number of partitions in the database: ask for another one, see how far the change is, carry it out.
+
+Each call is one statement. What the barrier is and why no worker has read beyond it: see `ask_partitions`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_worker.postgres.call import call
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema, load
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from outbox_core.report import ResourceRef
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+def ask(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    resource: ResourceRef,
+    *,
+    generation: int,
+    count: int,
+    by: str,
+) -> int | None:
+    """Say what the resource wants; return into how many partitions the processor is divided now. None: it is not.
+
+    Heeded only from the holder of the claim, and never from an older generation of the resource than was heeded before.
+    """
+    divided: int | None = call(
+        connection, key.schema, "ask_partitions", processor_id=key.processor_id, claim_uid=resource.uid,
+        generation=generation, count=count, key=by, asked_by=f"{resource}, generation {generation}",
+    )  # fmt: skip
+    return divided
+
+
+def change(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> bool:
+    """Change the number if all partitions have stopped at the barrier; say whether this call did."""
+    changed = call(connection, key.schema, "change_partitions", processor_id=key.processor_id, claim_uid=claim_uid)
+    return changed is True
+
+
+def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitioning | None:
+    """See how the processor is divided and what that changes to; None: it is not partitioned."""
+    with translated():
+        row = connection.execute(
+            in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    if row is None:
+        return None
+    count, by, next_count, transaction_id, position, mark, snapshot = row
+    return build_partitioning(count, by, next_count, transaction_id, position, mark, snapshot)
+
+
+def build_partitioning(
+    count: int,
+    by: str,
+    next_count: int | None,
+    transaction_id: str | None,
+    position: int | None,
+    mark: str | None,
+    snapshot: str | None,
+) -> Partitioning:
+    """Return what a row of the table says, ids and snapshot as text."""
+    if mark is not None:
+        return Partitioning(count, by, next_count, snapshot_barrier(snapshot), int(mark))
+    pair = None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
+    return Partitioning(count, by, next_count, pair)
+
+
+def draw(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> None:
+    """Cursor Snapshot: draw the barrier of a change that was asked for, unless it is drawn; it is drawn once."""
+    call(connection, key.schema, "draw_snapshot_line", processor_id=key.processor_id, claim_uid=claim_uid)
+
+
+def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> list[Obstacle]:
+    """List what stops a change and is no message that merely waits: conflicts, held messages that failed."""
+    with translated():
+        rows = connection.execute(
+            in_schema("fetch_obstacles", key.schema), {"processor_id": key.processor_id}
+        ).fetchall()
+    return [
+        Obstacle(partition, message_id, name, error, conflict) for partition, message_id, name, error, conflict in rows
+    ]
+
+
+def is_settled(connection: psycopg.Connection[Any], barrier: Checkpoint) -> bool:
+    """Say whether everything up to the barrier can be read: no transaction below it is open any more.
+
+    What a snapshot sees is over.
+    """
+    if barrier.window is not None:
+        return True
+    with translated():
+        row = connection.execute(load("fetch_bound")).fetchone()
+    return row is not None and int(row[0]) > barrier.transaction_id

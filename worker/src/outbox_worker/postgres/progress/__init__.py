@@ -1,0 +1,1 @@
+"""Checkpoints in the database: stored, compared, started from others, and open conflicts."""

@@ -1,0 +1,331 @@
+"""The stored checkpoint: read it, store the next one, find where a new processor starts, settle an unanswered COMMIT.
+
+The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
+functions keep a shadow checkpoint beside it, so that a worker that loads a row sees that it was edited by hand
+(`find_edit`), although nobody recorded that.
+
+A start is computed once and stored before anything is read. Every start but the beginning is cut at the high-water
+mark: what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses
+nothing; the highest committed row would (a known fault of other implementations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from outbox_core.errors import ConfigurationError, OutboxError
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
+from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_core.report import Reason
+from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
+from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.queries import load as load_query
+from outbox_worker.postgres.reading import range_reader
+from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.postgres.schema import check_position_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_core.spec import Source, StartFrom
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """The row: the pair of the last message examined, and when it was stored."""
+
+    pair: Checkpoint
+    stored_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is stored after a commit whose outcome was unknown.
+
+    Attributes:
+        owned: the epoch is still the live owner's; if not, stop and acquire a new one.
+        pair: the stored pair, None where there is no row; only said to the owner.
+
+    """
+
+    owned: bool
+    pair: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to go on, and whether `startFrom` decided it (False: a checkpoint was stored already)."""
+
+    pair: Checkpoint
+    start_from_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TamperCheck:
+    """What the contract's functions stored, None where that is gone too, and what was put in its place."""
+
+    kept: Checkpoint | None
+    stored: Checkpoint | None
+
+    @property
+    def answer(self) -> StoreAnswer:
+        """What an owner is told that expects the pair that was kept."""
+        if self.stored is None or (self.kept is not None and self.stored < self.kept):
+            return StoreAnswer.OLDER
+        return StoreAnswer.AHEAD
+
+
+class TamperedError(OutboxError):
+    """The checkpoint was edited by hand: nothing goes on from it until a person decides."""
+
+    def __init__(self, edit: TamperCheck) -> None:
+        """Keep both pairs."""
+        super().__init__(
+            f"the checkpoint was {edit.kept}, and a program or person without the lease made it {edit.stored}"
+        )
+        self.edit = edit
+
+
+def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+    """Read the stored pair; None where the processor never stored one."""
+    with translated():
+        row = connection.execute(in_schema("fetch_checkpoint", key.schema), key.names).fetchone()
+    if row is None:
+        return None
+    transaction_id, position, stored_at, *window = row
+    return StoredCheckpoint(Checkpoint(int(transaction_id), position, build_window(*window)), stored_at)
+
+
+def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+    """Read the stored pair to go on from it.
+
+    The row is read before it is compared with its copy: an edit in between, or later, is met by the next store.
+
+    Raises:
+        TamperedError: it was changed or deleted past the contract.
+
+    """
+    stored = load(connection, key)
+    row = call_row(connection, key.schema, "find_edit", **key.names)
+    if row is not None:
+        raise TamperedError(TamperCheck(_pair(*row[:2]), _pair(*row[2:])))
+    return stored
+
+
+def store(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    *,
+    new: Checkpoint,
+    expected: Checkpoint | None,
+    epoch: int | None,
+    token: UUID | None,
+) -> StoreAnswer:
+    """Store `new` in the connection's open transaction; roll back on every answer but STORED.
+
+    Raises:
+        PermanentError: `new` is not after `expected`.
+        TransientError: not in READ COMMITTED, and another transaction stored since the snapshot.
+
+    """
+    if new.window is None:
+        answer = call(
+            connection, key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
+            **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    else:
+        answer = call(
+            connection, key.schema, "store_processor_window", **key.names, **window_parameters("new", new),
+            **window_parameters("expected", expected), epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    return StoreAnswer(answer)
+
+
+def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:
+    """Find out what is stored after a COMMIT without an answer; call it before anything else, on a new connection.
+
+    Waits up to 2 s for the old transaction to end. The new pair: it was committed; the expected one: it was not.
+
+    Raises:
+        TransientError: the old transaction is not over yet, ask again.
+
+    """
+    row = call_row(connection, key.schema, "settle_processor_checkpoint", **key.names, epoch=epoch, owner_token=token)
+    if row is None or not row[0]:
+        return Settled(owned=False, pair=None)
+    # Only the owner, which is asking, could store another one between the two.
+    stored = None if row[1] is None else load(connection, key)
+    return Settled(owned=True, pair=None if stored is None else stored.pair)
+
+
+def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
+    """Compute the pair to start from.
+
+    A position means the first row, in reading order, whose position is at least it; a timestamp the first row stored
+    at or after it. Earlier rows may come, none is missed. Scans the outbox once where no index helps.
+
+    Raises:
+        ConfigurationError: a timestamp without a column that says when messages were stored.
+
+    """
+    table = OutboxTable.of(source)
+    match start_from.type:
+        case StartType.BEGINNING:
+            return BEGINNING
+        case StartType.END:
+            return _fetch_high_water_mark(connection)
+        case StartType.POSITION:
+            return _before_first(connection, table, "fetch_first_position", {"position": start_from.position})
+        case StartType.TIMESTAMP:
+            if table.columns.scheduled is None:
+                raise ConfigurationError(
+                    "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message "
+                    "was stored; name it, or start from a position"
+                )
+            return _before_first(connection, table, "fetch_first_scheduled", {"timestamp": start_from.timestamp})
+        case StartType.PROCESSOR:
+            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.progress.starts.
+            raise ConfigurationError("startFrom.processorId is no place in the outbox")
+
+
+def compute_start(
+    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
+) -> Checkpoint:
+    """Compute the first checkpoint of a new processor, of the kind that the source asks for.
+
+    `remote_target`: it will be stored in another database than the messages'.
+
+    Raises:
+        ConfigurationError: a timestamp without a column that says when messages were stored; no index on the
+            position, or a hot standby, where the cursor would be Snapshot.
+
+    """
+    if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
+        check_position_index(connection, source)
+        return Checkpoint(0, 1, range_reader.find_start(connection, source, start_from, remote_target=remote_target))
+    return start_pair(connection, source, start_from)
+
+
+def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
+    """Refuse a checkpoint of another kind than the resource names; one that names none goes on with what is stored.
+
+    Raises:
+        ConfigurationError: `CursorDiffers`.
+
+    """
+    kind = Cursor.TRANSACTION_ORDER if stored.window is None else Cursor.SNAPSHOT
+    if source.cursor not in (None, kind):
+        raise ConfigurationError(
+            f"the checkpoint of processor {key.processor_id!r} is of cursor {kind}, and source.cursor is "
+            f"{source.cursor}: a checkpoint of one kind means nothing to the other. Set source.cursor to {kind} or "
+            "leave it out (engine Spark has TransactionOrder only), or use another processorId",
+            reason=Reason.CURSOR_DIFFERS,
+        )
+
+
+def ensure_start(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    source: Source,
+    find: Callable[[], Checkpoint],
+    *,
+    epoch: int,
+    token: UUID,
+) -> Start | None:
+    """Load the checkpoint, or find and store the first one under our epoch, all in the connection's transaction.
+
+    None: we are not the owner (any more): roll back. Commit otherwise, before reading.
+
+    Raises:
+        TamperedError: it was changed or deleted past the contract: roll back, and record that.
+
+    """
+    stored = load_untampered(connection, key)
+    if stored is not None:
+        check_kind(key, source, stored.pair)
+        return Start(stored.pair, start_from_used=False)
+    pair = find()
+    answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
+    if answer is StoreAnswer.STORED:
+        return Start(pair, start_from_used=True)
+    stored = None if answer is StoreAnswer.NOT_OWNER else load_untampered(connection, key)
+    return None if stored is None else Start(stored.pair, start_from_used=False)
+
+
+def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
+    return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
+
+
+def _fetch_high_water_mark(connection: psycopg.Connection[Any]) -> Checkpoint:
+    """Return the last pair that any settled transaction can have."""
+    with translated():
+        row = connection.execute(load_query("fetch_bound")).fetchone()
+    return Checkpoint(int(row[0] if row else 1) - 1, MAX_POSITION)
+
+
+def _before_first(
+    connection: psycopg.Connection[Any], table: OutboxTable, query: str, parameters: dict[str, Any]
+) -> Checkpoint:
+    # The high-water mark first: read after the row, it could have moved past a transaction that the row's query did not
+    # see.
+    high_water_mark = _fetch_high_water_mark(connection)
+    statement = load_query(query).format(
+        table=table.identifier,
+        transaction_id=sql.Identifier(table.columns.transaction_id),
+        position=sql.Identifier(table.columns.position),
+        scheduled=sql.Identifier(table.columns.scheduled or table.columns.position),
+    )
+    with translated():
+        row = connection.execute(statement, parameters).fetchone()
+    if row is None:
+        return high_water_mark
+    return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))
+
+
+def build_window(
+    cursor_kind: str | None, lower: str | None, upper: str | None, position: int | None
+) -> SnapshotRange | None:
+    """Return the window of a row, None where its checkpoint is a pair."""
+    return SnapshotRange(lower, upper, position) if cursor_kind == Cursor.SNAPSHOT else None
+
+
+def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Spread a checkpoint of cursor Snapshot over `NAME_counter`, `_lower`, `_upper` and `_position`."""
+    window = SnapshotRange() if checkpoint is None or checkpoint.window is None else checkpoint.window
+    return {
+        f"{name}_counter": None if checkpoint is None else checkpoint.position,
+        f"{name}_lower": window.lower,
+        f"{name}_upper": window.upper,
+        f"{name}_position": window.position,
+    }
+
+
+def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:
+    """Spread the checkpoints of several partitions, of either cursor, over lists of the same order."""
+    windows_of = [pair.window or SnapshotRange() for pair in pairs.values()]
+    return {
+        "partitions": list(pairs),
+        "transaction_ids": [str(pair.transaction_id) for pair in pairs.values()],
+        "counters": [pair.position for pair in pairs.values()],
+        "lowers": [window.lower for window in windows_of],
+        "uppers": [window.upper for window in windows_of],
+        "positions": [window.position for window in windows_of],
+    }
+
+
+def pair_parameters(name: str, pair: Checkpoint | None) -> dict[str, Any]:
+    """Spread a pair over `NAME_transaction_id` (as text: JSON and drivers have no xid8) and `NAME_position`."""
+    return {
+        f"{name}_transaction_id": None if pair is None else str(pair.transaction_id),
+        f"{name}_position": None if pair is None else pair.position,
+    }

@@ -1,0 +1,225 @@
+"""One processor replacing another: what the database knows of it, and the two statements that make the swap safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from psycopg.rows import dict_row
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.progress.checkpoints import build_window, partition_parameters
+from outbox_worker.postgres.queries import in_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+class SupersedeAnswer(IntEnum):
+    """What `supersede_processor` answers; everything but DONE rolls the swap back."""
+
+    ALREADY = 0
+    DONE = 1
+    MOVED = 2
+    """The other processor stored something since it was looked at."""
+    NO_MATCH = 3
+    """It has no checkpoint here, hands out batches, or reads another source."""
+    NOT_OWNER = 4
+    """The caller is not the live owner, or has not handled what the other one has."""
+    BY_ANOTHER = 5
+    """A third one replaced it, or the caller replaced another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is so of a rebuild: made, by whom the other processor was replaced, and whom this one replaced instead."""
+
+    swapped_at: datetime | None
+    superseded_by: str | None
+    replaced: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildRow:
+    """One rebuild for people; `at` is the pair at which the replaced one stood, of a divided one the furthest."""
+
+    processor_id: str
+    of: str
+    begun_at: datetime
+    swapped_at: datetime | None
+    at: Checkpoint | None
+    new: Checkpoint | None
+    old: Checkpoint | None
+
+
+def note(connection: psycopg.Connection[Any], key: ProcessorKey, of: str, *, epoch: int, token: UUID) -> Noted:
+    """Write down, as the owner, which processor is to be replaced; learn whether it is."""
+    row = call_row(
+        connection, key.schema, "note_rebuild", processor_id=key.processor_id, of=of, epoch=epoch, owner_token=token
+    )
+    if row is None:
+        return Noted(None, None)
+    noted_of, swapped_at, superseded_by = row
+    if noted_of == of:
+        return Noted(swapped_at, superseded_by)
+    return Noted(None, superseded_by, noted_of if swapped_at is not None else None)
+
+
+def find_superseding(connection: psycopg.Connection[Any], key: ProcessorKey) -> str | None:
+    """Name the processor that replaced this one."""
+    with translated():
+        row = connection.execute(
+            in_schema("fetch_superseding", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    return None if row is None else str(row[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Where a processor stands, by partition; `words` differ if anything of it does (`standing_of`)."""
+
+    pairs: Mapping[int, Checkpoint]
+    words: str
+
+    @property
+    def places(self) -> list[Checkpoint]:
+        """Where its partitions stand."""
+        return list(self.pairs.values())
+
+
+def find_coverage(
+    connection: psycopg.Connection[Any], key: ProcessorKey, *, but_partition: int | None = None
+) -> Coverage | None:
+    """Read where a processor stands, without one partition where that is named; None: it has no such checkpoint.
+
+    Raises:
+        ConfigurationError: it hands out batches: behind its checkpoint are messages that are handled already.
+
+    """
+    parameters = {"processor_id": key.processor_id, "but_partition": but_partition}
+    with translated():
+        rows = connection.execute(in_schema("find_coverage", key.schema), parameters).fetchall()
+    if not rows:
+        return None
+    if rows[0][1]:
+        raise ConfigurationError(
+            f"processor {key.processor_id!r} cannot be replaced by a swap: its mode is Competing, so behind its "
+            "checkpoint are messages that are handled already. Stop it, and start the new one with startFrom"
+        )
+    pairs = {row[2]: Checkpoint(int(row[3]), row[4], build_window(*row[5:9])) for row in rows}
+    return Coverage(pairs, rows[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Unhandled:
+    """What a processor's checkpoint has passed and that is not handled, and more of the same keys may follow.
+
+    Attributes:
+        held: messages that wait to be tried again, or for their time.
+        dead: dead letters behind which their key waits.
+
+    """
+
+    held: int
+    dead: int
+
+    def __bool__(self) -> bool:
+        """There is some."""
+        return bool(self.held or self.dead)
+
+    @override
+    def __str__(self) -> str:
+        """Say it to a person, with what to do."""
+        said = [f"{self.held} messages are held and not handled yet"] if self.held else []
+        if self.dead:
+            said.append(f"{self.dead} dead letters block their keys: redrive or drop them (`outbox dead-letters`)")
+        return "; ".join(said)
+
+
+def count_unhandled(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unhandled:
+    """Count what keeps a projection from being what readers should get."""
+    with translated():
+        row = connection.execute(
+            in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id}
+        ).fetchone()
+    return Unhandled(*row) if row is not None else Unhandled(0, 0)
+
+
+def stand_still(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
+    """Wait for the end of the processor's transactions and let none begin until ours ends.
+
+    Raises:
+        TransientError: it did not end within the transaction's lock timeout.
+
+    """
+    parameters = {"processor_id": key.processor_id, "schema": key.schema}
+    with translated():
+        connection.execute(in_schema("stand_still", key.schema), parameters)
+
+
+def advance_partitions(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    coverage: Coverage | None,
+    goals: Mapping[int, Checkpoint],
+    *,
+    epoch: int,
+    token: UUID,
+) -> bool:
+    """Put other partitions' checkpoints to where their messages were handled in the open transaction.
+
+    `coverage` is where they stood when that began. False: one of them stored something since.
+    """
+    advanced = call(
+        connection, key.schema, "advance_lanes", **key.names, epoch=epoch, owner_token=token,
+        standing=None if coverage is None else coverage.words, **partition_parameters(goals),
+    )  # fmt: skip
+    return advanced is True
+
+
+def supersede(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    of: str,
+    coverage: Coverage,
+    *,
+    epoch: int,
+    token: UUID,
+    decided_by: str,
+) -> SupersedeAnswer:
+    """Let `of` never store again, in the open transaction of the swap."""
+    answer = call(
+        connection, key.schema, "supersede_processor", processor_id=of, by=key.processor_id, partition=key.partition,
+        epoch=epoch, owner_token=token, standing=coverage.words, decided_by=decided_by,
+    )  # fmt: skip
+    return SupersedeAnswer(answer)
+
+
+def list_rebuilds(
+    connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None
+) -> list[RebuildRow]:
+    """Read all rebuilds, or those that a processor has part in."""
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(in_schema("list_rebuilds", schema), {"processor_id": processor_id}).fetchall()
+    return [
+        RebuildRow(
+            row["processor_id"], row["of_processor_id"], row["begun_at"], row["swapped_at"],
+            _pair(row["t"], row["position"]), _pair(row["new_t"], row["new_p"]), _pair(row["old_t"], row["old_p"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
+    return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)

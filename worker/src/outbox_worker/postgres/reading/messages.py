@@ -1,0 +1,352 @@
+"""Reads the outbox in the order of the pair (transaction_id, position), below the oldest open transaction.
+
+The pair is compared as a row: positions are not monotonic along the order. The high-water mark is `pg_snapshot_xmin`:
+everything below it is settled, so nothing can appear behind a checkpoint; a number that was rolled back is simply
+absent, and no reader waits for it. Keyset paging on an index in the same order: a read costs its own rows, however
+large the table is. One or more publications are read each from its own part of `(publication_id, transaction_id,
+position)` and merged; so are the hash slots of a partition, each from its own part of `(hash slot, transaction_id,
+position)`.
+
+A filter on message types looks at a bounded number of rows on the server and ships only what matches, so that a
+processor whose types match one row in ten million moves on by that number. Reading writes nothing: no transaction id is
+ever taken.
+
+A checkpoint of the cursor Snapshot has no place in this order: `range_reader.py` reads what comes after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.message import Batch, Message
+from outbox_core.partition import slots_of
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import Lag
+from outbox_core.spec import Cursor
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.range_reader import SnapshotReader
+from outbox_worker.postgres.reading.range_scan import RangeScan, ReadRange, literal
+from outbox_worker.postgres.reading.table import OutboxTable, build_message, compare, is_slot
+from outbox_worker.postgres.reading.template import Template, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import psycopg
+
+    from outbox_core.spec import PartitionKey, Partitions, Source
+
+WINDOW: Final = 20_000
+"""Rows that one call looks at when a filter lets only some through."""
+LAG_CAP: Final = 10_000
+"""Lag is exact up to here."""
+
+_HIGH_WATER_MARK: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
+
+
+_AFTER: Final = sql.SQL("{}::xid8, {}::bigint").format(place("after_id"), place("after_position"))
+_UP_TO: Final = sql.SQL("{}::xid8, {}::bigint").format(place("up_to_id"), place("up_to_position"))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One partition of a partitioned processor; with a barrier, no further than that."""
+
+    partition: int
+    partitions: Partitions
+    barrier: Checkpoint | None = None
+
+
+class MessageReader:
+    """Reads one source, or one partition of it. Holds no connection."""
+
+    def __init__(self, source: Source, part: Slice | None = None, *, remote_target: bool = False) -> None:
+        """Prepare the statements; `remote_target`: the checkpoint is in another database.
+
+        Raises:
+            ConfigurationError: publications or keys are asked of a table that has no column for them.
+
+        """
+        self._table = OutboxTable.of(source)
+        self._partition = 0 if part is None else part.partition
+        self._slots = () if part is None else _slots_read(part, source)
+        self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
+        barrier = None if part is None else part.barrier
+        self._barrier = None if barrier is None or barrier.window is not None else barrier
+        self._templates: dict[tuple[str, tuple[bool, bool, bool]], Template] = {}
+        self._scan = replace(RangeScan.of(source, self._table), slot=self._slot, slots=self._slots)
+        self._types, self._publications = self._scan.types, self._scan.publications
+        end = None if barrier is None or barrier.window is None else barrier.window.lower
+        self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
+        self._windows = SnapshotReader(self._scan, self._partition, end=end, remote_target=remote_target)
+        # Where none is named, the checkpoint that lag is measured behind says which one it is.
+        self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
+
+    def forget(self) -> None:
+        """Keep nothing of what the server said before: it recovered from a crash."""
+        self._windows.forget()
+
+    def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
+        if after.window is not None:
+            return self._windows.fetch(connection, after, limit)
+        if self._types is not None:
+            reach = self.fetch_extent(connection, after, limit)
+            if not reach.matched_count:
+                return reach
+            messages = self._fetch_rows(connection, ReadRange(after, up_to=reach.examined))
+            return replace(reach, messages=messages, matched_count=len(messages))
+        messages = self._fetch_rows(connection, ReadRange(after, limit=limit))
+        examined = messages[-1].checkpoint if messages else after
+        count = len(messages)
+        full = count >= limit
+        delayed = sum(message.deliver_after is not None for message in messages)
+        return Batch(
+            after, examined, messages, count, full=full, matched_count=count, partition=self._partition,
+            delayed_count=delayed,
+        )  # fmt: skip
+
+    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, up_to: Checkpoint) -> Batch:
+        """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window."""
+        if up_to.window is not None:
+            return self._windows.fetch_range(connection, after, up_to)
+        messages = self._fetch_rows(connection, ReadRange(after, up_to=up_to))
+        count = len(messages)
+        return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
+
+    def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return how far such a batch reaches and how many messages it has, without the messages."""
+        if after.window is not None:
+            return self._windows.fetch_extent(connection, after, limit)
+        window = limit if self._types is None else max(limit, WINDOW)
+        wanted = ReadRange(after, limit=window)
+
+        def compose() -> sql.Composed:
+            columns = "o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed"
+            named = sql.SQL(columns).format(
+                sql.Identifier(self._table.columns.transaction_id),
+                sql.Identifier(self._table.columns.position),
+                self._table.matches(self._types),
+                self._table.deliver_after,
+            )
+            return load("examine_messages").format(rows=self._rows(named, wanted))
+
+        with translated():
+            row = connection.execute(self._filled("examine", wanted, compose), {"limit": limit}).fetchone()
+        if row is None:
+            return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition)
+        transaction_id, position, examined_count, matched, delayed = row
+        return Batch(
+            after,
+            Checkpoint(int(transaction_id), position),
+            (),
+            examined_count,
+            full=examined_count >= window or matched >= limit,
+            matched_count=matched,
+            partition=self._partition,
+            delayed_count=delayed,
+        )
+
+    def keyed_relation(self, after: Checkpoint, examined: Checkpoint, key: PartitionKey | None) -> sql.Composed:
+        """Return the same SELECT as `batch_relation`, payloads as text, with each message's `key` and `deliver_after`.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        if examined.window is not None:
+            return self._windows.relation(columns, after, examined)
+        wanted = ReadRange(after, up_to=examined)
+        return Template(self._rows(columns, wanted, only_matching=True)).fill(wanted.numbers)
+
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
+
+        `examined` must come from a read (below the high-water mark): then every run of it sees the same rows.
+        """
+        if examined.window is not None:
+            return self._windows.batch_relation(after, examined)
+        wanted = ReadRange(after, up_to=examined)
+        columns = self._table.selection(payload="jsonb")
+        return self._filled("relation", wanted, lambda: self._rows(columns, wanted, only_matching=True))
+
+    def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
+        """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
+        if near:
+            return self._table.near(self._table.selection(payload="jsonb"), ids, positions)
+        return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._publications)
+
+    def picked_keyed_relation(
+        self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool
+    ) -> sql.Composed:
+        """Return the same SELECT as `keyed_relation` of these messages, in the order of positions or of pairs."""
+        found = tuple(pairs)
+        columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        rows = self._table.picked(
+            columns,
+            sql.Literal([str(pair.transaction_id) for pair in found]),
+            sql.Literal([pair.position for pair in found]),
+            self._publications,
+        )
+        order = sql.Identifier("o", self._table.columns.position) if by_position else self._table.pair
+        return sql.SQL("{} ORDER BY {}").format(rows, order)
+
+    def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int = LAG_CAP) -> Lag:
+        """Count what is committed behind `after`, also what the high-water mark still hides.
+
+        At most `cap` rows are looked at.
+
+        Seconds are the age of the oldest such message by the column `scheduled`; 0 where the table has none.
+        """
+        self._has_no_high_water_mark = after.window is not None
+        if after.window is not None:
+            return self._windows.lag(connection, after, cap)
+        columns = self._scan.counted(self._table)
+        wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
+        statement = Template(load("count_lag").format(rows=self._rows(columns, wanted))).fill(wanted.numbers)
+        with translated():
+            row = connection.execute(statement).fetchone()
+        matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
+        return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
+
+    def has_waiting(self, connection: psycopg.Connection[Any]) -> bool:
+        """Say whether a committed message waits at or above the high-water mark."""
+        return self.waiting_seconds(connection) is not None
+
+    def waiting_seconds(self, connection: psycopg.Connection[Any]) -> float | None:
+        """Return since when the first message at or above the high-water mark is stored; None where none waits there.
+
+        0 where the table has no column that says when a message was stored. With the cursor Snapshot none waits.
+        """
+        if self._has_no_high_water_mark:
+            return None
+        statement = load("fetch_waiting").format(
+            table=self._table.identifier,
+            transaction_id=sql.Identifier(self._table.columns.transaction_id),
+            pair=self._table.pair,
+            moment=self._table.moment,
+        )
+        with translated():
+            row = connection.execute(statement).fetchone()
+        return None if row is None else max(0.0, row[0])
+
+    def find_newest(self, connection: psycopg.Connection[Any]) -> int | None:
+        """Return the highest transaction id of a message below the high-water mark; of all partitions."""
+        with translated():
+            row = connection.execute(self._newest).fetchone()
+        return None if row is None else int(row[0])
+
+    def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+        def compose() -> sql.Composed:
+            rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
+            return load("fetch_messages").format(rows=rows)
+
+        with translated():
+            found = connection.execute(self._filled("fetch", wanted, compose)).fetchall()
+        return tuple(map(build_message, found))
+
+    def _filled(self, name: str, wanted: ReadRange, compose: Callable[[], sql.Composable]) -> sql.Composed:
+        """Return a statement over a range, composed once for each form of a range."""
+        template = self._templates.get((name, wanted.form))
+        if template is None:
+            template = self._templates[name, wanted.form] = Template(compose())
+        return template.fill(wanted.numbers)
+
+    def _rows(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
+        """Build the keyset scan over `o`, in order: one index range, or one for each publication or slot, merged."""
+        if self._slot is not None:
+            return self._united(columns, wanted, only_matching=only_matching)
+        conditions = self._conditions(wanted)
+        if only_matching and self._types is not None:
+            conditions.append(self._table.matches(self._types))
+        order = sql.SQL("ORDER BY {}").format(self._table.pair)
+        limit = _limit(wanted)
+        if self._publications:
+            column = sql.Identifier("o", self._table.columns.publication_id or "")
+            one = len(self._publications) == 1
+            conditions.append(
+                sql.SQL("{} = {}").format(column, sql.Literal(self._publications[0]) if one else sql.SQL("wanted.id"))
+            )
+            if not one:
+                return self._merged(columns, conditions, order, limit)
+        return sql.SQL("SELECT {} FROM {} AS o WHERE {} {} {}").format(
+            columns, self._table.identifier, sql.SQL(" AND ").join(conditions), order, limit
+        )
+
+    def _merged(
+        self, columns: sql.Composable, conditions: list[sql.Composable], order: sql.Composable, limit: sql.Composable
+    ) -> sql.Composed:
+        """Read each publication by itself; the first of all are among the first of each."""
+        return sql.SQL(
+            "SELECT {columns} FROM unnest({publications}::text[]) AS wanted (id) CROSS JOIN LATERAL "
+            "(SELECT o.* FROM {table} AS o WHERE {conditions} {order} {limit}) AS o {order} {limit}"
+        ).format(
+            columns=columns,
+            publications=sql.Literal(list(self._publications)),
+            table=self._table.identifier,
+            conditions=sql.SQL(" AND ").join(conditions),
+            order=order,
+            limit=limit,
+        )
+
+    def _united(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool) -> sql.Composed:
+        """Merge the slots' index ranges (`Merge Append`): of each no more is read than is returned, and one row.
+
+        The slot is part of the row that is compared, so that no other index can look cheaper to the planner.
+        """
+        arm = sql.SQL("(SELECT {} FROM {} AS o WHERE {} ORDER BY {} {})")
+        arms = [
+            arm.format(columns, self._table.identifier, conditions, self._table.slot_order(self._slot, number), limit)
+            for limit in [_limit(wanted)]
+            for number in self._slots
+            for conditions in [
+                sql.SQL(" AND ").join(self._slot_conditions(number, wanted, only_matching=only_matching))
+            ]
+        ]
+        return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(
+            sql.SQL(" UNION ALL ").join(arms), _limit(wanted)
+        )
+
+    def _slot_conditions(self, number: int | None, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
+        slot, pair = sql.SQL("{}").format(self._slot), self._table.pair
+        conditions: list[sql.Composable] = [is_slot(slot, number), compare(slot, number, pair, ">", _AFTER)]
+        if wanted.up_to is not None:
+            conditions.append(compare(slot, number, pair, "<=", _UP_TO))
+        elif wanted.below_high_water_mark:
+            transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
+            conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
+            if self._barrier is not None:
+                conditions.append(compare(slot, number, pair, "<=", literal(self._barrier)))
+        if only_matching and self._types is not None:
+            conditions.append(self._table.matches(self._types))
+        if self._publications:
+            column = sql.Identifier("o", self._table.columns.publication_id or "")
+            conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self._publications))))
+        return conditions
+
+    def _conditions(self, wanted: ReadRange) -> list[sql.Composable]:
+        conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]
+        if wanted.up_to is not None:
+            conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _UP_TO))
+        elif wanted.below_high_water_mark:
+            transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
+            conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
+        return conditions
+
+
+def _slots_read(part: Slice, source: Source) -> tuple[int | None, ...]:
+    """Return the hash slots of a partition; None is the slot of rows that have neither key nor id: of partition 0.
+
+    Only a mapped table can have such rows. The index says null for them, and cannot be another one where it exists.
+    """
+    slots = slots_of(part.partition, part.partitions.count)
+    return (*slots, None) if part.partition == 0 and source.table is not None else slots
+
+
+def _limit(wanted: ReadRange) -> sql.Composable:
+    return sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}::bigint").format(place("limit"))

@@ -1,0 +1,471 @@
+"""Reads snapshot ranges: for the cursor Snapshot in the order of positions, for consumers in the order of pairs.
+
+The upper snapshot is taken once, before the range's first page, and is part of the checkpoint from then on. What
+it sees is committed or rolled back, so no message can appear behind a page: paging by position skips and repeats
+nothing, in this process or in any other. What it does not see is in its list of transactions in progress or begins
+after it, and so belongs to a later range. No reader waits for a transaction.
+
+The transaction ids of a range are a few and an interval (`outbox_core.progress.snapshot_range.find_transactions`): a
+small range costs its own keys, on the index (transaction_id, position), sorted by position. A range too large for that,
+a backlog, is read along the index of positions where its messages lie close together, and else by sorting all of its
+keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.message import Batch, Message
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.coverage import cut
+from outbox_core.progress.snapshot import parse_snapshot
+from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
+from outbox_core.report import Lag, Reason
+from outbox_core.spec import Columns, StartType
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.range_scan import Limits, RangeScan, ReadRange
+from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.spec import Competing, Source, StartFrom
+
+SPARSE: Final = 10
+"""A page by position that holds less than one in so many of what was asked for is sought by sorting."""
+_QUEUE_COLUMNS: Final = Columns(
+    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What one statement found: rows on the page, and of those the examined ones, which reach up to `position`.
+
+    Of a page by position that is not full, `reached`: all up to there was looked at, and there may be more behind it.
+    """
+
+    looked_at: int
+    rows: int
+    examined: int
+    position: int
+    matched: int
+    delayed: int
+    reached: int | None = None
+    messages: tuple[Message, ...] = ()
+
+
+class SnapshotReader:
+    """Reads snapshot ranges of one source, or of one partition of it."""
+
+    def __init__(
+        self,
+        scan: RangeScan,
+        partition: int = 0,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        *,
+        end: str | None = None,
+        remote_target: bool = False,
+    ) -> None:
+        """Keep the statements.
+
+        `end`, a barrier: no range is opened beyond that snapshot. `remote_target`: what is read is remembered
+        elsewhere.
+        """
+        self._end = end
+        self._apart = remote_target
+        self._limits = limits
+        self._scan = scan
+        self._partition = partition
+        self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str | None] | None = None
+
+    def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
+        if self._scan.types is None:
+            return self._read(connection, after, limit, with_messages=True)
+        reach = self.fetch_extent(connection, after, limit)
+        if not reach.matched_count:
+            return reach
+        messages = self._matching(connection, reach.after, reach.examined)
+        return replace(reach, messages=messages, matched_count=len(messages))
+
+    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint) -> Batch:
+        """Return all messages between two checkpoints between which lies at most one range, payloads as text."""
+        messages = self._matching(connection, after, examined)
+        count = len(messages)
+        return Batch(after, examined, messages, count, full=True, matched_count=count, partition=self._partition)
+
+    def _matching(
+        self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint
+    ) -> tuple[Message, ...]:
+        relation = self.relation(self._scan.table.selection(payload="text"), after, examined)
+        with translated():
+            found = connection.execute(load("fetch_matching").format(rows=relation)).fetchall()
+        return tuple(map(build_message, found))
+
+    def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return how far such a batch reaches and how many messages it has, without the messages."""
+        return self._read(connection, after, limit, with_messages=False)
+
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of the matching messages between two checkpoints: the same rows on every run.
+
+        `examined` must come from a read after `after`, so that at most one range lies between them.
+        """
+        return self.relation(self._scan.table.selection(payload="jsonb"), after, examined)
+
+    def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
+        """Count what is committed and not examined; at most `cap` rows are looked at, in an open range twice."""
+        rows = self._scan.unexamined(after.window or SnapshotRange(), cap + 1)
+        with translated():
+            row = connection.execute(load("count_lag").format(rows=rows)).fetchone()
+        matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
+        return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
+
+    def relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+        """Return the SELECT of other columns of the same messages; `o` is the outbox."""
+        old, new = after.window or SnapshotRange(), examined.window or SnapshotRange()
+        upper = new.end
+        if upper is None:
+            return self._scan.nothing(columns)
+        span = old if old.upper == upper else SnapshotRange(old.end, upper)
+        return self._scan.matching(columns, span, new.plan, new.position)
+
+    def _read(
+        self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int, *, with_messages: bool
+    ) -> Batch:
+        """Read the next page: of the open range, or where that is read, of a new one up to now."""
+        window = after.window or SnapshotRange()
+        if window.is_open:
+            batch = self._page(connection, after, window, limit, plan=window.plan, with_messages=with_messages)
+            if batch.examined_count:
+                # The range was opened some time ago: what was committed since lies behind it, unread.
+                return replace(batch, full=True)
+        upper = self._open(connection, after, window.end)
+        if upper == window.end:
+            return self._empty(after, upper)
+        span = SnapshotRange(window.end, upper)
+        batch = self._page(connection, after, span, limit, plan=Plan.BY_TRANSACTION, with_messages=with_messages)
+        # A batch that fails is read again: the same range, so that looking for the message that fails gets nearer.
+        self._opened = (connection, after, window.end, upper) if batch.examined_count else None
+        return batch
+
+    def forget(self) -> None:
+        """Open the next range anew: the server may hand out again ids that the former one takes for over."""
+        self._opened = None
+
+    def _open(self, connection: psycopg.Connection[Any], after: Checkpoint, end: str | None) -> str | None:
+        if self._opened is not None:
+            *opened, upper = self._opened
+            if opened == [connection, after, end]:
+                return upper
+        if self._end is not None:
+            # A user may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
+            return self._end if _is_later(self._end, end) else end
+        snapshot = take_snapshot(connection, self._scan if self._apart else None, end)
+        if not _is_later(snapshot, end):
+            raise TransientError(
+                f"the server's snapshot {snapshot} does not see all that the checkpoint has examined, {end}: the "
+                "server recovered from a crash, or is another one",
+                reason=Reason.DATABASE_UNAVAILABLE,
+            )
+        return snapshot
+
+    def _empty(self, after: Checkpoint, upper: str | None) -> Batch:
+        """Nothing up to `upper`: go on from there, and say so if a range was closed by it."""
+        was_open = after.window is not None and after.window.is_open
+        closed = Checkpoint(0, after.position + was_open, SnapshotRange(upper))
+        return Batch(after, closed, (), 0, full=False, matched_count=0, partition=self._partition)
+
+    def _page(
+        self,
+        connection: psycopg.Connection[Any],
+        after: Checkpoint,
+        span: SnapshotRange,
+        limit: int,
+        *,
+        plan: Plan,
+        with_messages: bool,
+    ) -> Batch:
+        size = limit if self._scan.types is None else max(limit, self._limits.typed)
+
+        def look(by: Plan) -> _Page:
+            if with_messages:
+                return self._fetch(connection, span, by, size)
+            return self._examine(connection, span, by, size, limit)
+
+        page, by, reached = self._find(span, size, plan, look)
+        if not page.rows and reached is None:
+            return self._empty(after, span.end)
+        whole = reached is None and page.rows < size and page.examined == page.rows
+        if whole:
+            window = SnapshotRange(span.upper, plan=by)
+        else:
+            ends = page.examined == page.rows and reached is not None
+            window = SnapshotRange(span.lower, span.upper, reached if ends else page.position, by)
+        examined = Checkpoint(0, after.position + max(1, page.examined), window)
+        return Batch(
+            after,
+            examined,
+            page.messages,
+            max(1, page.examined),
+            full=not whole,
+            matched_count=page.matched,
+            partition=self._partition,
+            delayed_count=page.delayed,
+        )
+
+    def _find(
+        self, span: SnapshotRange, size: int, plan: Plan, look: Callable[[Plan], _Page]
+    ) -> tuple[_Page, Plan, int | None]:
+        """Choose how to find the page; the position returned was looked at, and the range may go on behind it."""
+        if plan is Plan.BY_TRANSACTION and span.lower is not None:
+            page = look(plan)
+            if page.looked_at <= self._limits.small:
+                return page, plan, None
+        if span.lower is None or span.after > LOWEST_POSITION:
+            page = look(Plan.BY_POSITION)
+            if page.rows >= size:
+                return page, Plan.BY_POSITION, None
+            if page.reached is None or page.rows * SPARSE >= size:
+                return page, Plan.BY_POSITION, page.reached
+        return look(Plan.BY_SORTING), Plan.BY_SORTING, None
+
+    def _fetch(self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int) -> _Page:
+        statement = self._page_statement("fetch_page", self._scan.table.selection(payload="text"), span, plan, size)
+        with translated():
+            result = connection.execute(statement).fetchall()
+        messages = tuple(build_message(row[2:]) for row in result if row[2] is not None)
+        position = messages[-1].checkpoint.position if messages else span.after
+        count = len(messages)
+        delayed = sum(message.deliver_after is not None for message in messages)
+        looked_at, reached = result[0][:2]
+        return _Page(looked_at, count, count, position, count, delayed, reached, messages)
+
+    def _examine(
+        self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int, limit: int
+    ) -> _Page:
+        statement = self._page_statement("examine_page", self._scan.keys, span, plan, size)
+        with translated():
+            row = connection.execute(statement, {"limit": limit}).fetchone()
+        looked_at, position, examined, matched, delayed, count, reached = row or (0, None, 0, 0, 0, 0, None)
+        last = span.after if position is None else position
+        return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached)
+
+    def _page_statement(
+        self, name: str, columns: sql.Composable, span: SnapshotRange, plan: Plan, size: int
+    ) -> sql.Composed:
+        found, rows = self._scan.page(columns, span, plan, size=size, limits=self._limits)
+        ahead: sql.Composable = sql.SQL("NULL::bigint")
+        if plan is Plan.BY_POSITION:
+            ahead = self._scan.ahead(span.after, self._limits.ahead)
+        return load(name).format(found=found, rows=rows, size=sql.Literal(size), ahead=ahead)
+
+
+def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
+    """Take a snapshot.
+
+    Raises:
+        ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
+
+    """
+    with translated():
+        row = connection.execute(load("fetch_snapshot")).fetchone()
+    if row is None or row[1]:
+        raise ConfigurationError(
+            "cursor Snapshot cannot read from a hot standby: its snapshots do not say which transactions are in "
+            "progress, so messages would be lost. Let source.connection name the primary",
+            reason=Reason.DATABASE_UNAVAILABLE,
+        )
+    return str(row[0])
+
+
+def take_snapshot(
+    connection: psycopg.Connection[Any], remote_target: RangeScan | None, lower: str | None = None
+) -> str:
+    """Take a snapshot for a range that begins at `lower`; with `remote_target` to be kept in another server.
+
+    A transaction that rolled back is over before a crash could no more undo that: the server may hand out its id again.
+    Beside its messages a checkpoint is as durable as they are; in another server it must not know such an id.
+    """
+    if remote_target is None:
+        return fetch_snapshot(connection)
+    with translated():
+        row = connection.execute(load("fetch_newest").format(newest=remote_target.newest())).fetchone()
+    if row is None or row[1]:
+        return fetch_snapshot(connection)  # which says why not
+    return cut(row[0], None if row[2] is None else int(row[2]), lower)
+
+
+def find_start(
+    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
+) -> SnapshotRange:
+    """Find where a new processor starts. What is in progress now is handled in any case: nothing is lost.
+
+    A position means what has at least that position, a timestamp what has at least the lowest position of what was
+    stored at or after it: earlier messages may come, none is missed.
+
+    Raises:
+        ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
+
+    """
+    scan = RangeScan.whole(source)
+    now = take_snapshot(
+        connection, scan if remote_target else None
+    )  # first: what commits while the lowest position is looked for is not in it
+    match start_from.type:
+        case StartType.BEGINNING:
+            return SnapshotRange()
+        case StartType.END:
+            return SnapshotRange(now)
+        case StartType.POSITION:
+            position = start_from.position
+        case StartType.TIMESTAMP:
+            position = _lowest_since(connection, OutboxTable.of(source), start_from)
+        case StartType.PROCESSOR:
+            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.progress.starts.
+            raise ConfigurationError("startFrom.processorId is no place in the outbox")
+    return SnapshotRange(now) if position is None else SnapshotRange(None, now, max(position - 1, LOWEST_POSITION))
+
+
+def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start_from: StartFrom) -> int | None:
+    if table.columns.scheduled is None:
+        raise ConfigurationError(
+            "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message was "
+            "stored; name it, or start from a position"
+        )
+    statement = load("fetch_lowest_scheduled").format(
+        table=table.identifier,
+        transaction_id=sql.Identifier(table.columns.transaction_id),
+        position=sql.Identifier(table.columns.position),
+        scheduled=sql.Identifier(table.columns.scheduled),
+    )
+    with translated():
+        row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def _is_later(snapshot: str, other: str | None) -> bool:
+    return other is None or parse_snapshot(snapshot).covers(parse_snapshot(other))
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The last pair looked at, how many rows, how many of them are to be handled now, and the unique keys among them.
+
+    `delayed`: positions of those whose time has not come.
+    """
+
+    upto: Checkpoint
+    rows: int
+    matched: int
+    keys: list[str] | None
+    delayed: tuple[int, ...] = ()
+
+
+class DispatchReader:
+    """Reads for mode Competing: chunks of snapshot ranges, and listed messages, in the order of pairs."""
+
+    def __init__(self, source: Source, competing: Competing, processor_id: str) -> None:
+        """Prepare.
+
+        Raises:
+            ConfigurationError: publications are asked of a table that has no column for them.
+
+        """
+        self.table, self.is_queue = OutboxTable.of(source), competing.queue is not None
+        if self.is_queue:
+            self.table = OutboxTable(source.schema_name, f"queue_{competing.queue}", _QUEUE_COLUMNS)
+        self._processor_id = sql.Literal(processor_id)
+        self._schema = source.schema_name
+        # Of a queue the delayed messages are in a child of their own.
+        self._can_delay = not self.is_queue and self.table.columns.deliver_after is not None
+        # Of a queue everything that waits is in its own table.
+        copies = (OutboxTable(source.schema_name, "competing_copies", OWN_COLUMNS), self._processor_id)
+        self._scan = replace(
+            RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
+        )
+
+    @property
+    def filters(self) -> bool:
+        """Some rows are examined and passed over."""
+        return self._scan.types is not None or bool(self._scan.publications)
+
+    def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
+        """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
+        rows = self._scan.in_pair_order(self._examined_columns, wanted)
+        with translated():
+            row = connection.execute(load("examine_claim").format(rows=rows, limit=sql.Literal(limit))).fetchone()
+        if row is None:
+            return None
+        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
+
+    def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
+        """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
+        copied = sql.SQL("{}[]").format(sql.Identifier(self._schema, "competing_copies"))
+        if not positions:
+            return sql.SQL("'{{}}'::{}").format(copied)
+        rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
+        return load("copied_rows").format(
+            rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
+            positions=sql.Literal(list(positions)),
+        )  # fmt: skip
+
+    def fetch(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+        """Return the matching messages, payloads as text."""
+        rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), wanted, only_matching=True)
+        with translated():
+            found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
+        return tuple(map(build_message, found))
+
+    def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
+        """Return how often messages of a queue's range have failed before, of those that have."""
+        attempts = sql.SQL("o.transaction_id, o.position, o.attempts")
+        rows = self._scan.in_pair_order(lambda _: attempts, wanted, only_matching=True)
+        with translated():
+            found = connection.execute(load("fetch_attempts").format(rows=rows)).fetchall()
+        return {Checkpoint(int(t), p): failures for t, p, failures in found}
+
+    def relation(self, wanted: ReadRange) -> sql.Composed:
+        """Return the SELECT that is the relation `batch` of a user's statement."""
+        return self._scan.in_pair_order(lambda table: table.selection(payload="jsonb"), wanted, only_matching=True)
+
+    def picked_relation(
+        self, claimed: ClaimedBatch, ids: sql.Composable, positions: sql.Composable, *, near: bool
+    ) -> sql.Composed | None:
+        """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
+        if claimed.window is None:
+            return None
+        if near and self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS):
+            return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
+        return self.table.picked(
+            self.table.selection(payload="jsonb"), ids, positions, self._scan.publications,
+            self._scan.available(claimed.priority) if self.is_queue else (),
+        )  # fmt: skip
+
+    def count(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[int, int, float]:
+        """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
+        with translated():
+            row = connection.execute(
+                load("count_lag").format(rows=self._scan.in_pair_order(self._scan.counted, wanted))
+            ).fetchone()
+        return row if row is not None else (0, 0, 0.0)
+
+    def _examined_columns(self, table: OutboxTable) -> sql.Composed:
+        due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
+        now = self._can_delay and table is self.table
+        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS unique_key").format(
+            sql.Identifier(table.columns.transaction_id),
+            sql.Identifier(table.columns.position),
+            self._scan.matches(table),
+            due if now else sql.SQL("true"),
+            sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
+        )

@@ -1,0 +1,482 @@
+"""The statements that find the messages of a snapshot range: which index is walked, and how far.
+
+The cursor Snapshot reads in the order of positions; `range_reader.py` says by which plan. Consumers read in the order
+of pairs: what was in progress for the lower snapshot and is over for the upper one, merged with what began later.
+
+A planner without statistics, or with old ones, must not be tempted into scanning the table. So what is to be walked
+in an index's order is asked for in that order with a limit, and what must not be walked along another index is hidden
+from it in an expression (`position + 0`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.progress.snapshot import Snapshot, parse_snapshot
+from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange, find_transactions
+from outbox_worker.postgres.reading.table import OutboxTable, as_text, compare, is_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.spec import Source
+
+    Selecting: TypeAlias = Callable[[OutboxTable], sql.Composable]
+    """The columns of the table that has the rows."""
+
+LIVE: Final = sql.SQL("(CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')")
+"""In the words of the queue table's partitions, so that those of delayed messages are not looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is looked at.
+
+    Attributes:
+        small: keys of a range up to which all of them are looked at for each page.
+        ahead: messages that are looked at along the positions for one page.
+        typed: messages on a page when a filter on types lets only some through.
+
+    """
+
+    small: int = 10_000
+    ahead: int = 50_000
+    typed: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """Which messages are read in the order of pairs: after a pair, up to one, at most so many.
+
+    Attributes:
+        below_high_water_mark: without `up_to`: none of a transaction that may still be open.
+        window: only those of a snapshot range.
+        listed: only those at these pairs.
+        excluded: positions that are left out.
+        priority: of a queue's messages.
+
+    """
+
+    after: Checkpoint = BEGINNING
+    up_to: Checkpoint | None = None
+    limit: int | None = None
+    below_high_water_mark: bool = True
+    window: SnapshotRange | None = None
+    listed: tuple[Checkpoint, ...] = ()
+    excluded: tuple[int, ...] = ()
+    priority: int = 0
+
+    @classmethod
+    def of(cls, claimed: ClaimedBatch, upto: Checkpoint | None = None, limit: int | None = None) -> ReadRange:
+        """What is left of a claimed batch, or the beginning of that."""
+        return cls(
+            claimed.after, upto or claimed.upto, limit, window=claimed.window,
+            listed=tuple(pair for pair, _ in claimed.listed), excluded=claimed.excluded, priority=claimed.priority,
+        )  # fmt: skip
+
+    @property
+    def form(self) -> tuple[bool, bool, bool]:
+        """What a statement over a range without a snapshot range depends on, but for its numbers."""
+        return self.up_to is not None, self.below_high_water_mark, self.limit is not None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What differs from batch to batch."""
+        found = {"after_id": self.after.transaction_id, "after_position": self.after.position}
+        if self.up_to is not None:
+            found |= {"up_to_id": self.up_to.transaction_id, "up_to_position": self.up_to.position}
+        return found if self.limit is None else found | {"limit": self.limit}
+
+
+def start_of(lower: Snapshot, after: Checkpoint) -> Checkpoint:
+    """Return the pair after which the messages lie that the lower snapshot did not know."""
+    return max(after, Checkpoint(lower.xmax - 1, MAX_POSITION))
+
+
+@dataclass(frozen=True)
+class RangeScan:
+    """One source, or one partition of it, or one queue: the table and what of it is wanted.
+
+    Attributes:
+        slots: of one partition; None among them is the slot of rows that have neither key nor id.
+        is_queue: only messages that are not delayed, of one priority.
+        copies: where messages of this processor are copied; a copy counts, for the row may be gone.
+
+    """
+
+    table: OutboxTable
+    types: sql.Composable | None = None
+    publications: tuple[str, ...] = ()
+    slot: sql.Composable | None = None
+    slots: tuple[int | None, ...] = ()
+    is_queue: bool = False
+    copies: tuple[OutboxTable, sql.Composable] | None = None
+
+    @classmethod
+    def of(cls, source: Source, table: OutboxTable | None = None) -> RangeScan:
+        """Take what a source asks for of its own table, or of another one.
+
+        Raises:
+            ConfigurationError: publications are asked of a table that has no column for them.
+
+        """
+        table = table or OutboxTable.of(source)
+        if source.publications and table.columns.publication_id is None:
+            raise ConfigurationError(
+                "source.publications needs source.table.columns.publicationId: name the column, or leave them out"
+            )
+        types = sql.Literal(list(dict.fromkeys(source.message_types))) if source.message_types else None
+        return cls(table, types, tuple(dict.fromkeys(source.publications)))
+
+    @classmethod
+    def whole(cls, source: Source) -> RangeScan:
+        """Take a source as a whole, all partitions and types of it."""
+        return replace(cls.of(source), types=None)
+
+    @property
+    def keys(self) -> sql.Composed:
+        """Position of `o`, whether its type is wanted, and whether it may be delayed."""
+        return sql.SQL("{} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
+            self._position, self.table.matches(self.types), self.table.deliver_after
+        )
+
+    def page(
+        self, columns: sql.Composable, span: SnapshotRange, plan: Plan, *, size: int, limits: Limits
+    ) -> tuple[sql.Composed, sql.Composed]:
+        """Return the CTE `found` and the SELECT of a page's rows in order; `found` is only full for BY_TRANSACTION."""
+        if plan is Plan.BY_POSITION:
+            nothing = sql.SQL("found AS (SELECT 1 WHERE false)").format()
+            return nothing, sql.SQL("{} LIMIT {}").format(
+                self._along(columns, span, ahead=limits.ahead), sql.Literal(size)
+            )
+        keys = sql.SQL("o.{t} AS transaction_id, {p} AS position").format(
+            t=self._name("transaction_id"), p=self._position
+        )
+        if plan is Plan.BY_TRANSACTION:
+            arms = self._arms(keys, span, limit=limits.small + 1, bounded=False)
+            found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(
+                arms, sql.Literal(limits.small + 1)
+            )
+            source: sql.Composable = sql.SQL("found")
+        else:
+            found = sql.SQL("found AS (SELECT 1 WHERE false)").format()
+            source = sql.SQL("({})").format(self._arms(keys, span, limit=None, bounded=True))
+        rows = sql.SQL(
+            "SELECT {columns} FROM (SELECT f.transaction_id, f.position FROM {source} AS f WHERE f.position > {after} "
+            "ORDER BY f.position + 0 LIMIT {size}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o "
+            "WHERE o.{t} = k.transaction_id AND {p} = k.position OFFSET 0) AS o ORDER BY {p}"
+        ).format(
+            columns=columns, source=source, after=sql.Literal(span.after), size=sql.Literal(size),
+            table=self.table.identifier, t=self._name("transaction_id"), p=self._position,
+        )  # fmt: skip
+        return found, rows
+
+    def matching(
+        self, columns: sql.Composable, span: SnapshotRange, plan: Plan, up_to: int | None = None
+    ) -> sql.Composed:
+        """Return the SELECT of the range's messages up to a position that pass the filter on types, in order."""
+        if plan is Plan.BY_POSITION:
+            return self._along(columns, span, up_to=up_to, ahead=None, only_matching=True)
+        inside = self._arms(sql.SQL("o.*"), span, up_to=up_to, limit=None, bounded=True)
+        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
+            columns, inside, self.table.matches(self.types), self._position
+        )
+
+    def newest(self, *, below: sql.Composable | None = None) -> sql.Composed:
+        """Return the SELECT of the highest transaction id of a committed message, below a bound; of all partitions."""
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        bound = sql.SQL("true") if below is None else sql.SQL("{} < {}").format(transaction_id, below)
+        conditions: list[sql.Composable] = [bound]
+        if self.publications:
+            column = sql.SQL("o.{}").format(self._name("publication_id"))
+            conditions = [
+                sql.SQL("{} = {} AND {}").format(column, sql.Literal(each), bound) for each in self.publications
+            ]
+        # Backwards along the index, whichever of the two there is.
+        arms = [
+            sql.SQL("(SELECT {t} AS id FROM {table} AS o WHERE {where} ORDER BY {t} DESC, o.{p} DESC LIMIT 1)").format(
+                t=transaction_id, table=self.table.identifier, where=each, p=self._name("position")
+            )
+            for each in conditions
+        ]
+        return sql.SQL("SELECT n.id::text FROM ({}) AS n ORDER BY n.id DESC LIMIT 1").format(
+            sql.SQL(" UNION ALL ").join(arms)
+        )
+
+    def first_unexamined(self, window: SnapshotRange) -> sql.Composed:
+        """Return the SELECT of the lowest pair of a committed message that is not examined; of all partitions."""
+        lower, _ = window.snapshots
+        low = min(lower.in_progress, default=lower.xmax)
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        conditions: list[sql.Composable] = [sql.SQL("true")]
+        if window.lower is not None:
+            conditions = [sql.SQL("NOT {}").format(_sees(window.lower, transaction_id))]
+        if window.upper is not None:
+            conditions.append(
+                sql.SQL("NOT ({} AND {} <= {})").format(
+                    _sees(window.upper, transaction_id), self._position, sql.Literal(window.position)
+                )
+            )
+        if self.publications:
+            conditions.append(self._published())
+        return sql.SQL(
+            "SELECT {t} AS transaction_id, {p} AS position FROM {table} AS o WHERE {t} >= {low}::xid8 AND {rest} "
+            "ORDER BY {t}, {p} LIMIT 1"
+        ).format(
+            t=transaction_id, p=self._position, table=self.table.identifier, low=sql.Literal(str(low)),
+            rest=sql.SQL(" AND ").join(conditions),
+        )  # fmt: skip
+
+    def in_pair_order(self, columns: Selecting, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
+        """Return the SELECT of a snapshot range's, or of listed messages in the order of pairs."""
+        limit = _limit(wanted.limit)
+        arms = [
+            sql.SQL("SELECT {} FROM {} AS o WHERE {} ORDER BY {} {}").format(
+                columns(table), table.identifier,
+                sql.SQL(" AND ").join([*conditions, *self._common(table, wanted, only_matching=only_matching)]),
+                table.pair, limit,
+            )
+            for table, conditions in (self._listed(wanted) if wanted.window is None else self._between(wanted))
+        ]  # fmt: skip
+        if len(arms) == 1:
+            return arms[0]
+        joined = sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
+        return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(joined, limit)
+
+    def matches(self, table: OutboxTable) -> sql.Composable:
+        """Whether the row `o` of one of the tables passes the filters."""
+        matches = table.matches(self.types)
+        if not self.publications:
+            return matches
+        column = sql.Identifier("o", table.columns.publication_id or "")
+        return sql.SQL("({} AND {} = ANY ({}::text[]))").format(matches, column, sql.Literal(list(self.publications)))
+
+    def counted(self, table: OutboxTable) -> sql.Composed:
+        """List the columns of `o` that `count_lag` needs."""
+        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
+            sql.Identifier(table.columns.transaction_id), sql.Identifier(table.columns.position), self.matches(table),
+            sql.SQL("NULL::timestamptz") if table.columns.scheduled is None else table.moment,
+        )  # fmt: skip
+
+    def available(self, priority: int) -> list[sql.Composable]:
+        """Return the conditions that a queue's messages meet."""
+        return [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(priority))]
+
+    def _common(self, table: OutboxTable, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
+        common = self.available(wanted.priority) if self.is_queue else []
+        if wanted.up_to is not None:
+            common.append(sql.SQL("({}) <= ({})").format(table.pair, literal(wanted.up_to)))
+        if wanted.excluded:
+            column = sql.Identifier("o", table.columns.position)
+            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, sql.Literal(list(wanted.excluded))))
+        if only_matching and (self.types is not None or self.publications):
+            common.append(self.matches(table))
+        return common
+
+    def _between(self, wanted: ReadRange) -> list[tuple[OutboxTable, list[sql.Composable]]]:
+        lower, upper = (wanted.window or SnapshotRange()).snapshots
+        transaction_id = sql.Identifier("o", self.table.columns.transaction_id)
+        new: list[sql.Composable] = [
+            sql.SQL("({}) > ({})").format(self.table.pair, literal(start_of(lower, wanted.after))),
+            sql.SQL("{} < {}::xid8").format(transaction_id, sql.Literal(str(upper.xmax))),
+        ]
+        if upper.in_progress:
+            new.append(_sees(str(upper), transaction_id))
+        late = lower.ended_since(upper)
+        if not late or wanted.after.transaction_id >= lower.xmax:
+            return [(self.table, new)]
+        among = sql.SQL("{} = ANY ({}::xid8[])").format(transaction_id, sql.Literal([str(each) for each in late]))
+        behind = sql.SQL("({}) > ({})").format(self.table.pair, literal(wanted.after))
+        return [(self.table, [among, behind]), (self.table, new)]
+
+    def _listed(self, wanted: ReadRange) -> list[tuple[OutboxTable, list[sql.Composable]]]:
+        """Messages that wait by themselves."""
+        ids = sql.Literal([str(pair.transaction_id) for pair in wanted.listed])
+        positions = sql.Literal([pair.position for pair in wanted.listed])
+        among = "({0}) > ({1}) AND ({0}) IN (SELECT t::xid8, p FROM unnest({2}::text[], {3}::bigint[]) AS w (t, p))"
+
+        def conditions(table: OutboxTable) -> list[sql.Composable]:
+            return [sql.SQL(among).format(table.pair, literal(wanted.after), ids, positions)]
+
+        if self.copies is None:
+            return [(self.table, conditions(self.table))]
+        copies, processor_id = self.copies
+        ours = sql.SQL("o.processor_id = {}").format(processor_id)
+        copied = sql.SQL(
+            "NOT EXISTS (SELECT 1 FROM {} AS c WHERE c.processor_id = {} AND (c.transaction_id, c.position) = ({}))"
+        ).format(copies.identifier, processor_id, self.table.pair)
+        return [(self.table, [*conditions(self.table), copied]), (copies, [ours, *conditions(copies)])]
+
+    def nothing(self, columns: sql.Composable) -> sql.Composed:
+        """Return a SELECT of no row."""
+        return sql.SQL("SELECT {} FROM {} AS o WHERE false").format(columns, self.table.identifier)
+
+    def ahead(self, after: int, count: int) -> sql.Composed:
+        """Return the SELECT of the position of the row so many behind another; none where there are not so many."""
+        return sql.SQL("SELECT {p} FROM {table} AS o WHERE {p} > {after} ORDER BY {p} OFFSET {skip} LIMIT 1").format(
+            p=self._position, table=self.table.identifier, after=sql.Literal(after), skip=sql.Literal(count - 1)
+        )
+
+    def unexamined(self, window: SnapshotRange, limit: int) -> sql.Composed:
+        """Return the SELECT of what is committed and not examined yet, with `matches` and `scheduled`; bounded."""
+        columns = self.counted(self.table)
+        if window.upper is None or window.position is None:
+            later = self._arms(columns, SnapshotRange(window.lower), limit=limit, bounded=False)
+            return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, sql.Literal(limit))
+        # Behind the position all that the lower snapshot did not see; before it what the upper one does not.
+        inside = self._along(columns, SnapshotRange(window.lower), after=window.position, ahead=limit)
+        later = self._arms(columns, SnapshotRange(window.upper), up_to=window.position, limit=limit, bounded=True)
+        return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, sql.Literal(limit))
+
+    def _along(
+        self,
+        columns: sql.Composable,
+        span: SnapshotRange,
+        *,
+        ahead: int | None,
+        after: int | None = None,
+        up_to: int | None = None,
+        only_matching: bool = False,
+    ) -> sql.Composed:
+        """Walk the index of positions; only functions, which no index knows, say what belongs to the range."""
+        places = [sql.SQL("{} > {}").format(self._position, sql.Literal(span.after if after is None else after))]
+        if up_to is not None:
+            places.append(sql.SQL("{} <= {}").format(self._position, sql.Literal(up_to)))
+        walked = sql.SQL("SELECT o.* FROM {table} AS o WHERE {places} ORDER BY {p} {limit}").format(
+            table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position, limit=_limit(ahead)
+        )
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        conditions: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(transaction_id)]
+        if span.upper is not None:
+            conditions.append(_sees(span.upper, transaction_id))
+        if span.lower is not None:
+            conditions.append(sql.SQL("NOT {}").format(_sees(span.lower, transaction_id)))
+        if self.slot is not None:
+            # -1 is the slot that is null: ANY does not find a null in a list.
+            listed_slots = sql.Literal([-1 if number is None else number for number in self.slots])
+            conditions.append(sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(self.slot, listed_slots))
+        if self.publications:
+            listed = sql.Literal(list(self.publications))
+            conditions.append(
+                sql.SQL("o.{}::text || '' = ANY ({}::text[])").format(self._name("publication_id"), listed)
+            )
+        if only_matching:
+            conditions.append(self.table.matches(self.types))
+        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
+            columns, walked, sql.SQL(" AND ").join(conditions), self._position
+        )
+
+    def _arms(
+        self,
+        columns: sql.Composable,
+        span: SnapshotRange,
+        *,
+        limit: int | None,
+        bounded: bool,
+        up_to: int | None = None,
+    ) -> sql.Composed:
+        """Unite the intervals of transaction ids that the range can hold, each an index range in the index's order."""
+        places: list[sql.Composable] = []
+        if bounded and span.after > LOWEST_POSITION:
+            places.append(sql.SQL("{} + 0 > {}").format(self._position, sql.Literal(span.after)))
+        if bounded and up_to is not None:
+            places.append(sql.SQL("{} + 0 <= {}").format(self._position, sql.Literal(up_to)))
+        late, fresh = find_transactions(span.lower, span.upper)
+        arms = self._late(columns, late, places, limit) if late else []
+        if fresh is not None:
+            if span.upper is not None and parse_snapshot(span.upper).in_progress:
+                places.append(_sees(span.upper, sql.SQL("o.{}").format(self._name("transaction_id"))))
+            arms += self._range(columns, *fresh, places, limit)
+        if not arms:
+            return self.nothing(columns)
+        return sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
+
+    def _late(
+        self, columns: sql.Composable, late: list[int], places: list[sql.Composable], limit: int | None
+    ) -> list[sql.Composed]:
+        """Look up single transactions: those that were in progress."""
+        transaction_id = self._name("transaction_id")
+        ids = sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(sql.Literal([str(each) for each in late]))
+        conditions = [*places, sql.SQL("o.{} = late.id").format(transaction_id)]
+        if self.publications:
+            conditions.append(self._published())
+        arm = sql.SQL(
+            "SELECT {columns} FROM {lists} CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} "
+            "ORDER BY {p} {limit}) AS o"
+        )
+        wanted: list[tuple[sql.Composable, list[sql.Composable]]] = [(ids, [])]
+        if self.slot is not None:
+            numbers = [number for number in self.slots if number is not None]
+            slots = sql.SQL("{} CROSS JOIN unnest({}::int[]) AS wanted (slot)").format(ids, sql.Literal(numbers))
+            wanted = [(slots, [sql.SQL("{} = wanted.slot").format(self.slot)])]
+            if None in self.slots:
+                wanted.append((ids, [is_slot(self.slot, None)]))
+        return [
+            arm.format(
+                columns=columns, lists=lists, table=self.table.identifier,
+                conditions=sql.SQL(" AND ").join([*conditions, *of_slot]), p=self._position,
+                limit=_limit(limit) if limit else sql.SQL("OFFSET 0"),
+            )
+            for lists, of_slot in wanted
+        ]  # fmt: skip
+
+    def _range(
+        self, columns: sql.Composable, low: int, high: int | None, places: list[sql.Composable], limit: int | None
+    ) -> list[sql.Composed]:
+        """Walk the ids from `low` to before `high`: once, or once for each publication or slot."""
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        heads: list[tuple[sql.Composable, int | None, list[sql.Composable]]] = [(self.table.pair, None, [])]
+        if self.slot is not None:
+            published = [self._published()] if self.publications else []
+            heads = [(self.table.slot_order(self.slot, n), n, [is_slot(self.slot, n), *published]) for n in self.slots]
+        elif self.publications:
+            one = sql.SQL("o.{} = {}")
+            column = self._name("publication_id")
+            heads = [(self.table.pair, None, [one.format(column, sql.Literal(each))]) for each in self.publications]
+        ends = [
+            (sign, sql.SQL("{}::xid8").format(sql.Literal(str(end))))
+            for sign, end in ((">=", low), ("<", high))
+            if end is not None
+        ]
+        return [
+            sql.SQL("SELECT {} FROM {} AS o WHERE {} {}").format(
+                columns, self.table.identifier,
+                sql.SQL(" AND ").join(
+                    [*head, *(compare(self.slot, n, transaction_id, sign, end) for sign, end in ends), *places]
+                ),
+                sql.SQL("ORDER BY {} {}").format(order, _limit(limit)) if limit else sql.SQL(""),
+            )
+            for order, n, head in heads
+        ]  # fmt: skip
+
+    def _published(self) -> sql.Composed:
+        column = sql.SQL("o.{}").format(self._name("publication_id"))
+        return sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self.publications)))
+
+    @cached_property
+    def _position(self) -> sql.SQL:
+        return as_text(sql.SQL("o.{}").format(self._name("position")))
+
+    def _name(self, role: str) -> sql.Identifier:
+        return sql.Identifier(getattr(self.table.columns, role))
+
+
+def _sees(snapshot: str, transaction_id: sql.Composable) -> sql.Composed:
+    return sql.SQL("pg_visible_in_snapshot({}, {}::pg_snapshot)").format(transaction_id, sql.Literal(snapshot))
+
+
+def _limit(count: int | None) -> sql.Composable:
+    return sql.SQL("") if count is None else sql.SQL("LIMIT {}").format(sql.Literal(count))
+
+
+def literal(pair: Checkpoint) -> sql.Composed:
+    """Write a pair as what is compared with `OutboxTable.pair`."""
+    return sql.SQL("{}::xid8, {}::bigint").format(sql.Literal(str(pair.transaction_id)), sql.Literal(pair.position))

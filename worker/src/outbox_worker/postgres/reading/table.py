@@ -1,0 +1,270 @@
+"""The outbox table as the source names it, and its columns as SQL expressions under the names this product uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from psycopg import sql
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.message import Message
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.spec import Columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outbox_core.spec import PartitionKey, Source
+
+OWN_TABLE: Final = "messages"
+OWN_COLUMNS: Final = Columns(
+    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled",
+    deliver_after="deliver_after",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutboxTable:
+    """Schema, name and columns; `columns` has None for what a mapped table lacks.
+
+    What is the same for every batch is composed once, and kept as text.
+    """
+
+    schema: str
+    name: str
+    columns: Columns
+
+    @classmethod
+    def of(cls, source: Source) -> OutboxTable:
+        """Take the mapped table, or `messages` in the product's own schema."""
+        if source.table is None:
+            return cls(source.schema_name, OWN_TABLE, OWN_COLUMNS)
+        return cls(source.table.schema_name, source.table.name, source.table.columns)
+
+    @cached_property
+    def identifier(self) -> sql.Identifier:
+        """`"schema"."table"`."""
+        return sql.Identifier(self.schema, self.name)
+
+    @cached_property
+    def pair(self) -> sql.SQL:
+        """`o.transaction_id, o.position`: for comparing as a row, and for the order."""
+        columns = sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
+        return as_text(sql.SQL("{}, {}").format(*columns))
+
+    @cached_property
+    def moment(self) -> sql.Composable:
+        """When `o` was stored, within what Python can hold; null where the row does not say."""
+        if self.columns.scheduled is None:
+            return sql.SQL("NULL::timestamptz")  # not the time of reading: that says nothing of when it was stored
+        return within_python(_column(self.columns.scheduled))
+
+    def slot(self, key: PartitionKey, functions: str, row: str | None = "o") -> sql.Composed:
+        """Return the expression of a message's hash slot: of its key, or where that is null of its message id.
+
+        Null where both are: an index may stand on the expression, so it can never change.
+
+        Args:
+            key: what the resource says.
+            functions: the schema that holds `hash_slot`.
+            row: the table's alias; None for an index, which must be built on the very same expression.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        return sql.SQL("{}(coalesce({}, {}))").format(
+            sql.Identifier(functions, "hash_slot"),
+            self._key(key, row),
+            _column(self.columns.message_id, "text", row=row),
+        )
+
+    def slot_order(self, slot: sql.Composable | None, number: int | None) -> sql.Composable:
+        """Return what the rows of one slot are sorted by, which is the order of their pairs, in the index's own words.
+
+        With a number the planner knows that the slot is always the same; of IS NULL it does not know that.
+        """
+        return self.pair if number is not None else sql.SQL("{}, {}").format(slot, self.pair)
+
+    def key_text(self, key: PartitionKey | None) -> sql.Composed:
+        """Return the expression of a message's key as text: the key, or where it is null the message id.
+
+        None asks for the table's partition key column, where it has one.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        message_id = self._message_id
+        if key is None and self.columns.partition_key is None:
+            return sql.Composed([message_id])
+        own = _column(self.columns.partition_key, "text") if key is None else self._key(key, "o")
+        return sql.SQL("coalesce({}, {})").format(own, message_id)
+
+    @cached_property
+    def _message_id(self) -> sql.Composed:
+        """The id as text; of a message without one its place, which no other message has."""
+        return sql.SQL("coalesce({}, concat_ws(':', {}))").format(_column(self.columns.message_id, "text"), self.pair)
+
+    @cached_property
+    def deliver_after(self) -> sql.Composable:
+        """When `o` may be handled; null: at once."""
+        return _column(self.columns.deliver_after, "timestamptz", absent="NULL::timestamptz")
+
+    def _key(self, key: PartitionKey, row: str | None) -> sql.Composable:
+        for path, column, field in (
+            (key.data, self.columns.data, "data"),
+            (key.metadata, self.columns.metadata, "metadata"),
+        ):
+            if path is not None and column is None:
+                raise ConfigurationError(
+                    f"delivery.partitions.key.{field} needs source.table.columns.{field}: name the column"
+                )
+            if path is not None:
+                # One constant array: an index expression must be written the same way as the query's.
+                return sql.SQL("({} #>> {}::text[])").format(_column(column, "jsonb", row=row), sql.Literal(path))
+        name = key.column or self.columns.partition_key
+        if name is None:
+            raise ConfigurationError(
+                "delivery.mode Partitioned needs a key: name delivery.partitions.key, or "
+                "source.table.columns.partitionKey"
+            )
+        return _column(name, "text", row=row)
+
+    def matches(self, types: sql.Composable | None) -> sql.Composable:
+        """Whether the row `o` passes the filter on types."""
+        if types is None:
+            return sql.SQL("true")
+        return sql.SQL("(o.{}::text = ANY ({}::text[]))").format(sql.Identifier(self.columns.message_type), types)
+
+    def picked(
+        self,
+        columns: sql.Composable,
+        ids: sql.Composable,
+        positions: sql.Composable,
+        publications: Sequence[str] = (),
+        conditions: Sequence[sql.Composable] = (),
+    ) -> sql.Composed:
+        """Return the SELECT of the messages with these pairs, in no order: each is looked up on an index.
+
+        Args:
+            columns: of `o`.
+            ids: an array of transaction ids.
+            positions: as many positions.
+            publications: to which they are known to belong: then the index begins with the publication.
+            conditions: that they are known to meet, for the same reason.
+
+        """
+        where = [sql.SQL("({}) = (w.t, w.p)").format(self.pair), *conditions]
+        if publications and self.columns.publication_id is not None:
+            column = sql.Identifier("o", self.columns.publication_id)
+            where.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(publications))))
+        return sql.SQL(
+            "SELECT {columns} FROM ROWS FROM (unnest({ids}::xid8[]), unnest({positions}::bigint[])) AS w (t, p) "
+            "CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} OFFSET 0) AS o"
+        ).format(
+            columns=columns, ids=ids, positions=positions, table=self.identifier,
+            conditions=sql.SQL(" AND ").join(where),
+        )  # fmt: skip
+
+    def near(self, columns: sql.Composable, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
+        """Return what `picked` returns, for positions in ascending order with few others between them.
+
+        A walk along the index of positions costs half of looking up each message.
+        """
+        position = sql.Identifier("o", self.columns.position)
+        return sql.SQL(
+            "SELECT {columns} FROM {table} AS o WHERE {p} >= ({at}::bigint[])[1] "
+            "AND {p} <= ({at}::bigint[])[cardinality({at}::bigint[])] AND {p} + 0 = ANY ({at}::bigint[]) "
+            "AND {t} = ANY ({ids}::xid8[])"
+        ).format(
+            columns=columns, table=self.identifier, p=position, at=positions, ids=ids,
+            t=sql.Identifier("o", self.columns.transaction_id),
+        )  # fmt: skip
+
+    def selection(self, *, payload: Literal["text", "jsonb"]) -> sql.SQL:
+        """List the columns of `o` under their standard names.
+
+        `payload` is `text` (shipped as it is, never parsed) or `jsonb` (for a user's statement).
+        """
+        return self._as_text if payload == "text" else self._as_jsonb
+
+    @cached_property
+    def _as_text(self) -> sql.SQL:
+        return self._select("text")
+
+    @cached_property
+    def _as_jsonb(self) -> sql.SQL:
+        return self._select("jsonb")
+
+    def _select(self, payload: Literal["text", "jsonb"]) -> sql.SQL:
+        columns = self.columns
+        as_payload = sql.SQL(payload)
+        expressions = {
+            "transaction_id": _column(columns.transaction_id),
+            "position": _column(columns.position),
+            "message_id": self._message_id,
+            "message_type": _column(columns.message_type, "text"),
+            "publication_id": _column(columns.publication_id, "text", absent="'default'::text"),
+            "partition_key": _column(columns.partition_key, "text", absent="NULL::text"),
+            "data": sql.SQL("{}::{}").format(_column(columns.data), as_payload),
+            "metadata": sql.SQL("{}::{}").format(_column(columns.metadata, absent="NULL"), as_payload),
+            "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="NULL::timestamptz"),
+        }
+        if payload == "text":
+            expressions["deliver_after"] = (
+                within_python(self.deliver_after) if columns.deliver_after is not None else sql.SQL("NULL::timestamptz")
+            )
+        return as_text(
+            sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
+            )
+        )
+
+
+def as_text(composed: sql.Composable) -> sql.SQL:
+    """Keep what consists of identifiers and literals, already quoted, as one text: composing it again takes time."""
+    return sql.SQL(composed.as_string(None))
+
+
+def within_python(moment: sql.Composable) -> sql.Composed:
+    """Bring a timestamptz into what Python can hold: PostgreSQL has infinity, years before 1 and beyond 9999.
+
+    Null stays null: `greatest` and `least` alone would pass it over and give the first day of year 1.
+    """
+    bounded = "CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z') END"
+    return sql.SQL(bounded).format(moment)
+
+
+def is_slot(slot: sql.Composable, number: int | None) -> sql.Composed:
+    """Whether a row is of this slot; None: it has neither key nor id."""
+    if number is None:
+        return sql.SQL("{} IS NULL").format(slot)
+    return sql.SQL("{} = {}").format(slot, sql.Literal(number))
+
+
+def compare(
+    slot: sql.Composable | None, number: int | None, left: sql.Composable, sign: str, right: sql.Composable
+) -> sql.Composed:
+    """Compare rows, of one slot where a number says which.
+
+    The slot is part of what is compared, so that no other index can look cheaper to the planner.
+    """
+    if number is None:  # no slot; or the one that is null, with which nothing compares
+        return sql.SQL("({}) {} ({})").format(left, sql.SQL(sign), right)
+    return sql.SQL("({}, {}) {} ({}, {})").format(slot, left, sql.SQL(sign), sql.Literal(number), right)
+
+
+def build_message(row: tuple[Any, ...]) -> Message:
+    """Build a message of a row of `OutboxTable.selection` with payloads as text."""
+    transaction_id, position, *rest = row
+    return Message(Checkpoint(int(transaction_id), position), *rest)
+
+
+def _column(name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o") -> sql.Composable:
+    if name is None:
+        return sql.SQL(absent)
+    column = sql.Identifier(name) if row is None else sql.Identifier(row, name)
+    return column if cast is None else sql.SQL("{}::{}").format(column, sql.SQL(cast))

@@ -1,0 +1,1 @@
+"""RabbitMQ's protocol for the target `rabbitmq`: connection, login, confirms."""

@@ -1,0 +1,320 @@
+"""Target `http`: each message is one POST, several at once, those of one key one after another. AtLeastOnce.
+
+What is posted again has the same `Idempotency-Key`. A message that the receiver refuses is named, and with it those
+that wait behind it; what the receiver took beside them is not posted again by this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import re
+import select
+import socket
+import time
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from threading import Thread
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.ports import OutsideTransaction
+from outbox_core.processor.taken import TakenMessages
+from outbox_core.progress.barrier import key_of
+from outbox_core.report import Reason
+from outbox_core.spec import Blocks, Mode, PartitionKey
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Hashable, Iterable, Iterator
+    from pathlib import Path
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch, Message
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.spec import Delivery
+    from outbox_core.spec.target import HttpTarget
+    from outbox_worker.settings import Settings
+
+
+_UNCHANGED: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_TRACE: Final = {
+    "traceparent": r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}",
+    "tracestate": r"[!-~]([ -~]{0,510}[!-~])?",
+}
+
+
+class _Secret(NamedTuple):
+    token: str | None = None
+    keys: tuple[bytes, ...] = ()
+    authority: str | None = None
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt at a batch, shared by its threads. `lanes`: messages, each with what waits behind it if it fails."""
+
+    secret: _Secret
+    lanes: Iterator[list[tuple[Message, Hashable]]]
+    blocked: set[Hashable] = field(default_factory=set)
+    taken: list[Message] = field(default_factory=list)
+    failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
+    fault: BaseException | None = None
+    stopped: bool = False
+
+
+class HttpSink(OutsideTransaction):
+    """Posts the messages of one processor."""
+
+    def __init__(self, target: HttpTarget, directory: Path, delivery: Delivery) -> None:
+        """Keep the settings; `directory` is the mounted Secret of `target.connection`. Nothing is opened."""
+        self._target, self._delivery = target, delivery
+        self._directory = directory if target.connection is not None else None
+        self._key = delivery.message_key or PartitionKey()
+        self._url = urlsplit(target.url)
+        self._where = f"{self._url.scheme}://{self._url.netloc}"
+        self._secret: _Secret | None = None
+        self._context: ssl.SSLContext | None = None
+        self._connections: list[HTTPConnection] = []
+        self._taken = TakenMessages()
+
+    @override
+    def check(self) -> None:
+        """Look at Secret and key. The receiver itself is asked when there is something to post."""
+        if self._key.column not in (None, "partition_key"):
+            where = "source.table.columns.partitionKey"
+            raise ConfigurationError(f"target.http sees the key in a column only where {where} names it: do that")
+        build_tls(_read_secret(self._directory).authority, "http")
+
+    @override
+    def close(self) -> None:
+        while self._connections:
+            self._connections.pop().close()
+
+    @override
+    def deliver(self, batch: Batch, epoch: int) -> int:
+        """Post what the receiver has not taken yet of the batch, and await every answer."""
+        messages = self._taken.left_of(batch, epoch)
+        lanes = self._plan(messages, held=batch.is_retried)
+        attempt = _Attempt(_read_secret(self._directory), iter(lanes))
+        try:
+            self._post_all(attempt, min(self._target.parallelism, len(lanes)))
+        except BaseException as err:
+            self._taken.add(batch, attempt.taken)
+            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:
+                raise self._unavailable("did not answer within delivery.timeout") from err
+            raise
+        return self._taken.conclude(batch, messages, attempt.failed)
+
+    def _plan(self, messages: list[Message], *, held: bool) -> list[list[tuple[Message, Hashable]]]:
+        """Divide messages into lanes, each posted in its order."""
+        ordered, blocks = self._delivery.mode is Mode.ORDERED, self._delivery.blocking
+        lanes: dict[Hashable, list[tuple[Message, Hashable]]] = {}
+        for message in messages:
+            key = key_of(message, self._key)
+            lane: Hashable = message.checkpoint if key is None else key
+            if self._target.parallelism == 1 or (key is None and ordered):
+                lane = None
+            # What is named behind one that fails must be of its key where only keys wait: it would be blamed.
+            behind: Hashable = (lane,) if blocks is Blocks.PARTITION and not held else key
+            if blocks is Blocks.NOTHING or self._delivery.mode is Mode.COMPETING:
+                behind = None
+            lanes.setdefault(lane, []).append((message, behind))
+        return list(lanes.values())
+
+    def _post_all(self, attempt: _Attempt, parallel: int) -> None:
+        if attempt.secret != self._secret:
+            self.close()
+            self._context, self._secret = build_tls(attempt.secret.authority, "http"), attempt.secret
+        seconds = self._target.request_timeout.total_seconds()
+        make = HTTPConnection if self._url.scheme == "http" else partial(HTTPSConnection, context=self._context)
+        self._connections += [make(self._url.netloc, timeout=seconds) for _ in range(parallel - len(self._connections))]
+        threads = [
+            Thread(target=self._work, args=(attempt, each), daemon=True) for each in self._connections[:parallel]
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            attempt.stopped = True
+            while self._connections:  # their threads see an error, and close them
+                with contextlib.suppress(OSError, TypeError):
+                    socket.socket.shutdown(self._connections.pop().sock, socket.SHUT_RDWR)
+            raise
+        if attempt.fault is not None:
+            raise attempt.fault
+
+    def _work(self, attempt: _Attempt, connection: HTTPConnection) -> None:
+        """Post one lane after another, until none is left or the target fails. Runs in a thread of its own."""
+        try:
+            for lane in attempt.lanes:
+                for message, behind in lane:
+                    if attempt.stopped:
+                        return
+                    self._post(attempt, connection, message, behind)
+        except BaseException as err:  # noqa: BLE001 - raised again in the main thread
+            attempt.fault, attempt.stopped = attempt.fault or err, True
+            connection.close()
+
+    def _post(self, attempt: _Attempt, connection: HTTPConnection, message: Message, behind: Hashable) -> None:
+        try:
+            if behind is not None and behind in attempt.blocked:
+                raise HandlerError("not posted: it waits behind one that failed", reason=Reason.MESSAGE_REJECTED)  # noqa: TRY301
+            self._exchange(attempt, connection, *build_request(message, self._target))
+            attempt.taken.append(message)
+        except HandlerError as err:
+            attempt.failed[message.checkpoint] = err
+            attempt.blocked.add(behind)
+
+    def _exchange(self, attempt: _Attempt, connection: HTTPConnection, headers: dict[str, str], body: bytes) -> None:
+        """Send one request; raise what its answer means."""
+        token, keys, _ = attempt.secret
+        headers |= sign(keys, headers["Idempotency-Key"], int(time.time()), body)
+        headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
+                connection.close()  # the receiver ended it meanwhile
+            if connection.sock is None:
+                connection.connect()
+            if attempt.stopped:
+                raise InterruptedError("the batch is given up")
+            path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+            connection.request("POST", path, body, headers)
+            with connection.getresponse() as answer:
+                content = answer.read(65_536)
+                if not answer.isclosed():  # there is more: what nobody reads would be taken for the next answer
+                    connection.close()
+        except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
+            why = getattr(err, "verify_message", "") or str(err) or type(err).__name__
+            raise self._unavailable(f"did not answer ({why})") from err
+        said = "".join(each if each.isprintable() else " " for each in content.decode(errors="replace"))
+        said = " ".join(said.split()).replace(token or "\0", "***")[:200]
+        asked = parse_retry_after(answer.getheader("Retry-After", ""), datetime.now(UTC))
+        if error := classify_answer(answer.status, asked, f"{self._where} answered {answer.status} {said}".rstrip()):
+            raise error
+
+    def _unavailable(self, what: str) -> TransientError:
+        return TransientError(f"{self._where} {what}; it is tried again", reason=Reason.TARGET_UNAVAILABLE)
+
+
+def encode_header(value: str) -> str:
+    """Percent-encode what CloudEvents asks for in headers: space, `"`, `%`, and all that is not printable ASCII."""
+    return quote(value, safe=_UNCHANGED)
+
+
+def build_request(message: Message, target: HttpTarget) -> tuple[dict[str, str], bytes]:
+    """Build headers and body, but for what the Secret adds; HandlerError: the message cannot be a CloudEvent."""
+    attributes, data = _attributes(message, target), message.data
+    headers = {name: attributes[name] for name in _TRACE if name in attributes}
+    headers["Idempotency-Key"] = encode_header(message.message_id)
+    media = "application/json" if (is_json := _is_json(data)) else "text/plain; charset=utf-8"
+    if target.content_mode == "Binary":
+        headers |= {f"ce-{name}": encode_header(value) for name, value in attributes.items()}
+        return headers | ({} if data is None else {"Content-Type": media}), (data or "").encode()
+    headers["Content-Type"] = "application/cloudevents+json; charset=utf-8"
+    if data is None:
+        return headers, json.dumps(attributes).encode()
+    head = json.dumps(attributes | {"datacontenttype": media})[:-1]
+    # The payload's own text: parsed and written again, its numbers could change.
+    return headers, f'{head}, "data": {data if is_json else json.dumps(data)}}}'.encode()
+
+
+def _attributes(message: Message, target: HttpTarget) -> dict[str, str]:
+    row = {"messageType": message.message_type, "publicationId": message.publication_id}
+    row["partitionKey"] = message.partition_key
+    found = {
+        "specversion": "1.0",
+        "id": message.message_id,
+        "source": re.sub(r"\{(\w+)\}", lambda place: quote(row[place[1]] or "", safe=""), target.source),
+        "type": re.sub(r"\{(\w+)\}", lambda place: row[place[1]] or "", target.type),
+        "time": None if message.scheduled is None else message.scheduled.isoformat(),
+        "partitionkey": message.partition_key,
+        **_read_trace(message.metadata),
+    }
+    if empty := [name for name in ("id", "source", "type") if not found[name]]:
+        why = f"its {empty[0]} would be empty; fill the column of its row, or set target.http.source and type"
+        raise HandlerError(f"{message.checkpoint} cannot be a CloudEvent: {why}", reason=Reason.MESSAGE_REJECTED)
+    return {name: value for name, value in found.items() if value}
+
+
+def _read_trace(metadata: str | None) -> dict[str, str]:
+    """Read the W3C trace context that the producer stored in the message's metadata."""
+    stored = json.loads(metadata) if metadata and "traceparent" in metadata and _is_json(metadata) else None
+    found = {name: stored.get(name) for name in _TRACE} if isinstance(stored, dict) else {}
+    valid = {name: text for name, text in found.items() if isinstance(text, str) and re.fullmatch(_TRACE[name], text)}
+    return valid if "traceparent" in valid else {}
+
+
+def _is_json(text: str | None) -> bool:
+    try:
+        json.loads(text or "", parse_constant=int)  # NaN and Infinity are not JSON
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def sign(keys: Iterable[bytes], identity: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """Sign as Standard Webhooks asks, with each key; `timestamp` is the attempt's, in seconds since 1970."""
+    digests = [hmac.digest(key, f"{identity}.{timestamp}.".encode() + body, "sha256") for key in keys]
+    told = {"webhook-id": identity, "webhook-timestamp": str(timestamp)}
+    told["webhook-signature"] = " ".join(f"v1,{b64encode(digest).decode()}" for digest in digests)
+    return told if digests else {}
+
+
+def parse_retry_after(value: str, now: datetime) -> float | None:
+    """Read the header Retry-After, seconds or a date, as seconds from now; None: it is neither."""
+    if value.isdecimal():
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return None
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
+
+
+def classify_answer(status: int, retry_after: float | None, what: str) -> OutboxError | None:
+    """Say whose fault an answer is: None: taken; HandlerError: the message's; else the target's. `what` describes it.
+
+    Of 4xx four are the target's: 401 (our token), 408, 425 and 429 (another time the same message may be taken).
+    """
+    classes = (f"Http{status}",)
+    if 200 <= status < 300:
+        return None
+    if 400 <= status < 500 and status not in {401, 408, 425, 429}:
+        return HandlerError(what, reason=Reason.MESSAGE_REJECTED, classes=classes, retry_after=retry_after)
+    reason = Reason.AUTHENTICATION_FAILED if status == 401 else Reason.TARGET_UNAVAILABLE
+    hints = {3: "redirects are not followed, correct target.http.url; ", 4: "correct `token` in the target's Secret; "}
+    hint = hints.get(status // 100, "") if status == 401 or status < 400 else ""
+    return TransientError(f"{what}; {hint}it is tried again", reason=reason, classes=classes, retry_after=retry_after)
+
+
+def _read_secret(directory: Path | None) -> _Secret:
+    if directory is None:
+        return _Secret()
+    values = read_files(directory, "token", "signingKey", "ca.crt", target="http")
+    if (token := values["token"]) is not None and not (token.isascii() and token.isprintable()):
+        raise invalid_secret("`token` is not one line of printable ASCII", "http")
+    try:
+        keys = [b64decode(key.removeprefix("whsec_"), validate=True) for key in (values["signingKey"] or "").split()]
+    except ValueError:
+        keys = [b""]
+    if any(len(key) < 24 for key in keys):
+        raise invalid_secret("`signingKey` is not base64 of 24 bytes or more (try `openssl rand -base64 32`)", "http")
+    return _Secret(token, tuple(keys), values["ca.crt"])
+
+
+def build(target: HttpTarget, config: ProcessorConfig, settings: Settings) -> HttpSink:
+    """Build the target."""
+    return HttpSink(target, settings.connections / "target", config.delivery)

@@ -1,0 +1,217 @@
+"""Target `sql`: the user's statement, run once for each batch in the checkpoint's transaction.
+
+The batch stays in the database: the statement sees it as the relation `batch`, a SELECT of the range that was examined.
+No payload travels to the worker, but where messages that fail are looked for.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.processor.isolation import Found, Search
+from outbox_core.report import Reason
+from outbox_worker.handlers.batch_relation import build_batch_relation
+from outbox_worker.handlers.carrying import CARRIED_ROWS, format_rows
+from outbox_worker.handlers.handler import class_names
+from outbox_worker.handlers.statement import StatementError, parse_batch_statement
+from outbox_worker.postgres.errors import build_error, translate, translate_at_commit
+from outbox_worker.postgres.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.spec import SqlTarget
+    from outbox_worker.engine.transaction import Transaction
+    from outbox_worker.handlers.statement import BatchStatement
+    from outbox_worker.settings import Settings
+
+_EXCERPT = 40
+
+
+def no_relation(batch: Batch, _pairs: Sequence[Checkpoint] | None) -> sql.Composed:
+    """Say that the batch is not in the statement's database.
+
+    Raises:
+        OutboxError: always.
+
+    """
+    raise OutboxError(f"the batch up to {batch.examined} is in another database", reason=Reason.INTERNAL_ERROR)
+
+
+class SqlSink:
+    """Runs one statement."""
+
+    needs_payload = False
+
+    def __init__(
+        self,
+        target: SqlTarget,
+        relation: Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed | None],
+        schema: str = "",
+    ) -> None:
+        """Keep the statement.
+
+        Args:
+            target: the resource's words.
+            relation: gives the SELECT of a batch's messages; with the pairs of all of them, of those that the
+                parameters $1 and $2 name (see `outbox_worker.handlers.batch_relation`), None where that cannot be done.
+            schema: of our functions, where they are in the statement's database.
+
+        """
+        self._schema = schema
+        self._statement = target.statement
+        self._relation = relation
+
+    def check(self) -> None:
+        """Look whether it is one statement that can have a WITH list; the server reads the rest of it."""
+        try:
+            parse_batch_statement(self._statement)
+        except StatementError as err:
+            raise ConfigurationError(f"target.sql.statement cannot be used: {err}") from err
+
+    def changed(self) -> bool:
+        """The statement is part of the resource."""
+        return False
+
+    def keep_alive(self) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def handle(self, transaction: Transaction, batch: Batch) -> int:
+        """Run the statement over the batch; where its messages are at hand they are sent along, which is less work."""
+        if batch.messages:
+            return self._carry(transaction.connection, batch)
+        query, shift = self.compose(transaction.connection, batch)
+        try:
+            # Without parameters: a `%` of the user's is a `%`.
+            transaction.connection.execute(query)
+        except psycopg.Error as err:
+            raise self._explain(err, shift) from err
+        return batch.matched_count
+
+    def _carry(self, connection: psycopg.Connection[Any], batch: Batch) -> int:
+        parts = self._parsed
+        front = parts.head + CARRIED_ROWS + parts.joint
+        # The server's own placeholder: a `%` of the user's is a `%`.
+        cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection)
+        try:
+            cursor.execute((front + parts.body).encode(), (format_rows(batch),))
+        except psycopg.Error as err:
+            raise self._explain(err, len(front) - parts.offset) from err
+        finally:
+            cursor.close()
+        return batch.matched_count
+
+    def open_search(
+        self,
+        transaction: Transaction,
+        batch: Batch,
+        pairs: Sequence[Checkpoint],
+        keys: Sequence[str] | None,
+        seconds: float,
+    ) -> Callable[[Search, Collection[int], int], Found] | None:
+        """Return what searches the batch on the server; the statement is prepared once for many batches."""
+        if not self._schema or not pairs or (rows := self._relation(batch, pairs)) is None:
+            return None
+        parsed, connection = self._parsed, transaction.connection
+        name = "outbox_held" if batch.held else "outbox_part"
+        prepare = f"PREPARE {name} (xid8[], bigint[]) AS {parsed.head}{rows.as_string(connection)}"
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys or ()))}
+        fixed = {
+            "schema": sql.Identifier(self._schema),
+            "name": sql.Literal(name),
+            "prepare": sql.Literal(prepare + parsed.joint + parsed.body),
+            "transaction_ids": _array(pair.transaction_id for pair in pairs),
+            "positions": _array(pair.position for pair in pairs),
+            "keys": sql.NULL if keys is None else _array(numbers[key] for key in keys),
+            "seconds": sql.Literal(seconds),
+        }
+
+        def find(search: Search, waiting: Collection[int], most: int) -> Found:
+            statement = load("search_batch").format(
+                **fixed,
+                waiting=_array(number + 1 for number in waiting),
+                at=sql.Literal(search.at),
+                suspect=sql.Literal(search.failing_before),
+                block=sql.Literal(search.block),
+                most=sql.Literal(most),
+            )
+            try:
+                row = connection.execute(statement).fetchone()
+            except psycopg.Error as err:
+                raise self._explain(err, 0) from err
+            if row is None:
+                raise OutboxError("search_batch() answered nothing", reason=Reason.INTERNAL_ERROR)
+            at, failing_before, block, kept, *failed = row
+            refused = tuple(
+                (number - 1, translate_at_commit(error) if committing else self._explain(error, 0, hint))
+                for number, state, message, hint, committing in zip(*failed, strict=True)
+                for error in (build_error(state, message),)
+            )
+            return Found(Search(search.count, block, at, failing_before), kept, refused)
+
+        return find
+
+    @cached_property
+    def _parsed(self) -> BatchStatement:
+        return parse_batch_statement(self._statement)
+
+    def compose(self, connection: psycopg.Connection[Any], batch: Batch) -> tuple[bytes, int]:
+        """Return the whole query, and how many characters the user's statement is displaced in it."""
+        parts = self._parsed
+        rows = self._relation(batch, None)
+        if rows is None:
+            raise OutboxError(f"the batch up to {batch.examined} has no rows", reason=Reason.INTERNAL_ERROR)
+        front = parts.head + rows.as_string(connection) + parts.joint
+        text = front + parts.body  # the resource's author is trusted with SQL: it is the target
+        return sql.SQL(text).as_bytes(connection), len(front) - parts.offset
+
+    def _explain(self, err: psycopg.Error, shift: int, hint: str | None = None) -> OutboxError:
+        """Say what the server says about the statement; never a row: DETAIL is left out."""
+        error = translate(err)
+        if isinstance(error, TransientError) and err.sqlstate != "57014":
+            return error
+        if err.sqlstate == "57014":
+            return HandlerError(
+                "target.sql.statement ran longer than delivery.timeout and was cancelled; make it faster, or "
+                "raise delivery.timeout, or lower delivery.batchSize",
+                reason=Reason.HANDLER_TIMEOUT,
+            )
+        place = ""
+        if err.diag.statement_position is not None:
+            at = int(err.diag.statement_position) - shift
+            if 0 < at <= len(self._statement):
+                excerpt = " ".join(self._statement[at - 1 : at - 1 + _EXCERPT].split())
+                place = f" at character {at}, near {excerpt!r}"
+        hint = hint or err.diag.message_hint
+        return HandlerError(
+            f"target.sql.statement failed{place}: {err.diag.message_primary or err} [{err.sqlstate}]"
+            + (f" ({hint})" if hint else ""),
+            reason=Reason.STATEMENT_FAILED,
+            classes=class_names(err),
+        )
+
+
+def _array(numbers: Iterable[int]) -> sql.SQL:
+    """Write an array, faster than number by number."""
+    return sql.SQL("'{" + ",".join(map(str, numbers)) + "}'")
+
+
+def build(target: SqlTarget, config: ProcessorConfig, settings: Settings) -> SqlSink:
+    """Build the target, in the source's database or in one of its own."""
+    del settings
+    if target.connection is None:
+        return SqlSink(target, build_batch_relation(config), config.source.schema_name)
+    from outbox_worker.targets.sql_remote import CarriedSqlSink
+
+    return CarriedSqlSink(target)
