@@ -6,7 +6,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.processor.claimed_batch import Action, Verdict
-from outbox_core.processor.competing import NothingTaken
+from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres.feeds import competing

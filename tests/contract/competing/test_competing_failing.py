@@ -6,7 +6,7 @@ import pytest
 
 from outbox_core.errors import HandlerError
 from outbox_core.processor.claimed_batch import Action, Refusal, Verdict
-from outbox_core.processor.competing import NothingTaken
+from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.feeds import competing

@@ -6,7 +6,7 @@ import pytest
 
 from outbox_core.errors import HandlerError
 from outbox_core.processor.claimed_batch import Action, ClaimedBatch, Verdict
-from outbox_core.processor.competing import NothingTaken
+from outbox_core.processor.outcomes import NothingTaken
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.processor.claimed_batch import Refusal
-from outbox_core.processor.competing import NothingTaken
+from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom

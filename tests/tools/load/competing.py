@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from outbox_core.processor.claimed_batch import ClaimedBatch
-from outbox_core.processor.competing import NothingTaken
+from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom

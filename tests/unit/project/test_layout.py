@@ -64,3 +64,9 @@ def test_wheel_holds_every_module_and_every_sql_file(tmp_path: Path) -> None:
 def test_no_folder_has_more_than_fifteen_modules(top: str) -> None:
     modules = Counter(path.parent for path in (ROOT / top).rglob("*.py") if path.name != "__init__.py")
     assert {str(folder.relative_to(ROOT)): count for folder, count in modules.items() if count > 15} == {}
+
+
+@pytest.mark.parametrize("top", [*SHIPPED, "tests"])
+def test_no_module_has_more_than_five_hundred_lines(top: str) -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in (ROOT / top).rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 500} == {}

@@ -15,19 +15,13 @@ from outbox_core.message import Message
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict
 from outbox_core.processor.competing import (
-    Completed,
     ConsumerState,
-    Deferred,
-    Joined,
-    Lost,
-    NothingTaken,
-    Sifted,
-    Taken,
     choose_priority,
     decide_consumer,
     judge,
     when_exhausted_at,
 )
+from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import Policy, Step
 from outbox_core.processor.stopping import DECISION_POLL, Named
 from outbox_core.processor.turns import Turn, decide_turn

@@ -12,7 +12,7 @@ nothing is kept: what is in hand is handed back (RELEASE), and nothing is taken 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
 from outbox_core.errors import HandlerError, MessagesFailedError
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
-    from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch, Refusal
+    from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch
     from outbox_core.processor.state import Policy, Stopped
-    from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery, Retry
 
@@ -45,108 +44,6 @@ _NOTHING_OWED: Final = Turns()
 _A_MESSAGE: Final = 0.001
 """Seconds, where messages are counted in place of their time."""
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The processor is known; `start_from_used`: this consumer just wrote down where it starts."""
-
-    start_from_used: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The first chunk of a batch is in hand, or the next chunk.
-
-    `promoted`: so many messages of a queue that failed before are handed out among its others from now on.
-    """
-
-    chunk: Chunk
-    promoted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NothingTaken:
-    """There was nothing to take; `contended`: another consumer was cutting; `moved`: only other messages were seen."""
-
-    contended: bool = False
-    moved: bool = False
-    promoted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """The chunk is done and committed, its effects with it if they are transactional; `count` messages."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Another consumer has the batch; nothing of this one's was committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop, at `named`.
-
-    The batch itself may reach further than its last message, so it is not over with that one.
-    """
-
-    verdict: Verdict
-    pair: Checkpoint | None = None
-    named: Named | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sifted:
-    """Of the chunk what could be handled is, and committed; what failed alone has left the batch.
-
-    Attributes:
-        behind: so many messages, from the chunk's first up to `upto`.
-        upto: where the last of them is; None: there are none.
-        refusals: those of them that failed.
-        block: most messages to handle at once in what comes next.
-        stop: the next message failed, and this is to stop at it; `named` for a person.
-        settled: false: the effects are committed, the batch is not completed yet.
-
-    """
-
-    behind: int
-    upto: Checkpoint | None
-    refusals: tuple[Refusal, ...]
-    block: int
-    stop: Refusal | None = None
-    settled: bool = True
-    named: Named | None = None
-
-    @property
-    def handled(self) -> int:
-        """How many messages were handled."""
-        return self.behind - len(self.refusals)
-
-
-ConsumerOutcome: TypeAlias = (
-    outcomes.Prepared
-    | outcomes.ClaimAnswered
-    | outcomes.Reviewed
-    | outcomes.TargetReady
-    | outcomes.Delivered
-    | outcomes.Failed
-    | outcomes.OwnershipLost
-    | outcomes.HandlerChanged
-    | outcomes.StopRequested
-    | outcomes.Throttled
-    | outcomes.Released
-    | Joined
-    | Taken
-    | NothingTaken
-    | Completed
-    | Lost
-    | Deferred
-    | Sifted
-    | outcomes.Decision
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +78,7 @@ class ConsumerState:
     claimed: ClaimedBatch | None = None
     chunk: Chunk | None = None
     delivered: bool = False
-    sifted: Sifted | None = None
+    sifted: outcomes.Sifted | None = None
     limit: int | None = None
     block: int | None = None
     turns: Turns = _NOTHING_OWED
@@ -239,7 +136,7 @@ def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None
 
 
 def decide_consumer(
-    state: ConsumerState, outcome: ConsumerOutcome, now: float, policy: Policy, chance: float
+    state: ConsumerState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
 ) -> ConsumerState:
     """Decide the next step; arguments as `outbox_core.processor.lifecycle.decide_next`."""
     after = _decide(state, outcome, now, policy, chance)
@@ -257,18 +154,18 @@ def decide_consumer(
     return after
 
 
-def _may_release(after: ConsumerState, outcome: ConsumerOutcome) -> bool:
+def _may_release(after: ConsumerState, outcome: outcomes.ConsumerOutcome) -> bool:
     """Say whether the batch may go back without losing what was learned of the message that fails.
 
     While that is looked for by handing over less, or tried again where it is, the next turn would begin all anew, and
     come no further.
     """
-    searches = after.limit is not None and not isinstance(outcome, Deferred)
+    searches = after.limit is not None and not isinstance(outcome, outcomes.Deferred)
     return after.step is Step.FETCH and not after.attempt and not searches
 
 
 def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
-    state: ConsumerState, outcome: ConsumerOutcome, now: float, policy: Policy, chance: float
+    state: ConsumerState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
 ) -> ConsumerState:
     match outcome:
         case outcomes.Prepared():
@@ -282,22 +179,22 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return replace(state, step=Step.CHECK_TARGET, due=now)
         case outcomes.TargetReady():
             return replace(state, step=Step.LOAD, due=now)
-        case Joined():
+        case outcomes.Joined():
             state = replace(_empty_handed(state), failures=0, start_from_used=outcome.start_from_used)
             return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
-        case Taken():
+        case outcomes.Taken():
             return _after_take(state, outcome, now, policy)
-        case NothingTaken():
+        case outcomes.NothingTaken():
             return _after_nothing(state, outcome, now, policy)
         case outcomes.Delivered():
             return replace(state, step=Step.STORE, due=now, delivered=True)
-        case Completed():
+        case outcomes.Completed():
             return _after_completion(_grown(state, policy), now)
-        case Sifted() if not outcome.settled:
+        case outcomes.Sifted() if not outcome.settled:
             return replace(state, step=Step.STORE, due=now, delivered=True, sifted=outcome)
-        case Sifted():
+        case outcomes.Sifted():
             return _after_sifting(state, outcome, now, policy)
-        case Lost():
+        case outcomes.Lost():
             # Delivered, it may have been completed by a call whose answer was lost: then the rest is still in our name.
             step = Step.RELEASE if state.delivered else Step.FETCH
             return replace(
@@ -305,7 +202,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
                 message="a batch was not completed in time and is another consumer's now; its effects were rolled back "
                 "where they are transactional",
             )  # fmt: skip
-        case Deferred():
+        case outcomes.Deferred():
             return _after_deferral(state, outcome, now)
         case outcomes.Decision():
             return _after_look_for_decision(state, outcome, now)
@@ -356,14 +253,16 @@ def _is_queue(policy: Policy) -> bool:
     return policy.delivery.competing is not None and policy.delivery.competing.queue is not None
 
 
-def _after_look(state: ConsumerState, found: Taken | NothingTaken, now: float, policy: Policy) -> Turns:
+def _after_look(
+    state: ConsumerState, found: outcomes.Taken | outcomes.NothingTaken, now: float, policy: Policy
+) -> Turns:
     """Share the time. In a queue what failed before is handed out among the others, so there messages are counted."""
-    turns, claimed = state.turns, None if isinstance(found, NothingTaken) else found.chunk.claimed
+    turns, claimed = state.turns, None if isinstance(found, outcomes.NothingTaken) else found.chunk.claimed
     if found.promoted:
         turns = decide_after_turn(turns, Turn.AGAIN, found.promoted * _A_MESSAGE)
-    if isinstance(found, NothingTaken) and found.moved:
+    if isinstance(found, outcomes.NothingTaken) and found.moved:
         return decide_after_turn(turns, Turn.FRESH, max(0.0, now - state.due))
-    if isinstance(found, NothingTaken) and found.contended:
+    if isinstance(found, outcomes.NothingTaken) and found.contended:
         return turns
     if claimed is None:
         return decide_after_nothing(turns, Turn.FRESH)
@@ -373,7 +272,7 @@ def _after_look(state: ConsumerState, found: Taken | NothingTaken, now: float, p
     return decide_after_nothing(turns, Turn.FRESH) if claimed.again else turns
 
 
-def _after_take(state: ConsumerState, taken: Taken, now: float, policy: Policy) -> ConsumerState:
+def _after_take(state: ConsumerState, taken: outcomes.Taken, now: float, policy: Policy) -> ConsumerState:
     chunk = taken.chunk
     claimed = chunk.claimed
     if state.claimed is None:
@@ -390,7 +289,7 @@ def _after_take(state: ConsumerState, taken: Taken, now: float, policy: Policy) 
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
-def _after_nothing(state: ConsumerState, found: NothingTaken, now: float, policy: Policy) -> ConsumerState:
+def _after_nothing(state: ConsumerState, found: outcomes.NothingTaken, now: float, policy: Policy) -> ConsumerState:
     if state.claimed is None:
         state = replace(state, turns=_after_look(state, found, now, policy))
     idle = 0 if found.moved else state.idle + 1
@@ -413,7 +312,7 @@ def _block(block: int, policy: Policy) -> int | None:
     return None if block >= policy.delivery.batch_limit else block
 
 
-def _after_sifting(state: ConsumerState, sifted: Sifted, now: float, policy: Policy) -> ConsumerState:
+def _after_sifting(state: ConsumerState, sifted: outcomes.Sifted, now: float, policy: Policy) -> ConsumerState:
     again = state.claimed is not None and state.claimed.again
     if not again:
         state = replace(state, block=_block(sifted.block, policy))
@@ -429,7 +328,7 @@ def _after_sifting(state: ConsumerState, sifted: Sifted, now: float, policy: Pol
     if sifted.stop is None:
         return state
     return _after_deferral(
-        replace(state, failure=sifted.stop.error), Deferred(sifted.stop.verdict, named=sifted.named), now
+        replace(state, failure=sifted.stop.error), outcomes.Deferred(sifted.stop.verdict, named=sifted.named), now
     )
 
 
@@ -460,7 +359,7 @@ def _after_completion(
     )
 
 
-def _after_deferral(state: ConsumerState, deferred: Deferred, now: float) -> ConsumerState:
+def _after_deferral(state: ConsumerState, deferred: outcomes.Deferred, now: float) -> ConsumerState:
     verdict = deferred.verdict
     if verdict.action is Action.STOP:
         stopped = stopping.build_stopped(verdict.attempts, state.failure or HandlerError("it failed"), deferred.named)
@@ -496,7 +395,9 @@ def _after_failure(
             decision = retry.decide_retry(attempt, settings, chance, error)
             held = replace(said, attempt=attempt, message=str(error))
             if decision.stop:
-                return _after_deferral(replace(held, failure=error), Deferred(Verdict(Action.STOP, attempt)), now)
+                return _after_deferral(
+                    replace(held, failure=error), outcomes.Deferred(Verdict(Action.STOP, attempt)), now
+                )
             return replace(held, step=Step.FETCH, due=now + decision.delay)
         if chunk.matched_count > 1:
             looking = f"{error}; looking for the message among {chunk.matched_count}"

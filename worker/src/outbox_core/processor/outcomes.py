@@ -1,4 +1,4 @@
-"""Outcomes of a step, or events beside it: values that the loop reports to `lifecycle.decide_next`."""
+"""Outcomes of a step, or events beside it: what `lifecycle.decide_next` or `competing.decide_consumer` is told next."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
+    from outbox_core.processor.claimed_batch import Chunk, Refusal, Verdict
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
@@ -319,4 +320,106 @@ StepOutcome = (
     | Revoked
     | Released
     | StopRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The processor is known; `start_from_used`: this consumer just wrote down where it starts."""
+
+    start_from_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first chunk of a batch is in hand, or the next chunk.
+
+    `promoted`: so many messages of a queue that failed before are handed out among its others from now on.
+    """
+
+    chunk: Chunk
+    promoted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NothingTaken:
+    """There was nothing to take; `contended`: another consumer was cutting; `moved`: only other messages were seen."""
+
+    contended: bool = False
+    moved: bool = False
+    promoted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The chunk is done and committed, its effects with it if they are transactional; `count` messages."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Another consumer has the batch; nothing of this one's was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop, at `named`.
+
+    The batch itself may reach further than its last message, so it is not over with that one.
+    """
+
+    verdict: Verdict
+    pair: Checkpoint | None = None
+    named: Named | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """Of the chunk what could be handled is, and committed; what failed alone has left the batch.
+
+    Attributes:
+        behind: so many messages, from the chunk's first up to `upto`.
+        upto: where the last of them is; None: there are none.
+        refusals: those of them that failed.
+        block: most messages to handle at once in what comes next.
+        stop: the next message failed, and this is to stop at it; `named` for a person.
+        settled: false: the effects are committed, the batch is not completed yet.
+
+    """
+
+    behind: int
+    upto: Checkpoint | None
+    refusals: tuple[Refusal, ...]
+    block: int
+    stop: Refusal | None = None
+    settled: bool = True
+    named: Named | None = None
+
+    @property
+    def handled(self) -> int:
+        """How many messages were handled."""
+        return self.behind - len(self.refusals)
+
+
+ConsumerOutcome = (
+    Prepared
+    | ClaimAnswered
+    | Reviewed
+    | TargetReady
+    | Delivered
+    | Failed
+    | OwnershipLost
+    | HandlerChanged
+    | StopRequested
+    | Throttled
+    | Released
+    | Joined
+    | Taken
+    | NothingTaken
+    | Completed
+    | Lost
+    | Deferred
+    | Sifted
+    | Decision
 )

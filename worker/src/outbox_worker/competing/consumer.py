@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.processor import outcomes
-from outbox_core.processor.competing import Completed, ConsumerState, Lost, Sifted, decide_consumer
+from outbox_core.processor.competing import ConsumerState, decide_consumer
+from outbox_core.processor.outcomes import Completed, Lost, Sifted
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.report import CheckpointView, Reason, WorkerState
 from outbox_worker.competing.consumer_count import ConsumerCount
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
-    from outbox_core.processor.competing import ConsumerOutcome
+    from outbox_core.processor.outcomes import ConsumerOutcome
     from outbox_core.spec import Competing
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.observe.status import ProcessStatus

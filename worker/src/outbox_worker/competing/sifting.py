@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import failing
 from outbox_core.processor.claimed_batch import Action, Chunk, Refusal
-from outbox_core.processor.competing import Sifted, judge, when_exhausted_at
+from outbox_core.processor.competing import judge, when_exhausted_at
 from outbox_core.processor.isolation import Search
+from outbox_core.processor.outcomes import Sifted
 from outbox_worker.engine.isolation import MOST_KEPT, isolate, within
 from outbox_worker.logs import get_logger
 

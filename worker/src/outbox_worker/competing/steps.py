@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, Verdict
-from outbox_core.processor.competing import (
-    Completed,
-    Deferred,
-    Joined,
-    Lost,
-    NothingTaken,
-    Sifted,
-    Taken,
-)
+from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import ProcessorState, Step
 from outbox_core.processor.turns import Turn, decide_turn
 from outbox_core.report import Reason
@@ -44,7 +36,8 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Message
     from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.processor.competing import ConsumerOutcome, ConsumerState
+    from outbox_core.processor.competing import ConsumerState
+    from outbox_core.processor.outcomes import ConsumerOutcome
     from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.competing.consumer_count import ConsumerCount

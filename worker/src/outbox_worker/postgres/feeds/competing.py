@@ -14,8 +14,9 @@ from psycopg import pq, sql
 
 from outbox_core.errors import ConfigurationError, PermanentError
 from outbox_core.processor.claimed_batch import ClaimedBatch
-from outbox_core.processor.competing import NothingTaken, choose_priority
+from outbox_core.processor.competing import choose_priority
 from outbox_core.processor.failing import shown_error
+from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
