@@ -1,7 +1,7 @@
 ------------------------------- MODULE Fence -------------------------------
 (***************************************************************************)
 (* The checkpoint and epoch protocol of one processor and one partition:   *)
-(* sql/functions/*.sql on one side, outbox_worker/engine/transaction.py    *)
+(* sql/functions/*.sql on one side, outbox_worker/postgres/transactions/transaction.py    *)
 (* and outbox_core/processor/lifecycle.py on the other.  README.md says    *)
 (* what is left out and why, and which switch stands for which bad         *)
 (* variant.                                                                *)

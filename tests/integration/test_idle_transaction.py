@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from outbox_core.processor.outcomes import HeldLease
-from outbox_worker.handlers.guard import GuardedConnection
 from outbox_worker.ownership.heartbeat import Ownership
+from outbox_worker.postgres.transactions.guard import GuardedConnection
 from tests.support.servers.postgres import VERSIONS, wait_until
 
 INSERT = "INSERT INTO public.effects VALUES (%s)"

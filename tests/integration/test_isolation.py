@@ -7,8 +7,8 @@ import pytest
 
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.processor.isolation import Found, Search, search_failed
-from outbox_worker.engine.isolation import MOST_KEPT, isolate, within
-from outbox_worker.handlers.guard import HandlerEndedTransactionError
+from outbox_worker.postgres.transactions.guard import HandlerEndedTransactionError
+from outbox_worker.postgres.transactions.savepoints import MOST_KEPT, isolate, within
 
 
 @pytest.fixture

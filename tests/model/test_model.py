@@ -9,7 +9,7 @@ import pytest
 from outbox_core.processor.state import STANDBY_POLL, Policy
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.spec import Delivery, Guarantee
-from outbox_worker.engine import transaction
+from outbox_worker.postgres.transactions import transaction
 from tests.model.cases import BAD, GOOD, LARGE, POSSIBLE
 from tests.model.checker import MODELS, ROOT, Question, check, configuration, run
 from tests.support.database.contract import NOTHING, Model

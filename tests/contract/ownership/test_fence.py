@@ -11,9 +11,9 @@ import pytest
 
 from outbox_core.processor.outcomes import CommitUnknown, Failed, HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.engine.transaction import StoreRequest, TransactionRunner
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership.leases import Stuck, end_stuck_transactions
+from outbox_worker.postgres.transactions.transaction import StoreRequest, TransactionRunner
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
 from tests.support.servers.postgres import EVERYWHERE, wait_until

@@ -212,7 +212,7 @@ READING: Final = (
     ),
     _fault(
         "a session of another run of the server than memory knows is trusted",
-        f"{WORKER}/engine/transaction.py",
+        f"{WORKER}/postgres/transactions/transaction.py",
         "        if self.server_run is not None and (row is None or row[-1] != self.server_run):\n",
         "        if False and (row is None or row[-1] != self.server_run):\n",
         "tests/integration/worker/test_crashed_backend.py",
@@ -237,14 +237,14 @@ OWNER: Final = (
     ),
     _fault(
         "no idle timeout",
-        f"{WORKER}/engine/transaction.py",
+        f"{WORKER}/postgres/transactions/transaction.py",
         "idle=sql.Literal(str(self._idle_limit))",
         'idle=sql.Literal("0")',
         "tests/contract/ownership/test_fence.py::test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease[18]",
     ),
     _fault(
         "a lost COMMIT is taken for failed",
-        f"{WORKER}/engine/transaction.py",
+        f"{WORKER}/postgres/transactions/transaction.py",
         "        if connection.closed and request is not None:\n",
         "        if connection.closed and request is not None and not committing:\n",
         "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",

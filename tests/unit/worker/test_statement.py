@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_worker.handlers.statement import (
+from outbox_worker.postgres.transactions.statement import (
     StatementError,
     find_transaction_end,
     parse_batch_statement,

@@ -24,11 +24,11 @@ from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
 from outbox_spark.session import SessionStarter, build_configuration, start_session
 from outbox_spark.streaming.pipeline import AheadError, SparkPipeline
-from outbox_worker.engine.transaction import StoreRequest
 from outbox_worker.main import Engine
 from outbox_worker.main import main as run_worker
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
+from outbox_worker.postgres.transactions.transaction import StoreRequest
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import psycopg
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
 from outbox_worker.logs import get_logger
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.reading.slots import ensure_slot_index
 
 if TYPE_CHECKING:
     from outbox_core.spec import PartitionKey, Source
     from outbox_worker.observe.observer import Observer
     from outbox_worker.observe.status import ProcessStatus
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.session import Session
 
 LOOK_SECONDS: Final = 5.0
@@ -42,7 +43,7 @@ class IndexBuilder(threading.Thread):
         self._source = source
         self._key = key
         self._stopping = threading.Event()
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
 
     @override
     def run(self) -> None:
@@ -55,7 +56,7 @@ class IndexBuilder(threading.Thread):
         """End the thread, and what it builds: the next process drops what was left of it and begins anew."""
         self._stopping.set()
         if self._connection is not None:
-            with suppress(psycopg.Error):
+            with suppress(DatabaseError):
                 self._connection.cancel()
         if self.is_alive():
             self.join(timeout=1.5)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.errors import OutboxError
 
 if TYPE_CHECKING:
-    import psycopg
-
-    from outbox_worker.postgres.connection import ConnectionFiles
+    from outbox_worker.postgres.connection import Connection, ConnectionFiles
 
 
 class Session:
@@ -20,11 +18,11 @@ class Session:
         self._files = files
         self._name = application_name
         self._place = place
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
         self.opened = 0
         """How often: another number, another connection than before."""
 
-    def connection(self) -> psycopg.Connection[Any]:
+    def connection(self) -> Connection:
         """Return the connection, a new one if there was none or it broke.
 
         Raises:
@@ -37,7 +35,7 @@ class Session:
             self.opened += 1
         return self._connection
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self) -> Connection:
         try:
             return self._files.connect(self._name, autocommit=True)
         except OutboxError as err:

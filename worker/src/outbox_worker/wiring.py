@@ -13,10 +13,10 @@ from outbox_worker.engine.owner_steps import ECHO_SECONDS, OwnerSteps, Preparati
 from outbox_worker.engine.partition_steps import Partition, PartitionFeed
 from outbox_worker.engine.steps import Steps, isolates
 from outbox_worker.engine.stopped_steps import StoppedSteps
-from outbox_worker.engine.transaction import TransactionRunner
 from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed
 from outbox_worker.feeds.held import HeldFeed
 from outbox_worker.feeds.partition_reader import PartitionReader
+from outbox_worker.postgres.transactions.transaction import TransactionRunner
 from outbox_worker.rebuild.rebuilding import Rebuilder, RebuildFeed, let_go
 
 if TYPE_CHECKING:

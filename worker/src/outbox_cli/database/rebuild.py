@@ -14,7 +14,6 @@ from outbox_cli.database.sources import Sources
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
 from outbox_core.progress.coverage import decide_catch_up
-from outbox_worker.handlers.statement import find_transaction_end
 from outbox_worker.observe.change import part_reader
 from outbox_worker.postgres.admin.preview import count_between
 from outbox_worker.postgres.key import ProcessorKey
@@ -22,6 +21,7 @@ from outbox_worker.postgres.ownership import rebalance
 from outbox_worker.postgres.ownership.partitions import load_checkpoints
 from outbox_worker.postgres.progress.rebuilds import list_rebuilds
 from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.transactions.statement import find_transaction_end
 
 if TYPE_CHECKING:
     from outbox_cli.command import Context

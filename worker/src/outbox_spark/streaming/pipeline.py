@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from outbox_spark.streaming.handover import PreparedBatch
     from outbox_spark.streaming.resume import ResumeDecision
     from outbox_spark.writing.effects import Effects
-    from outbox_worker.engine.transaction import Transaction
     from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.postgres.transactions.transaction import Transaction
 
 _log = get_logger("outbox.spark")
 _FIRST_SECONDS: Final = 120.0

@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-from psycopg import sql
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, OutboxError
@@ -22,26 +20,25 @@ from outbox_worker.engine.run_step import run_step
 from outbox_worker.logs import get_logger
 from outbox_worker.observe.observer import Observer
 from outbox_worker.ownership.heartbeat import Heartbeat
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.feeds import competing as calls
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints, conflicts
 from outbox_worker.postgres.reading.range_reader import DispatchReader
-from outbox_worker.postgres.reading.range_scan import ReadRange
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
     from uuid import UUID
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.message import Batch
     from outbox_core.processor.outcomes import ConsumerOutcome
     from outbox_core.spec import Competing
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.observe.status import ProcessStatus
     from outbox_worker.observe.telemetry import Telemetry
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 _log = get_logger("outbox.worker")
@@ -67,23 +64,6 @@ def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
         return config
     leased = {"lease_duration": config.delivery.competing.lease_duration}
     return config.model_copy(update={"delivery": config.delivery.model_copy(update=leased)})
-
-
-def build_relation(
-    config: ProcessorConfig,
-) -> Callable[[Batch, bool | None], sql.Composed | None]:
-    """Give the SELECT of a chunk's messages for the target sql; or of those that $1 and $2 name, near or not."""
-    reader = DispatchReader(config.source, settings_of(config), config.processor_id)
-
-    def relation(batch: Batch, near: bool | None) -> sql.Composed | None:
-        claimed = getattr(batch, "claimed", None)
-        if claimed is None:
-            raise OutboxError("a batch that no consumer claimed", reason=Reason.INTERNAL_ERROR)
-        if near is not None:
-            return reader.picked_relation(claimed, sql.SQL("$1"), sql.SQL("$2"), near=near)
-        return reader.relation(ReadRange.of(claimed, upto=batch.examined))
-
-    return relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +100,7 @@ def hand_back(context: StepContext, built: BuiltConsumer) -> None:
     """Give back what is unfinished, so that others go on with it at once; what cannot be lapses by itself."""
     try:
         context.shutdown.last(lambda: _hand_back(context, built.taker))
-    except (OutboxError, psycopg.Error, Interrupted) as err:
+    except (OutboxError, DatabaseError, Interrupted) as err:
         _log.warning("could not hand batches back; they lapse by themselves", extra={"error": str(err)})
 
 
@@ -268,7 +248,7 @@ class CompetingHeartbeat(Heartbeat):
         self._token = token
 
     @override
-    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+    def _renew(self, connection: Connection) -> None:
         if not self._claimed:
             return
         if (claimed := self._taker.in_hand) is not None:
@@ -290,7 +270,7 @@ class CompetingObserver(Observer):
         self._window_reader = DispatchReader(config.source, self._competing, key.processor_id)
 
     @override
-    def observe(self, connection: psycopg.Connection[Any]) -> None:
+    def observe(self, connection: Connection) -> None:
         """Look once; a count that takes too long is left out."""
         if not self.ready:
             return

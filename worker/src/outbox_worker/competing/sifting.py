@@ -1,7 +1,8 @@
 """Handles a chunk of a consumer's batch although some of its messages fail: those leave it, the others are done.
 
 All in one transaction, with the batch's completion where the resource asks for that, and in little time: what is left
-is handled next. `outbox_worker.engine.isolation` finds the messages; `outbox_core.processor.competing` judges them.
+is handled next. `postgres/transactions/savepoints.py` finds the messages that fail, and
+`outbox_core.processor.competing` decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from outbox_core.processor.claimed_batch import Action, Chunk, Refusal
 from outbox_core.processor.competing import judge, when_exhausted_at
 from outbox_core.processor.isolation import Search
 from outbox_core.processor.outcomes import Sifted
-from outbox_worker.engine.isolation import MOST_KEPT, isolate, within
 from outbox_worker.logs import get_logger
+from outbox_worker.postgres.transactions.savepoints import MOST_KEPT, isolate, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from random import Random
-
-    import psycopg
 
     from outbox_core.errors import MessagesFailedError, OutboxError
     from outbox_core.message import Message
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from outbox_core.processor.isolation import Found
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery
-    from outbox_worker.engine.isolation import Isolated
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.transactions.savepoints import Isolated
 
 FRESH_SECONDS: Final = 0.5
 """So long one transaction goes on: other sessions do not see its effects before it is committed."""
@@ -72,7 +72,7 @@ class Sifting:
         return AGAIN_SECONDS if self._claimed.again else FRESH_SECONDS
 
     def run(
-        self, connection: psycopg.Connection, handle: Callable[[Chunk], object], block: int,
+        self, connection: Connection, handle: Callable[[Chunk], object], block: int,
         find: Callable[[Search, Collection[int], int], Found] | None,
     ) -> Sifted:  # fmt: skip
         """Handle what can be, in the connection's open transaction.

@@ -21,18 +21,16 @@ from outbox_worker.competing.sifting import Sifting, most_at_once, tell
 from outbox_worker.engine.effects import Effects
 from outbox_worker.engine.owner_steps import NothingPrepared, OwnerSteps, Preparation, WholeProcessor
 from outbox_worker.engine.stopped_steps import StoppedSteps
-from outbox_worker.engine.transaction import TransactionRunner
 from outbox_worker.feeds.partition_reader import PartitionReader
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.feeds import competing as calls
 from outbox_worker.postgres.feeds.giving_up import FoundMessage
 from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.transactions.transaction import TransactionRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import psycopg
 
     from outbox_core.message import Message
     from outbox_core.processor.claimed_batch import ClaimedBatch
@@ -42,7 +40,8 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.competing.consumer_count import ConsumerCount
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import Transaction
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.transactions.transaction import Transaction
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks for what others left: batches handed back, lapsed, or to be tried again; and delayed messages."""
@@ -126,7 +125,7 @@ class CompetingSteps:
         self._taker.server_run = self._runner.server_run
         return outcome
 
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connection(self) -> Connection:
         return self._context.databases.target.connection()
 
     def _join(self, _state: ConsumerState) -> ConsumerOutcome:
@@ -144,7 +143,7 @@ class CompetingSteps:
         _log.info("joined", extra={"startFromUsed": begun, "handedBack": returned, "queue": self._competing.queue})
         return Joined(begun)
 
-    def _arrive(self, connection: psycopg.Connection[Any]) -> None:
+    def _arrive(self, connection: Connection) -> None:
         """Share the rate with who is there already, once they can know of it."""
         if self._arrived or self._context.config.delivery.rate_limit is None:
             return
@@ -276,7 +275,7 @@ class CompetingSteps:
     def _run(self, claimed: ClaimedBatch, chunk: Chunk, *, complete: bool) -> ConsumerOutcome:
         """Effects, and with `complete` the batch's completion: both or neither."""
 
-        def finish(connection: psycopg.Connection[Any]) -> outcomes.OwnershipLost | None:
+        def finish(connection: Connection) -> outcomes.OwnershipLost | None:
             done = not complete or self._taker.complete(connection, claimed, chunk.examined, chunk.matched_count)
             return None if done else _LOST
 
@@ -310,7 +309,7 @@ class CompetingSteps:
             found.append(sifted)
             return sifted.handled
 
-        def finish(_: psycopg.Connection[Any]) -> outcomes.OwnershipLost | None:
+        def finish(_: Connection) -> outcomes.OwnershipLost | None:
             return None if not complete or self._settle(claimed, found[0]) else _LOST
 
         outcome = self._commit(claimed, effects, finish)
@@ -334,7 +333,7 @@ class CompetingSteps:
         self,
         claimed: ClaimedBatch,
         effects: Callable[[Transaction], int],
-        finish: Callable[[psycopg.Connection[Any]], outcomes.OwnershipLost | None],
+        finish: Callable[[Connection], outcomes.OwnershipLost | None],
     ) -> Completed | Lost | outcomes.Failed:
         """Run the transaction; where `finish` finds the batch to be another consumer's, its effects are undone."""
         match self._runner.run(self._connection(), claimed.id, None, effects, finish):

@@ -6,7 +6,7 @@ While a target works the heartbeat keeps its transaction from being idle, and de
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.ports import InTransaction, OutsideTransaction, SearchTarget
@@ -15,13 +15,12 @@ from outbox_worker.shutdown import Interrupted
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    import psycopg
-
     from outbox_core.message import Batch
     from outbox_core.processor.isolation import Found, Search
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import Transaction
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.transactions.transaction import Transaction
 
 _Answer = TypeVar("_Answer")
 
@@ -74,7 +73,7 @@ class Effects:
             return None
         return self._inside.open_search(transaction, batch, pairs, keys, seconds)
 
-    def limited(self, connection: psycopg.Connection[Any], act: Callable[[], _Answer]) -> _Answer:
+    def limited(self, connection: Connection, act: Callable[[], _Answer]) -> _Answer:
         """Do what the target needs in this connection's transaction, within delivery.timeout."""
         self._ownership.enter(connection)
         try:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-
-import psycopg
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import MessagesFailedError, OutboxError, TransientError
 from outbox_core.part import take_part
@@ -22,9 +20,10 @@ from outbox_core.processor.failing import HELD_CRASHES, Failure, build_poison_er
 from outbox_core.processor.state import batch_of, lease_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
-from outbox_worker.engine.isolation import isolate
 from outbox_worker.engine.parts import Parts, begin_search, decide_failures, find_blamed
-from outbox_worker.engine.transaction import Reached, StoreRequest
+from outbox_worker.postgres.errors import DatabaseError
+from outbox_worker.postgres.transactions.savepoints import isolate
+from outbox_worker.postgres.transactions.transaction import Reached, StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +33,14 @@ if TYPE_CHECKING:
     from outbox_core.processor.isolation import Search
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.effects import Effects
-    from outbox_worker.engine.isolation import Isolated
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import Transaction, TransactionRunner
     from outbox_worker.feeds.cursor import CheckpointSettling
     from outbox_worker.feeds.held import HeldFeed
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.transactions.savepoints import Isolated
+    from outbox_worker.postgres.transactions.transaction import Transaction, TransactionRunner
 
-    Finish = Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None]
+    Finish = Callable[[Connection], outcomes.StepOutcome | None]
 
 FRESH_SECONDS: Final = 0.5
 """Then what was found is committed, and the rest is another batch: nothing waits longer for what fails."""
@@ -108,7 +108,7 @@ class Handling:
         """
         try:
             outcome = attempt()
-        except (OutboxError, psycopg.Error):
+        except (OutboxError, DatabaseError):
             self._fresh.clear_in_flight(state)
             raise
         if isinstance(outcome, outcomes.Failed):
@@ -175,7 +175,7 @@ class Handling:
     def _attempt_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, settle = lease_of(state), self._held.settle_with(state, batch)
 
-        def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+        def finish(connection: Connection) -> outcomes.StepOutcome | None:
             return settle(connection, batch, ())
 
         if self._transactional:
@@ -220,7 +220,7 @@ class Handling:
             reached = replace(request, new=parts.done().examined) if request else None
             return Reached(reached, len(parts.sorted.handled))
 
-        def keep(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+        def keep(connection: Connection) -> outcomes.StepOutcome | None:
             return settle(connection, parts.done(), failed)
 
         if not one and (told := self._fresh.find_loss(state, batch)) is not None:
@@ -244,7 +244,7 @@ class Handling:
             failed = parts.failures(self._delivery)
             return len(parts.sorted.handled)
 
-        def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+        def finish(connection: Connection) -> outcomes.StepOutcome | None:
             return settle(connection, parts.done(), failed)
 
         if self._transactional:
@@ -293,7 +293,7 @@ class Handling:
         failed = decide_failures([(each, error.failed[each.checkpoint]) for each in named], self._delivery)
         done = replace(batch, held=handled)
 
-        def finish(connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+        def finish(connection: Connection) -> outcomes.StepOutcome | None:
             return settle(connection, done, failed)
 
         outcome = self._runner.run(self._target.connection(), lease_of(state).epoch, None, None, finish)

@@ -6,7 +6,7 @@ They are the same in every mode; what a mode adds is said by its `OwnedUnit` and
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -27,14 +27,13 @@ from outbox_worker.postgres.progress import checkpoints, conflicts, rebuilds, st
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
     from outbox_core.processor.state import ProcessorState, Step
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.report import Conflict
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import TransactionRunner
     from outbox_worker.feeds.partition_reader import PartitionReader
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.transactions.transaction import TransactionRunner
 
 PrepareOutcome = outcomes.Prepared | outcomes.OwnershipLost
 _log = get_logger("outbox.worker")
@@ -77,13 +76,13 @@ class StartFinder:
         self._context = context
         self._start: Checkpoint | None = None
 
-    def look_ahead(self, connection: psycopg.Connection[Any]) -> None:
+    def look_ahead(self, connection: Connection) -> None:
         """Look before the transaction, which would be idle for as long as another database looks for the start."""
         self._start = None
         if self._context.databases.has_remote_target and checkpoints.load(connection, self._context.key) is None:
             self._start = remote_target.read_durably(self._source, lambda: self.find(connection), lambda _: True)
 
-    def find(self, connection: psycopg.Connection[Any]) -> Checkpoint:
+    def find(self, connection: Connection) -> Checkpoint:
         """Compute where to start: read in the source's database, or copied from another processor."""
         config = self._context.config
         if self._start is not None:
@@ -94,12 +93,12 @@ class StartFinder:
             self._source, config.source, config.start_from, remote_target=self._context.databases.has_remote_target
         )
 
-    def find_other(self, connection: psycopg.Connection[Any], other_id: str) -> starts.OtherStart:
+    def find_other(self, connection: Connection, other_id: str) -> starts.OtherStart:
         """Find where another processor stands."""
         return starts.find_other(connection, self._source, self._context.config.source, self._context.key, other_id)
 
     @property
-    def _source(self) -> psycopg.Connection[Any]:
+    def _source(self) -> Connection:
         return self._context.databases.source.connection()
 
 
@@ -116,11 +115,11 @@ class WholeProcessor(OwnedUnit):
         self._start = StartFinder(context)
 
     @override
-    def before_load(self, connection: psycopg.Connection[Any]) -> None:
+    def before_load(self, connection: Connection) -> None:
         self._start.look_ahead(connection)
 
     @override
-    def load(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
+    def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the checkpoint; the first owner writes down where to start."""
         key = self._context.key
         count = partitions.fetch_count(connection, key)
@@ -161,7 +160,7 @@ class OwnerSteps:
         self._force = take_over
         self._timeline: int | None = None
         self._prepared = (0, 0)
-        self._connections: tuple[psycopg.Connection[Any], ...] = ()
+        self._connections: tuple[Connection, ...] = ()
         self._lease = context.config.delivery.lease_duration
         self._timeout = context.config.delivery.timeout.total_seconds()
 
@@ -201,7 +200,7 @@ class OwnerSteps:
             self._supply.note_crash()
         return outcomes.Prepared(crashed=crashed)
 
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connection(self) -> Connection:
         """Where claim, lease, checkpoint and effects are."""
         return self._databases.target.connection()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -22,8 +22,6 @@ from outbox_worker.postgres.ownership import partitions, rebalance
 from outbox_worker.postgres.progress import checkpoints, starts
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_core.processor.state import ProcessorState
     from outbox_core.progress.barrier import Partitioning
     from outbox_core.spec import Partitions
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from outbox_worker.feeds.cursor import CursorFeed
     from outbox_worker.feeds.partition_reader import PartitionReader
     from outbox_worker.ownership.membership import Membership
+    from outbox_worker.postgres.connection import Connection
 
 _log = get_logger("outbox.worker")
 PASSING_SECONDS: Final = 5.0
@@ -56,7 +55,7 @@ class Partition(OwnedUnit):
         self._partitions: Partitions = partitions
 
     @override
-    def after_claim(self, connection: psycopg.Connection[Any]) -> None:
+    def after_claim(self, connection: Connection) -> None:
         """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
         config, key, membership = self._context.config, self._context.key, self._membership
         if self._context.databases.has_remote_target:
@@ -76,13 +75,13 @@ class Partition(OwnedUnit):
         membership.note_count(there)
 
     @override
-    def after_refusal(self, connection: psycopg.Connection[Any]) -> outcomes.StepOutcome | None:
+    def after_refusal(self, connection: Connection) -> outcomes.StepOutcome | None:
         """Another process has it, or there is no such partition any more."""
         self._membership.note_count(partitions.fetch_count(connection, self._context.key))
         return outcomes.Revoked() if self._membership.outdated else None
 
     @override
-    def before_load(self, connection: psycopg.Connection[Any]) -> None:
+    def before_load(self, connection: Connection) -> None:
         self._start.look_ahead(connection)
 
     @override
@@ -91,7 +90,7 @@ class Partition(OwnedUnit):
         return outcomes.Revoked() if self._membership.outdated else None
 
     @override
-    def load(self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease) -> checkpoints.Start | None:
+    def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
         config, key = self._context.config, self._context.key
         count, by = self._partitions.count, describe_key(self._partitions.key)
@@ -122,9 +121,7 @@ class Partition(OwnedUnit):
         checkpoints.check_kind(key, config.source, stored.pair)
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
 
-    def _begin(
-        self, connection: psycopg.Connection[Any], lease: outcomes.HeldLease, start: Checkpoint | None
-    ) -> partitions.Begun:
+    def _begin(self, connection: Connection, lease: outcomes.HeldLease, start: Checkpoint | None) -> partitions.Begun:
         return partitions.begin(
             connection,
             self._context.key,
@@ -205,7 +202,7 @@ class PartitionFeed(Feed):
         self._next_passing = time.monotonic() + PASSING_SECONDS
         return self._reader.messages.find_newest(self._context.databases.source.connection())
 
-    def _look(self, connection: psycopg.Connection[Any]) -> Partitioning | None:
+    def _look(self, connection: Connection) -> Partitioning | None:
         """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
         key = self._context.key
         now = rebalance.fetch(connection, key)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.spec import Delivery
-    from outbox_worker.engine.isolation import Isolated
+    from outbox_worker.postgres.transactions.savepoints import Isolated
 
 _Keyed = TypeVar("_Keyed", Place, Held)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
-import psycopg
-
 from outbox_core.errors import OutboxError
 from outbox_core.processor import outcomes
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ def run_step(
         return context.shutdown.limited(inf, act)
     except OutboxError as err:
         error = err
-    except psycopg.Error as err:
+    except DatabaseError as err:
         error = translate(err)
     except Interrupted as err:
         context.databases.discard()  # it may be in the middle of a statement

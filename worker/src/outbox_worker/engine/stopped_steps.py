@@ -10,14 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import psycopg
-
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import Step
 from outbox_core.processor.stopping import Named
 from outbox_core.spec import Engine, Mode
 from outbox_worker.postgres.connection import limited
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.feeds import giving_up
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class StoppedSteps:
     def _try_name(self, batch: Batch) -> Named | None:
         if self._reader is None or self._context.config.engine is not Engine.WORKER:
             return None
-        with suppress(OutboxError, psycopg.Error):
+        with suppress(OutboxError, DatabaseError):
             return self._name(batch, self._reader)
         return None
 

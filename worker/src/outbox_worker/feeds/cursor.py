@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError, TransientError
@@ -21,10 +20,11 @@ from outbox_core.processor.state import lease_of
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import CheckpointTime, Mode
-from outbox_worker.engine.transaction import StoreRequest
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.transactions.transaction import StoreRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from outbox_core.processor.state import ProcessorState
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import TransactionRunner
     from outbox_worker.feeds.partition_reader import PartitionReader
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.transactions.transaction import TransactionRunner
 
 
 class CursorFeed(Feed):
@@ -118,9 +119,7 @@ class CheckpointSettling(Settling):
         # Here, not in the transaction, which would be idle while another database is read.
         carried = self._reader.picked(batch, pairs) if self._databases.has_remote_target else None
 
-        def settle(
-            connection: psycopg.Connection[Any], done: Batch, failed: tuple[Failure, ...]
-        ) -> outcomes.StepOutcome | None:
+        def settle(connection: Connection, done: Batch, failed: tuple[Failure, ...]) -> outcomes.StepOutcome | None:
             if not (done.excluded or failed):
                 return None
             rows = carried or self._reader.picked(batch, (*done.excluded, *(each.checkpoint for each in failed)))
@@ -165,10 +164,10 @@ class CheckpointSettling(Settling):
 
     def clear_in_flight(self, state: ProcessorState) -> None:
         """Say that the attempt was answered. Where that cannot be said, this process says so by coming again."""
-        with suppress(OutboxError, psycopg.Error):
+        with suppress(OutboxError, DatabaseError):
             holding.clear_in_flight(self._databases.target.connection(), self._context.key, lease_of(state))
 
-    def _not_owner(self, connection: psycopg.Connection[Any], state: ProcessorState, batch: Batch) -> outcomes.Rejected:
+    def _not_owner(self, connection: Connection, state: ProcessorState, batch: Batch) -> outcomes.Rejected:
         stored = checkpoints.load(connection, self._context.key)
         return outcomes.Rejected(StoreAnswer.NOT_OWNER, state.stored, batch.examined, stored.pair if stored else None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -16,13 +16,12 @@ from outbox_worker.postgres.feeds import holding
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import psycopg
-
     from outbox_core.ports import Settle
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.state import ProcessorState
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.postgres.connection import Connection
 
 LARGEST_HELD_BATCH: Final = 1000
 """Held messages tried at once: each is written down before."""
@@ -68,9 +67,7 @@ class HeldFeed(Feed, Settling):
         """Return what takes out those that are handled, and writes down what becomes of those that failed."""
         lease = lease_of(state)
 
-        def settle(
-            connection: psycopg.Connection[Any], done: Batch, failed: tuple[Failure, ...]
-        ) -> outcomes.StepOutcome | None:
+        def settle(connection: Connection, done: Batch, failed: tuple[Failure, ...]) -> outcomes.StepOutcome | None:
             out = {each.checkpoint for each in failed}
             handled = [each for each in done.held if each.checkpoint not in out]
             settled = holding.settle(connection, self._context.key, lease, handled)

@@ -11,12 +11,11 @@ from outbox_worker.postgres.reading.messages import MessageReader, Slice
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from psycopg import sql
-
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.postgres.reading.template import Relation
 
 
 def reader_of(config: ProcessorConfig, partition: int, barrier: Checkpoint | None = None) -> MessageReader:
@@ -63,12 +62,12 @@ class PartitionReader:
 
         return remote_target.read_durably(connection, lambda: read(connection, after, limit), is_new)
 
-    def in_source(self, batch: Batch) -> sql.Composed:
+    def in_source(self, batch: Batch) -> Relation:
         """Return the SELECT of the messages of the batch's range that are not excluded, for the source's database."""
         rows = self.messages.keyed_relation(batch.after, batch.examined, self._key)
         return holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
 
-    def relation(self, batch: Batch) -> sql.Composed:
+    def relation(self, batch: Batch) -> Relation:
         """Return the SELECT of the batch's messages, carried to the checkpoint's database if it is another one.
 
         Only before some are excluded: those are not among the batch's messages any more.
@@ -77,10 +76,10 @@ class PartitionReader:
             return self.picked(batch, [message.checkpoint for message in batch])
         return self._carried(self.messages.keyed_relation(batch.after, batch.examined, self._key))
 
-    def picked(self, batch: Batch, pairs: Iterable[Checkpoint]) -> sql.Composed:
+    def picked(self, batch: Batch, pairs: Iterable[Checkpoint]) -> Relation:
         """Return the SELECT of some of the batch's messages, carried in the same way."""
         by_position = batch.examined.window is not None
         return self._carried(self.messages.picked_keyed_relation(pairs, self._key, by_position=by_position))
 
-    def _carried(self, rows: sql.Composed) -> sql.Composed:
+    def _carried(self, rows: Relation) -> Relation:
         return holding.carry(self._source.connection(), rows) if self._has_remote_target else rows

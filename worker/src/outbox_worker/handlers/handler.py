@@ -16,10 +16,9 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
+from outbox_worker.postgres.errors import DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,7 +168,7 @@ def class_names(error: BaseException) -> tuple[str, ...]:
         if each.__module__ != "builtins":
             names.append(f"{each.__module__}.{each.__qualname__}")
         names.append(each.__qualname__)
-    if isinstance(error, psycopg.Error) and error.sqlstate:
+    if isinstance(error, DatabaseError) and error.sqlstate:
         names[:0] = [error.sqlstate, error.sqlstate[:2]]
     return tuple(names)
 
@@ -186,7 +185,7 @@ def asked_wait(error: BaseException) -> float | None:
 
 def _say(error: BaseException) -> str:
     # psycopg appends DETAIL to an error's text, and DETAIL quotes rows: the message alone.
-    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    said = error.diag.message_primary if isinstance(error, DatabaseError) else None
     return f"{type(error).__qualname__}: {said or str(error).strip() or '(no message)'}"
 
 

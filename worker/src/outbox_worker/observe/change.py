@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.progress.barrier import Obstacle, describe_change, find_waiting, key_of, parse_key
 from outbox_core.report import PartitioningView
@@ -13,11 +13,10 @@ from outbox_worker.postgres.reading.messages import MessageReader, Slice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import psycopg
-
     from outbox_core.progress.barrier import Partitioning
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 _NAMED: Final = 3
@@ -25,7 +24,7 @@ _NAMED: Final = 3
 
 
 def look_at_change(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     source: Source,
     now: Partitioning,

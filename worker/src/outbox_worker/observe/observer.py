@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    import psycopg
-
     from outbox_core.config import ProcessorConfig
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.observe.status import ProcessStatus
     from outbox_worker.ownership.membership import Membership
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint
     from outbox_worker.postgres.reading.messages import MessageReader
@@ -71,7 +70,7 @@ class Observer:
             self._high_water_mark = HighWaterMarkObserver(reader)
             self._reader = reader
 
-    def observe(self, connection: psycopg.Connection[Any]) -> None:
+    def observe(self, connection: Connection) -> None:
         """Look once. A count that takes too long is left out."""
         if not self.ready:
             return
@@ -92,7 +91,7 @@ class Observer:
         if not self._apart:
             self.observe_source(connection, enough)
 
-    def observe_source(self, connection: psycopg.Connection[Any], enough: float | None = None) -> None:
+    def observe_source(self, connection: Connection, enough: float | None = None) -> None:
         """Look at what waits in the source's database behind the checkpoints last seen, and at its high-water mark."""
         reader, bound = self._reader, self._high_water_mark
         if reader is None or bound is None:
@@ -107,13 +106,13 @@ class Observer:
         if stored and time.monotonic() < enough:
             self._status.set_observed(lag=self._measure(connection, reader, stored, enough))
 
-    def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
+    def _load(self, connection: Connection) -> Mapping[int, StoredCheckpoint]:
         stored = checkpoints.load(connection, self._key)
         return {} if stored is None else {self._key.partition: stored}
 
     def _measure(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         reader: MessageReader,
         stored: Mapping[int, StoredCheckpoint],
         enough: float,
@@ -121,9 +120,7 @@ class Observer:
         del enough  # one statement, which is cut by itself
         return self._count(connection, reader, stored[self._key.partition].pair)
 
-    def _count(
-        self, connection: psycopg.Connection[Any], reader: MessageReader, pair: Checkpoint, cap: int = LAG_CAP
-    ) -> Lag | None:
+    def _count(self, connection: Connection, reader: MessageReader, pair: Checkpoint, cap: int = LAG_CAP) -> Lag | None:
         try:
             with self._limited(connection):
                 return reader.lag(connection, pair, cap)
@@ -132,7 +129,7 @@ class Observer:
                 raise
             return None
 
-    def _limited(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
+    def _limited(self, connection: Connection) -> AbstractContextManager[None]:
         return limited(connection, self._limit)
 
 
@@ -151,7 +148,7 @@ class PartitionedObserver(Observer):
         self._next = 0
 
     @override
-    def _load(self, connection: psycopg.Connection[Any]) -> Mapping[int, StoredCheckpoint]:
+    def _load(self, connection: Connection) -> Mapping[int, StoredCheckpoint]:
         self._status.set_observed(
             leases=[
                 LeaseView(partition=lease.partition, epoch=lease.epoch, pod=lease.pod,
@@ -162,7 +159,7 @@ class PartitionedObserver(Observer):
         return partitions.load_checkpoints(connection, self._key)
 
     @override
-    def observe(self, connection: psycopg.Connection[Any]) -> None:
+    def observe(self, connection: Connection) -> None:
         """Look once; also how far a change of the number of partitions is."""
         super().observe(connection)
         if not self.ready:
@@ -182,7 +179,7 @@ class PartitionedObserver(Observer):
     @override
     def _measure(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         reader: MessageReader,
         stored: Mapping[int, StoredCheckpoint],
         enough: float,

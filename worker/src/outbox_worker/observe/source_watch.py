@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-import psycopg
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
 from outbox_worker.logs import get_logger
+from outbox_worker.postgres.errors import DatabaseError
 
 if TYPE_CHECKING:
     from outbox_worker.observe.observer import Observer
@@ -53,7 +53,7 @@ class SourceWatch(threading.Thread):
         try:
             self._observer.observe_source(self._session.connection())
             self._failing = False
-        except (OutboxError, psycopg.Error) as err:
+        except (OutboxError, DatabaseError) as err:
             self._session.discard()
             if not self._failing:
                 _log.warning("the source could not be observed", extra={"error": str(err)})

@@ -5,13 +5,12 @@ It is for people, and never costs a lease: in a statement of its own, after all 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-import psycopg
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import OutboxError
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import limited
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import words
 from outbox_worker.postgres.ownership.words import Saying
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox_worker.observe.status import ProcessStatus
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 _log = get_logger("outbox.worker")
@@ -46,9 +46,7 @@ class Speaker:
         """The state of some partition is another one than was said: the next heartbeat need not be waited for."""
         return _states(self._status.words) != _states(self._said)
 
-    def say(
-        self, connection: psycopg.Connection[Any], key: ProcessorKey, lease: timedelta, *, ended: bool = False
-    ) -> None:
+    def say(self, connection: Connection, key: ProcessorKey, lease: timedelta, *, ended: bool = False) -> None:
         """Say it, if there is anything to say; what cannot be said is said again with the next heartbeat."""
         self._said = self._status.words
         if not self._said:
@@ -58,7 +56,7 @@ class Speaker:
             with limited(connection, min(_LONGEST, lease.total_seconds() * _SHARE)):
                 words.say(connection, key, saying, token=self._token, lease=lease, ended=ended)
             self._failing = False
-        except (OutboxError, psycopg.Error) as err:
+        except (OutboxError, DatabaseError) as err:
             if not self._failing:
                 _log.warning("no word could be left in the database", extra={"error": str(err)})
             self._failing = True

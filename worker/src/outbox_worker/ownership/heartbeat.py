@@ -12,13 +12,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-from psycopg import pq
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
 from outbox_core.processor.outcomes import HeldLease
 from outbox_worker.logs import get_logger
+from outbox_worker.postgres.connection import send_if_idle_in_transaction
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
 from outbox_worker.postgres.ownership import partitions
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from outbox_worker.observe.speaker import Speaker
     from outbox_worker.observe.status import Progress
     from outbox_worker.ownership.membership import Membership
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.session import Session
 
@@ -53,7 +54,7 @@ class Ownership:
         self._claimed = False
         self._lease_lost: str | None = None
         self._claim_lost: str | None = None
-        self._busy: psycopg.Connection[Any] | None = None
+        self._busy: Connection | None = None
         self._resting = False
         self._given_back = False
 
@@ -156,7 +157,7 @@ class Ownership:
         with self._lock:
             return self._given_back
 
-    def enter(self, connection: psycopg.Connection[Any]) -> None:
+    def enter(self, connection: Connection) -> None:
         """Let the heartbeat keep this connection's transaction from being idle while a handler computes."""
         with self._lock:
             self._busy = connection
@@ -180,11 +181,7 @@ class Ownership:
             if connection is None or not connection.lock.acquire(blocking=False):
                 return  # no session, or a statement is running: not idle
             try:
-                if (
-                    connection.pgconn.transaction_status == pq.TransactionStatus.INTRANS
-                    and connection.pgconn.pipeline_status == pq.PipelineStatus.OFF
-                ):
-                    connection.pgconn.exec_(b"SELECT 1")
+                send_if_idle_in_transaction(connection)
             finally:
                 connection.lock.release()
 
@@ -259,7 +256,7 @@ class Heartbeat(threading.Thread):
                 self._next_observation = now + OBSERVE_SECONDS
                 self._observer.observe(connection)
             self._failing = False
-        except (OutboxError, psycopg.Error) as err:
+        except (OutboxError, DatabaseError) as err:
             self._session.discard()
             if not self._failing:
                 _log.warning("heartbeat failed", extra={"error": str(err)})
@@ -268,14 +265,14 @@ class Heartbeat(threading.Thread):
             self._session.discard()
             _log.exception("heartbeat failed unexpectedly")
 
-    def _beat(self, connection: psycopg.Connection[Any]) -> None:
+    def _beat(self, connection: Connection) -> None:
         self._renew(connection)
         if self._claimed:
             self._say_claim(connection)
         if self._claimed:
             self._speaker.say(connection, self._key, self._lease)
 
-    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+    def _renew(self, connection: Connection) -> None:
         (ownership,) = self._ownerships
         lease = ownership.lease
         if lease is not None:
@@ -292,12 +289,12 @@ class Heartbeat(threading.Thread):
             self._on_loss()
 
     @staticmethod
-    def _end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
+    def _end_stuck_transactions(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
         stuck = calls.end_stuck_transactions(connection, key, epoch=lease.epoch)
         if stuck.ended:
             _log.warning("ended transactions that a former owner left stuck", extra={"count": stuck.ended})
 
-    def _say_claim(self, connection: psycopg.Connection[Any]) -> None:
+    def _say_claim(self, connection: Connection) -> None:
         """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""
         answer = calls.fetch_claim(connection, self._key)
         if answer.holder is None or (answer.holder.uid == self._resource.uid and answer.vacated_at is not None):
@@ -339,7 +336,7 @@ class PartitionedHeartbeat(Heartbeat):
             )
             there = partitions.fetch_count(connection, self._key)
             self._give_back(connection)
-        except (OutboxError, psycopg.Error) as err:
+        except (OutboxError, DatabaseError) as err:
             _log.warning("could not look who owns what", extra={"error": str(err)})
             return
         self._membership.note_count(there)
@@ -357,7 +354,7 @@ class PartitionedHeartbeat(Heartbeat):
         self._leaving += sorted((orphans & self._orphans) - set(self._leaving), key=lambda lease: lease.partition)
         self._orphans = orphans
 
-    def _give_back(self, connection: psycopg.Connection[Any]) -> None:
+    def _give_back(self, connection: Connection) -> None:
         """Give back what another process shall own, where the main thread is too busy with one partition to do so.
 
         Not at first sight: as a rule the main thread does it at once. What could not be released is tried again; else
@@ -374,7 +371,7 @@ class PartitionedHeartbeat(Heartbeat):
             del self._leaving[0]
 
     @override
-    def _renew(self, connection: psycopg.Connection[Any]) -> None:
+    def _renew(self, connection: Connection) -> None:
         # Before the call: a lease that the main thread acquires meanwhile is not among the answers.
         held = [(ownership, lease) for ownership in self._ownerships if (lease := ownership.lease) is not None]
         if not self._claimed:

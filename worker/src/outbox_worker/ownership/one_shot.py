@@ -8,15 +8,13 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from outbox_core.errors import OutboxError
 from outbox_core.processor.state import ProcessorState, initial_state
 from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
 from outbox_worker.logs import get_logger
 from outbox_worker.observe.status import Identity, ProcessStatus, write_termination
 from outbox_worker.postgres import identity
-from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import conflicts
@@ -45,8 +43,8 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
             state, code = _hand_over(config, key, session, status, state, settings.hand_over)
         else:
             state, code = _release(config, key, session, state)
-    except (OutboxError, psycopg.Error) as err:
-        error = translate(err) if isinstance(err, psycopg.Error) else err
+    except (OutboxError, DatabaseError) as err:
+        error = translate(err) if isinstance(err, DatabaseError) else err
         state = replace(state, state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
         code = FAILED
     finally:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from outbox_core.errors import OutboxError
 from outbox_core.report import Intent
 from outbox_worker.logs import get_logger
 from outbox_worker.observe.speaker import Speaker
+from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
 from outbox_worker.postgres.ownership import partitions
 from outbox_worker.shutdown import Interrupted
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.postgres.connection import Connection
 
 _log = get_logger("outbox.worker")
 
@@ -33,7 +33,7 @@ def give_back(contexts: Sequence[StepContext]) -> None:
         return
     try:
         context.shutdown.last(lambda: _give_back(contexts, claimed=claimed))
-    except (OutboxError, psycopg.Error, Interrupted) as err:
+    except (OutboxError, DatabaseError, Interrupted) as err:
         _log.warning("could not give lease and claim back; they lapse by themselves", extra={"error": str(err)})
 
 
@@ -51,13 +51,13 @@ def _give_back(contexts: Sequence[StepContext], *, claimed: bool) -> None:
         _settle_claim(context, connection)
 
 
-def _say_last_word(context: StepContext, connection: psycopg.Connection[object]) -> None:
+def _say_last_word(context: StepContext, connection: Connection) -> None:
     """Leave in the database what was before the end; not worth failing for."""
     speaker = Speaker(context.status, claim_uid=context.config.resource.uid, pod=context.pod, token=context.token)
     speaker.say(connection, context.key, context.config.delivery.lease_duration, ended=True)
 
 
-def _settle_claim(context: StepContext, connection: psycopg.Connection[object]) -> None:
+def _settle_claim(context: StepContext, connection: Connection) -> None:
     uid = context.config.resource.uid
     match context.status.intent:
         case Intent.KEEP_CLAIM:

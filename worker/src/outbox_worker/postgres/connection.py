@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo, pq, sql
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
@@ -19,6 +19,9 @@ from outbox_worker.postgres.errors import translate
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+Connection: TypeAlias = psycopg.Connection[Any]
+"""An open session, as the rest of the worker knows it."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
 # A peer that vanished is noticed within about 25 s when idle, 30 s when it owes us an answer.
@@ -162,3 +165,13 @@ def limited(connection: psycopg.Connection[Any], seconds: float) -> Iterator[Non
     with connection.transaction():
         connection.execute(sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(milliseconds))
         yield
+
+
+def send_if_idle_in_transaction(connection: Connection) -> None:
+    """Send a statement where the server waits for one inside a transaction: its idle timeout begins anew.
+
+    Only for a caller that holds `connection.lock`.
+    """
+    session = connection.pgconn
+    if session.transaction_status == pq.TransactionStatus.INTRANS and session.pipeline_status == pq.PipelineStatus.OFF:
+        session.exec_(b"SELECT 1")

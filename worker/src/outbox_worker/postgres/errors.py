@@ -17,6 +17,9 @@ from outbox_core.report import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DatabaseError = psycopg.Error
+"""What the driver raises: all that is known of it outside of this package."""
+
 _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42703"})
 """Schema, table, function, column."""
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "55006", "57014", "25P02"})

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from outbox_core.ports import InTransaction
     from outbox_core.progress.coverage import CatchUpPlan
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import Transaction
     from outbox_worker.postgres.reading.messages import MessageReader
+    from outbox_worker.postgres.transactions.transaction import Transaction
 
 SETTLE_SECONDS: Final = 1.0
 """For which the other processor stands still so that transactions below its end can end."""

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import psycopg
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
@@ -30,15 +29,15 @@ from outbox_core.ports import Feed, InTransaction
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import lease_of
 from outbox_core.report import Reason, RebuildState, RebuildView
-from outbox_worker.engine.transaction import Reached, StoreRequest
-from outbox_worker.handlers.guard import GuardedConnection
-from outbox_worker.handlers.statement import find_transaction_end
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import rebalance
 from outbox_worker.postgres.progress import rebuilds
 from outbox_worker.postgres.progress.rebuilds import SupersedeAnswer
+from outbox_worker.postgres.transactions.guard import GuardedConnection
+from outbox_worker.postgres.transactions.statement import find_transaction_end
+from outbox_worker.postgres.transactions.transaction import Reached, StoreRequest
 from outbox_worker.rebuild.catch_up import CatchUp, NotNowError, plan_catch_up
 from outbox_worker.shutdown import Interrupted
 
@@ -49,8 +48,9 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Rebuild
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.engine.transaction import Transaction, TransactionRunner
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.progress.rebuilds import Coverage, Noted
+    from outbox_worker.postgres.transactions.transaction import Transaction, TransactionRunner
 
 LOOK_SECONDS: Final = 0.5
 LONGEST_WAIT: Final = 30.0
@@ -161,17 +161,17 @@ class Rebuilder:
         return noted.superseded_by is not None or noted.replaced is not None
 
     @property
-    def _target(self) -> psycopg.Connection[Any]:
+    def _target(self) -> Connection:
         return self._context.databases.target.connection()
 
-    def _find_old(self, connection: psycopg.Connection[Any]) -> Coverage:
+    def _find_old(self, connection: Connection) -> Coverage:
         coverage = rebuilds.find_coverage(connection, self._old)
         if coverage is None:
             raise ConfigurationError(f"it has no checkpoint in schema {self._old.schema} of this database")
         return coverage
 
     def _places(
-        self, state: ProcessorState, connection: psycopg.Connection[Any]
+        self, state: ProcessorState, connection: Connection
     ) -> tuple[dict[int, tuple[Checkpoint, Checkpoint]], Coverage | None]:
         """Return where each partition of ours is, and where the other ones stand as the database has it."""
         if state.cursor is None or state.stored is None:
@@ -263,7 +263,7 @@ class Rebuilder:
         swap.stores = mine is not None
         return Reached(None if mine is None else StoreRequest(lease, state.stored, mine), count)
 
-    def _check_partitioning(self, connection: psycopg.Connection[Any], count: int) -> None:
+    def _check_partitioning(self, connection: Connection, count: int) -> None:
         now = rebalance.fetch(connection, self._context.key)
         if now is None or now.count != count or now.next_count is not None:
             raise NotNowError("the number of partitions is being changed")
@@ -276,7 +276,7 @@ class Rebuilder:
         connection, key = transaction.connection, self._context.key
         try:
             connection.execute(self._rebuild.swap_statement.encode())
-        except psycopg.Error as err:
+        except DatabaseError as err:
             raise _explain(err) from err
         GuardedConnection(connection, transaction.mark).check_after()
         if swap.goals and not rebuilds.advance_partitions(
@@ -332,7 +332,7 @@ def let_go(contexts: Sequence[StepContext]) -> None:
             each.ownership.lose_lease(lease, "the swap moved its checkpoint")
 
 
-def _explain(err: psycopg.Error) -> OutboxError:
+def _explain(err: DatabaseError) -> OutboxError:
     """Say what the server says about the statement; never a row: DETAIL is left out."""
     error = translate(err)
     if isinstance(error, TransientError):

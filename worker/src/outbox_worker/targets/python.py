@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.handlers.guard import GuardedConnection, HandlerEndedTransactionError
 from outbox_worker.handlers.handler import HandlerModule, asked_wait, class_names, describe, summary
 from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.transactions.guard import GuardedConnection, HandlerEndedTransactionError
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch, Message
     from outbox_core.spec import PythonTarget
-    from outbox_worker.engine.transaction import Transaction
+    from outbox_worker.postgres.transactions.transaction import Transaction
     from outbox_worker.settings import Settings
 
 

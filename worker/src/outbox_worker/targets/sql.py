@@ -15,12 +15,12 @@ from psycopg import sql
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.processor.isolation import Found, Search
 from outbox_core.report import Reason
-from outbox_worker.handlers.batch_relation import build_batch_relation
 from outbox_worker.handlers.carrying import CARRIED_ROWS, format_rows
 from outbox_worker.handlers.handler import class_names
-from outbox_worker.handlers.statement import StatementError, parse_batch_statement
 from outbox_worker.postgres.errors import build_error, translate, translate_at_commit
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.transactions.statement import StatementError, parse_batch_statement
+from outbox_worker.targets.batch_relation import build_batch_relation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import SqlTarget
-    from outbox_worker.engine.transaction import Transaction
-    from outbox_worker.handlers.statement import BatchStatement
+    from outbox_worker.postgres.transactions.statement import BatchStatement
+    from outbox_worker.postgres.transactions.transaction import Transaction
     from outbox_worker.settings import Settings
 
 _EXCERPT = 40
@@ -62,7 +62,7 @@ class SqlSink:
         Args:
             target: the resource's words.
             relation: gives the SELECT of a batch's messages; with the pairs of all of them, of those that the
-                parameters $1 and $2 name (see `outbox_worker.handlers.batch_relation`), None where that cannot be done.
+                parameters $1 and $2 name (see `outbox_worker.targets.batch_relation`), None where that cannot be done.
             schema: of our functions, where they are in the statement's database.
 
         """

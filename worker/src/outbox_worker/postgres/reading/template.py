@@ -5,12 +5,15 @@ Its numbers stay literals: with parameters the server may keep a plan that it ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from psycopg import sql
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+Relation: TypeAlias = sql.Composed
+"""A SELECT of messages, to stand in another statement."""
 
 _MARK = "\0"
 """No identifier and no literal of PostgreSQL can hold it."""

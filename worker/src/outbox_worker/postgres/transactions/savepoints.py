@@ -15,8 +15,8 @@ from psycopg import pq
 
 from outbox_core.errors import OutboxError
 from outbox_core.processor.isolation import Search, decide_after_part, decide_after_refusal, decide_size
-from outbox_worker.handlers.guard import ended
 from outbox_worker.postgres.errors import translate_at_commit
+from outbox_worker.postgres.transactions.guard import ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable

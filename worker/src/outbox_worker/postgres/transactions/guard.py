@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.handlers.statement import find_transaction_end
+from outbox_worker.postgres.transactions.statement import find_transaction_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

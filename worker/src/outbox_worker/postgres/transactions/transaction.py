@@ -21,10 +21,10 @@ from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.processor import outcomes
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.report import Reason
-from outbox_worker.handlers.guard import MARK
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.transactions.guard import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
-from outbox_worker.competing.consumer import build_relation
+from outbox_core.errors import OutboxError
+from outbox_core.report import Reason
+from outbox_worker.competing.consumer import settings_of
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.reading.range_reader import DispatchReader
+from outbox_worker.postgres.reading.range_scan import ReadRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +41,7 @@ def build_batch_relation(
     (positions) name, some in a row; None where a batch has no such SELECT.
     """
     if config.delivery.competing is not None:
-        taken = build_relation(config)
+        taken = _of_consumer(config)
 
         def of_piece(batch: Batch, pairs: Sequence[Checkpoint] | None) -> sql.Composed | None:
             rows = taken(batch, None if pairs is None else _are_near(pairs))
@@ -81,3 +85,20 @@ def _numbered(rows: sql.Composed, batch: Batch) -> sql.Composed:
     order = "position" if batch.examined.window is not None else "transaction_id, position"
     numbered = "SELECT b.*, row_number() OVER (ORDER BY {}) AS ordinal FROM ({}) AS b"
     return sql.SQL(numbered).format(sql.SQL(order), rows)
+
+
+def _of_consumer(
+    config: ProcessorConfig,
+) -> Callable[[Batch, bool | None], sql.Composed | None]:
+    """Give the SELECT of a chunk's messages for the target sql; or of those that $1 and $2 name, near or not."""
+    reader = DispatchReader(config.source, settings_of(config), config.processor_id)
+
+    def relation(batch: Batch, near: bool | None) -> sql.Composed | None:
+        claimed = getattr(batch, "claimed", None)
+        if claimed is None:
+            raise OutboxError("a batch that no consumer claimed", reason=Reason.INTERNAL_ERROR)
+        if near is not None:
+            return reader.picked_relation(claimed, _IDS, _POSITIONS, near=near)
+        return reader.relation(ReadRange.of(claimed, upto=batch.examined))
+
+    return relation
