@@ -162,8 +162,13 @@ class TestWhereAnotherProcessorStands:
         return build_config(outbox.database, SQL_TARGET, startFrom=start, source=source, **fields)
 
     @staticmethod
+    def hold_back(outbox):
+        """Open a transaction that stays open: no later one is over for certain, so no partition may pass its messages."""
+        outbox.database.direct(autocommit=False).execute("SELECT txid_current()")
+
+    @staticmethod
     def first_stored(worker, count):
-        """Where it began: nothing matches, so nothing moves the checkpoints before we look."""
+        """Where it began: nothing matches, and `hold_back` lets no idle partition pass what others would handle."""
         report = worker.wait_for("it is begun", lambda r: len(r.checkpoints) == count)
         return [view.pair for view in report.checkpoints]
 
@@ -189,6 +194,7 @@ class TestWhereAnotherProcessorStands:
         ids=["with the same key partition by partition", "with another key the lowest"],
     )
     def test_partitioned_from_partitioned(self, outbox, workers, by, mine):
+        self.hold_back(outbox)
         pairs = self.produce(outbox, 5)
         self.other(outbox, [pairs[2], pairs[0], pairs[4]], by=by)
         delivery = {"mode": "Partitioned", "partitions": {"count": 3}}
@@ -251,6 +257,7 @@ class TestWhereAnotherProcessorStands:
 
     @pytest.mark.parametrize("windowed", [True, False], ids=["from windows", "from pairs"])
     def test_windows_partition_by_partition_where_the_keys_are_divided_alike(self, outbox, workers, windowed):
+        self.hold_back(outbox)
         places = []
         for number in range(4):
             outbox.produce(1, start=number)
