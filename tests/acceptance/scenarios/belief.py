@@ -39,7 +39,7 @@ http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 
 CHANGING = """
 import itertools, json
-from outbox_worker.health import HealthServer
+from outbox_worker.observe.health import HealthServer
 count, honest = itertools.count(), HealthServer.get
 def lie(server, path):
     status, kind, text = honest(server, path)
