@@ -39,6 +39,9 @@ def _fault(name: str, path: str, old: str, new: str, *tests: str) -> Fault:
 
 _PAIR: Final = "(v_stored.last_processed_transaction_id, v_stored.last_processed_position)"
 _HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > clock_timestamp();"
+_TEST_CLOCK: Final = (
+    "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]"
+)
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
@@ -62,19 +65,28 @@ DATABASE: Final = (
         "    ELSIF v_stored.last_processed_position = p_expected_position THEN\n        UPDATE",
         "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
-    _fault(
-        "now() for clock_timestamp() in the fence",
-        f"{SQL}/leases.sql",
-        "v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);",
-        "v_lease.token = p_owner_token AND v_lease.expires_at > now(), false);",
-        "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
+    Fault(
+        "now() for clock_timestamp() in the fence, before and behind its lock",
+        (
+            Edit(
+                f"{SQL}/leases.sql",
+                "l.token = p_owner_token AND l.expires_at > clock_timestamp();\n        IF NOT FOUND",
+                "l.token = p_owner_token AND l.expires_at > now();\n        IF NOT FOUND",
+            ),
+            Edit(
+                f"{SQL}/leases.sql",
+                "v_lease.token = p_owner_token AND v_lease.expires_at > clock_timestamp(), false);",
+                "v_lease.token = p_owner_token AND v_lease.expires_at > now(), false);",
+            ),
+        ),
+        (_TEST_CLOCK,),
     ),
     _fault(
         "now() for clock_timestamp() when a lease is asked for",
         f"{SQL}/leases.sql",
         "    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)\n",
         "    v_refused := coalesce(v_lease.expires_at > now() AND v_lease.token <> p_token, false)\n",
-        "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
+        _TEST_CLOCK,
     ),
     _fault(
         "now() for clock_timestamp() in the heartbeat",
@@ -82,7 +94,7 @@ DATABASE: Final = (
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
         "    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n"
         f"      {_HELD.replace('clock_timestamp()', 'now()')}\n    RETURN FOUND;",
-        "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]",
+        _TEST_CLOCK,
     ),
     _fault(
         "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
