@@ -124,6 +124,8 @@ def test_positions_that_commit_out_of_order_come_by_pair(each_database):
     assert names(batch) == ["first transaction, higher position", "second transaction, lower position"]
     assert batch.messages[0].checkpoint.position > batch.messages[1].checkpoint.position
     assert batch.examined == batch.messages[1].checkpoint
+    behind = EVERYTHING.fetch(reader, batch.messages[0].checkpoint, 10)
+    assert names(behind) == ["second transaction, lower position"]
 
 
 @EVERYWHERE
