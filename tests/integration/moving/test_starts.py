@@ -163,7 +163,7 @@ class TestWhereAnotherProcessorStands:
 
     @staticmethod
     def hold_back(outbox):
-        """Open a transaction that stays open: no later one is over for certain, so no partition may pass its messages."""
+        """Open a transaction that stays open: no partition may pass what later ones stored."""
         outbox.database.direct(autocommit=False).execute("SELECT txid_current()")
 
     @staticmethod
