@@ -133,12 +133,15 @@ def install(folder: Path) -> None:
             "--no-cache-dir",
             *options,
         ]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # A group of its own: pip starts programs too (rustc, to name it to the registry), and all of them have to end.
+    child = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         said = child.communicate()[1]
     finally:
         with contextlib.suppress(ProcessLookupError):
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if child.returncode:
         fail(explain(said))

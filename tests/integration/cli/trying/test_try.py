@@ -373,6 +373,21 @@ def test_ended_while_it_gets_its_packages_it_leaves_nothing(trials, tmp_path, nu
     assert trial.left() == []
 
 
+def test_ended_while_pip_runs_a_program_it_leaves_neither(trials, tmp_path):
+    """pip asks `rustc` for its version, and waits half a second for the answer."""
+    asked = tmp_path / "asked"
+    program = tmp_path / "bin" / "rustc"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntrap '' INT\n: > {asked}\nexec sleep 60\n")
+    program.chmod(0o755)
+    trial = trials(own_cache=tmp_path / "cache", command=BOOTSTRAP)
+    trial.start(PATH=f"{program.parent}:/usr/bin:/bin")
+    wait_until(asked.exists, "pip has asked rustc")
+    trial.send(signal.SIGINT)
+    trial.end()
+    assert trial.left() == []
+
+
 @pytest.mark.parametrize("after", [0.2, 0.4, 0.7])
 def test_ended_while_it_imports_it_says_nothing_of_python(trials, tmp_path, after):
     """Cold, right after the packages were got, and warm."""
