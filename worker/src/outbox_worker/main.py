@@ -8,22 +8,15 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.processor.state import initial_state
 from outbox_core.report import ExitCode
-from outbox_worker.competing.consumer import (
-    CompetingHeartbeat,
-    CompetingObserver,
-    build_consumer,
-    build_runner,
-    hand_back,
-    lease_as_asked,
-)
+from outbox_worker.competing.settings import lease_as_asked
 from outbox_worker.databases import open_databases
 from outbox_worker.engine.loop import Loop
-from outbox_worker.engine.partition_runner import PartitionRunner
+from outbox_worker.engine.runner import Runner
 from outbox_worker.engine.steps import StepContext
 from outbox_worker.engine.throttle import Throttle
 from outbox_worker.feeds.partition_reader import partitioned_into
@@ -31,20 +24,19 @@ from outbox_worker.index_builder import IndexBuilder
 from outbox_worker.logs import get_logger, set_up_logging
 from outbox_worker.observe.access import read_access
 from outbox_worker.observe.health import HealthServer
-from outbox_worker.observe.observer import Observer, PartitionedObserver
+from outbox_worker.observe.observer import Observer
 from outbox_worker.observe.source_watch import SourceWatch
 from outbox_worker.observe.speaker import Speaker
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
 from outbox_worker.observe.telemetry import Telemetry
-from outbox_worker.ownership.heartbeat import Heartbeat, Ownership, PartitionedHeartbeat
-from outbox_worker.ownership.membership import Membership
+from outbox_worker.ownership.heartbeat import Heartbeat, Ownership
 from outbox_worker.ownership.one_shot import run_once
 from outbox_worker.ownership.release import give_back
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.settings import Act, Settings, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Waker
 from outbox_worker.targets import build_target
-from outbox_worker.wiring import build_steps
+from outbox_worker.wiring import MODES, Replica, build_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +44,6 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Target
-    from outbox_worker.session import Session
     from outbox_worker.wiring import BuildFeed
 
 _log = get_logger("outbox.worker")
@@ -126,9 +117,6 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
     count = None if config.delivery.partitions is None else config.delivery.partitions.count
     take_over = settings.take_over
     try:
-        if config.delivery.competing is not None:
-            _compete(process, take_over=take_over)
-            return ExitCode.DONE
         while (found := _work(process, count, take_over=take_over)) is not None:
             _log.info("goes on with the new number of partitions", extra={"partitions": found, "before": count})
             count, take_over = found, False
@@ -141,84 +129,71 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
 
 def _work(process: Process, count: int | None, *, take_over: bool) -> int | None:
     """Work until the process shall end; or until there are as many partitions as is returned."""
-    config, membership = process.config, None
-    if config.delivery.partitions is not None and count is not None:
-        membership = Membership(count, process.token, asked=config.delivery.partitions.count)
-        config = partitioned_into(config, count)
-    partitions, target = _build_partitions(process, config, membership)
+    config = process.config if count is None else partitioned_into(process.config, count)
+    mode, replica = MODES[config.delivery.mode], _build_replica(process, config)
+    membership = None if count is None else replica.membership
+    units = _build_units(process, replica, count)
+    first = units[0]
+    ownerships = [each.ownership for each in units]
+    renewal = mode.renewal(replica, ownerships)
     watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
-    heartbeat = _build_heartbeat(partitions, process, watching.target, membership)
-    beside: list[SourceWatch | IndexBuilder] = []
+    threads: list[Heartbeat | SourceWatch | IndexBuilder] = [
+        Heartbeat(
+            session=watching.target, key=first.key, resource=config.resource, lease=config.delivery.lease_duration,
+            ownerships=ownerships, renewal=renewal, observer=first.observer, progress=process.progress,
+            speaker=Speaker(process.status, claim_uid=config.resource.uid, pod=first.pod, token=first.token),
+            on_loss=process.waker.wake,
+        )
+    ]  # fmt: skip
     if watching.has_remote_target:
-        beside.append(SourceWatch(partitions[0].observer, watching.source))
+        threads.append(SourceWatch(first.observer, watching.source))
     if config.delivery.partitions is not None:
         building = open_databases(config, process.settings.connections, f"{process.name} index").source
-        beside.append(
-            IndexBuilder(
-                partitions[0].observer, process.status, building, config.source, config.delivery.partitions.key
-            )
-        )
-    heartbeat.start()
-    for thread in beside:
+        by = config.delivery.partitions.key
+        threads.append(IndexBuilder(first.observer, process.status, building, config.source, by))
+    for thread in threads:
         thread.start()
     chance = random.SystemRandom()
     outdated = False
     try:
-        all_steps = build_steps(partitions, membership, take_over=take_over, feed=process.engine.feed)
         runners = [
-            PartitionRunner(
-                each, steps, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
+            Runner(
+                each, steps, mode.decide, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
                 membership=membership,
             )
-            for each, steps in zip(partitions, all_steps, strict=True)
+            for each, steps in zip(
+                units, build_steps(units, replica, take_over=take_over, feed=process.engine.feed), strict=True
+            )
         ]  # fmt: skip
         Loop(runners, waker=process.waker, progress=process.progress).run()
         outdated = any(runner.is_obsolete for runner in runners) and not process.shutdown.requested
     finally:
-        heartbeat.stop()
-        for thread in beside:
+        for thread in threads:
             thread.stop()
         if not outdated:
-            give_back(partitions)
+            give_back(units, renewal)
             write_termination(process.status.report(), process.settings.termination_log)
-        target.close()
-        partitions[0].databases.discard()
+        first.target.close()
+        first.databases.discard()
     return membership.found if membership is not None and outdated else None
 
 
-def _compete(process: Process, *, take_over: bool) -> None:
-    """Work as one of several consumers until the process shall end."""
-    if process.config.rebuild_of is not None:
-        raise ConfigurationError(
-            "rebuildOf needs delivery.mode Ordered or Partitioned: batches have no place to compare"
-        )
-    (context,), target = _build_partitions(process, process.config, None)
-    consumer = build_consumer(context, process.settings.pod_uid)
-    watching = open_databases(process.config, process.settings.connections, f"{process.name} heartbeat")
-    wiring = _heartbeat_wiring([context], process, watching.target)
-    heartbeat = CompetingHeartbeat(built=consumer, token=context.token, **wiring)
-    heartbeat.start()
-    try:
-        runner = build_runner(
-            context, consumer, take_over=take_over, telemetry=process.telemetry, chance=random.SystemRandom()
-        )
-        Loop([runner], waker=process.waker, progress=process.progress).run()
-    finally:
-        heartbeat.stop()
-        hand_back(context, consumer)
-        give_back([context])
-        write_termination(process.status.report(), process.settings.termination_log)
-        target.close()
-        context.databases.discard()
+def _build_replica(process: Process, config: ProcessorConfig) -> Replica:
+    asked, settings = process.config.delivery.partitions, process.settings
+    return Replica(
+        config, ProcessorKey(config.source.schema_name, config.processor_id), pod=settings.pod,
+        pod_uid=settings.pod_uid, token=process.token, asked=None if asked is None else asked.count,
+    )  # fmt: skip
 
 
-def _build_partitions(
-    process: Process, config: ProcessorConfig, membership: Membership | None
-) -> tuple[list[StepContext], Target]:
-    key = ProcessorKey(config.source.schema_name, config.processor_id)
+def _build_units(process: Process, replica: Replica, count: int | None) -> list[StepContext]:
+    """Build what the steps of each unit use; all units share target and connections."""
+    config, key = replica.config, replica.key
     seconds = config.delivery.lease_duration.total_seconds()
-    observer = _build_observer(key, process.status, config, membership)
-    target = process.engine.build_target(config, process.settings)
+    sight = MODES[config.delivery.mode].sight(replica, process.status)
+    observer = Observer(key, process.status, sight, lease=seconds, remote_target=config.has_remote_target)
+    throttle = Throttle(config.delivery)
+    process.status.set_circuit(lambda: throttle.phase.value)
     context = StepContext(
         config,
         key,
@@ -229,49 +204,13 @@ def _build_partitions(
         observer,
         process.status,
         process.shutdown,
-        target,
-        Throttle(config.delivery),
+        process.engine.build_target(config, process.settings),
+        throttle,
         observer.watch,
     )
-    process.status.set_circuit(lambda: context.throttle.phase.value)
-    if membership is None:
-        return [context], target
+    if count is None:
+        return [context]
     return [
         replace(context, key=replace(key, partition=partition), ownership=Ownership(seconds))
-        for partition in range(membership.count)
-    ], target
-
-
-def _build_observer(
-    key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, membership: Membership | None
-) -> Observer:
-    seconds = config.delivery.lease_duration.total_seconds()
-    if config.delivery.competing is not None:
-        return CompetingObserver(key, status, lease=seconds, config=config)
-    if membership is None:
-        return Observer(key, status, lease=seconds, remote_target=config.has_remote_target)
-    return PartitionedObserver(key, status, lease=seconds, membership=membership, config=config)
-
-
-def _heartbeat_wiring(partitions: Sequence[StepContext], process: Process, session: Session) -> dict[str, Any]:
-    context = partitions[0]
-    return {
-        "session": session,
-        "key": context.key,
-        "resource": context.config.resource,
-        "lease": context.config.delivery.lease_duration,
-        "ownerships": [each.ownership for each in partitions],
-        "observer": context.observer,
-        "progress": process.progress,
-        "speaker": Speaker(context.status, claim_uid=context.config.resource.uid, pod=context.pod, token=context.token),
-        "on_loss": process.waker.wake,
-    }
-
-
-def _build_heartbeat(
-    partitions: Sequence[StepContext], process: Process, session: Session, membership: Membership | None
-) -> Heartbeat:
-    wiring = _heartbeat_wiring(partitions, process, session)
-    if membership is None:
-        return Heartbeat(**wiring)
-    return PartitionedHeartbeat(membership=membership, pod=partitions[0].pod, **wiring)
+        for partition in range(count)
+    ]

@@ -15,14 +15,13 @@ from outbox_core.message import Message
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict
 from outbox_core.processor.competing import (
-    ConsumerState,
     choose_priority,
     decide_consumer,
     judge,
     when_exhausted_at,
 )
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
-from outbox_core.processor.state import Policy, Step
+from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.processor.stopping import DECISION_POLL, Named
 from outbox_core.processor.turns import Turn, decide_turn
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
@@ -47,7 +46,7 @@ def decide(state, outcome, chance=0.0):
 
 
 def handling(count=8, examined=END, claimed=WORK):
-    return decide(ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(claimed, count, examined)))
+    return decide(ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(claimed, count, examined)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
 
 def test_the_last_message_leaves_a_batch_that_reaches_further_and_is_still_to_be_completed():
     state = decide(handling(1, claimed=replace(WORK, count=1)), outcomes.Failed(HandlerError("no")))
-    assert (state.step, state.chunk.examined) == (Step.DEFER, END)
+    assert (state.step, state.batch.examined) == (Step.DEFER, END)
     state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0), Checkpoint(10, 93)))
     assert (state.step, state.claimed.after, state.claimed.count, state.failure) == (
         Step.FETCH,
@@ -134,7 +133,7 @@ def test_what_was_done_grows_again_after_a_failure():
     state = replace(handling(2, Checkpoint(10, 94)), limit=2)
     state = decide(state, Completed(2))
     assert (state.limit, state.claimed.count) == (4, 6)
-    state = decide(replace(state, chunk=piece_of(state.claimed, 6), step=Step.HANDLE), Completed(6))
+    state = decide(replace(state, batch=piece_of(state.claimed, 6), step=Step.HANDLE), Completed(6))
     assert (state.claimed, state.limit, state.step) == (None, None, Step.FETCH)
 
 
@@ -154,12 +153,12 @@ def isolating(state, outcome, now=0.0):
 
 def test_where_effects_are_in_a_transaction_a_piece_that_fails_is_handled_again_in_parts():
     state = isolating(handling(8), outcomes.Failed(NO))
-    assert (state.step, state.block, state.limit, state.chunk.matched_count) == (Step.HANDLE, 4, None, 8)
+    assert (state.step, state.block, state.limit, state.batch.matched_count) == (Step.HANDLE, 4, None, 8)
     state = isolating(state, Sifted(4, ROW, (refused(),), block=2))
     assert (state.step, state.claimed.after, state.claimed.count, state.block) == (Step.FETCH, ROW, 4, 2)
     assert (state.state, state.reason) == (WorkerState.ACTIVE, Reason.RUNNING), "three were handled"
     state = isolating(
-        replace(state, step=Step.HANDLE, chunk=piece_of(state.claimed, 4)), Sifted(4, END, (), block=1000)
+        replace(state, step=Step.HANDLE, batch=piece_of(state.claimed, 4)), Sifted(4, END, (), block=1000)
     )
     assert (state.claimed, state.block) == (None, None), "all of a batch at once, again"
 
@@ -189,7 +188,7 @@ def test_a_message_to_stop_at_is_next_once_what_was_before_it_is_behind():
 
 def test_where_time_was_over_before_anything_was_done_smaller_parts_are_next():
     state = isolating(handling(8), Sifted(0, None, (), block=2))
-    assert (state.step, state.block, state.claimed, state.chunk) == (Step.FETCH, 2, WORK, None)
+    assert (state.step, state.block, state.claimed, state.batch) == (Step.FETCH, 2, WORK, None)
 
 
 AGAIN = replace(WORK, window=None, listed=((Checkpoint(10, 93), 1), (END, 1)), count=2, again=True)
@@ -197,7 +196,7 @@ AGAIN = replace(WORK, window=None, listed=((Checkpoint(10, 93), 1), (END, 1)), c
 
 def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_wait_for_three_times_as_long():
     state = decide_consumer(
-        ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(AGAIN, 2)), 0.0, ISOLATING, 0.0
+        ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(AGAIN, 2)), 0.0, ISOLATING, 0.0
     )
     state = isolating(state, Sifted(1, Checkpoint(10, 93), (refused(),), block=1), now=0.3)
     assert (state.step, state.state) == (Step.RELEASE, WorkerState.ACTIVE), "others go on with what is left"
@@ -219,7 +218,7 @@ def test_what_ran_into_the_timeout_is_handled_again_in_smaller_steps_each_with_a
     """In parts of one transaction it would be in one step, which takes a timeout for each part."""
     state = isolating(handling(8), outcomes.Failed(SLOW))
     assert (state.step, state.limit, state.block) == (Step.FETCH, 4, None)
-    state = isolating(replace(state, step=Step.HANDLE, chunk=piece_of(WORK, 1)), outcomes.Failed(SLOW))
+    state = isolating(replace(state, step=Step.HANDLE, batch=piece_of(WORK, 1)), outcomes.Failed(SLOW))
     assert (state.step, state.failure) == (Step.DEFER, SLOW)
 
 
@@ -229,7 +228,7 @@ def test_of_retried_messages_the_one_that_fails_is_found_however_long_each_step_
     """A turn that ended before would begin the next one with the whole batch again, and no attempt would count."""
     pairs = tuple(Checkpoint(10, number + 1) for number in range(100))
     claimed = replace(AGAIN, listed=tuple((pair, 1) for pair in pairs), upto=pairs[-1], count=100)
-    state, now, behind = ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0, 0
+    state, now, behind = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0, 0
     for _ in range(20):
         size = min(state.limit or 100, 100 - behind)
         taken = piece_of(state.claimed or replace(claimed, after=pairs[behind - 1] if behind else BEGINNING), size)
@@ -248,7 +247,7 @@ def test_of_retried_messages_the_one_that_fails_is_found_however_long_each_step_
 
 
 def test_a_handler_that_ends_the_transaction_of_retried_messages_comes_to_its_last_attempt():
-    state, now = ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0
+    state, now = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0
     for attempt in range(1, 11):
         state = decide_consumer(state, Taken(piece_of(AGAIN, 2)), now, ISOLATING, 0.0)
         now += 60.0
@@ -258,7 +257,7 @@ def test_a_handler_that_ends_the_transaction_of_retried_messages_comes_to_its_la
 
 def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
     queue = replace(ISOLATING, delivery=ISOLATING.delivery.model_copy(update={"competing": Competing(queue="jobs")}))
-    state = ConsumerState(Step.FETCH, 0.0, WorkerState.ACTIVE)
+    state = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE)
     state = decide_consumer(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
     assert state.turns.owed == pytest.approx(0.3 - 0.008)
     state = decide_consumer(state, Completed(8), 5.0, queue, 0.0)
@@ -327,7 +326,7 @@ def test_while_the_breaker_is_open_nothing_is_kept_and_nothing_taken():
         Step.RELEASE, 0.0, WorkerState.RETRYING, Reason.CIRCUIT_OPEN
     )  # fmt: skip
     state = decide(state, outcomes.Released())
-    assert (state.step, state.due, state.claimed, state.chunk) == (Step.FETCH, 5.0, None, None)
+    assert (state.step, state.due, state.claimed, state.batch) == (Step.FETCH, 5.0, None, None)
     state = decide(state, shut)
     assert (state.step, state.due) == (Step.FETCH, 5.0), "nothing is in hand: nothing to hand back"
 
@@ -379,7 +378,7 @@ def test_asked_to_stop_only_what_was_delivered_is_still_completed():
 
 
 def test_waits_grow_while_nothing_is_there_and_are_short_while_another_cuts():
-    state = decide(ConsumerState(Step.LOAD, 0.0), Joined(start_from_used=True))
+    state = decide(ProcessorState(Step.LOAD, 0.0), Joined(start_from_used=True))
     waits = []
     for _ in range(8):
         state = decide(state, NothingTaken())

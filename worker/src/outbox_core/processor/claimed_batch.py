@@ -94,3 +94,8 @@ class Refusal:
     message: Message
     error: OutboxError
     verdict: Verdict
+
+    @property
+    def key(self) -> str:
+        """What tells messages of one cause from those of another."""
+        return self.message.partition_key or self.message.message_id

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from outbox_core import retry
-from outbox_core.processor.state import ProcessorState, Step
+from outbox_core.processor.state import Step
 from outbox_core.report import Reason, WorkerState
 
 if TYPE_CHECKING:
     from outbox_core.processor import outcomes
-    from outbox_core.processor.competing import ConsumerState
-
-AnyState = TypeVar("AnyState", "ProcessorState", "ConsumerState")
+    from outbox_core.processor.state import ProcessorState
 
 
 def decide_after_claim(
-    state: AnyState, without: AnyState, answer: outcomes.ClaimAnswered, now: float, chance: float
-) -> AnyState:
+    state: ProcessorState, without: ProcessorState, answer: outcomes.ClaimAnswered, now: float, chance: float
+) -> ProcessorState:
     """Go on, or ask again later with what is only true for who has the claim forgotten (`without`)."""
     if answer.granted:
         return replace(state, step=Step.REVIEW, due=now)

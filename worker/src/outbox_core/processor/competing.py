@@ -11,7 +11,7 @@ nothing is kept: what is in hand is handed back (RELEASE), and nothing is taken 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
@@ -20,7 +20,7 @@ from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claimed_batch import Action, Verdict
 from outbox_core.processor.claiming import decide_after_claim
 from outbox_core.processor.state import Step
-from outbox_core.processor.turns import Turn, Turns, decide_after_nothing, decide_after_turn
+from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import WhenExhausted
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
-    from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch
-    from outbox_core.processor.state import Policy, Stopped
+    from outbox_core.processor.state import Policy, ProcessorState
+    from outbox_core.processor.turns import Turns
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery, Retry
 
@@ -40,62 +40,9 @@ AGAIN_SECONDS: Final = 0.25
 CONTENDED_WAIT: Final = 0.002
 """Another consumer is cutting a batch at this moment, which takes about so long; doubled while that goes on."""
 _MOST_DOUBLINGS: Final = 20
-_NOTHING_OWED: Final = Turns()
 _A_MESSAGE: Final = 0.001
 """Seconds, where messages are counted in place of their time."""
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerState:
-    """Everything a decision may look at.
-
-    Attributes:
-        step: what is to be done, not before `due`.
-        claimed: the batch in hand, `after` being how far this process is.
-        chunk: what of it is being handled.
-        delivered: AtLeastOnce: the chunk is with the target, and not completed yet.
-        sifted: the same, where some of it failed.
-        limit: most messages at once, while one that fails is looked for by handing over smaller chunks.
-        block: most messages at once within a transaction, where messages failed lately; None: all of a batch.
-        turns: how fresh messages and those that failed before share the time.
-        turn_began: when what is in hand was taken.
-        failure: why the first message of the chunk shall leave the batch.
-        stopped: at which message, and what people are told of it.
-        given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
-        attempt: failures of the message in hand.
-        failures: faults in a row that no message caused.
-        idle: looks in a row that found nothing.
-        resume: once the batch is handed back, when the next one may be taken.
-
-    """
-
-    step: Step
-    due: float
-    state: WorkerState = WorkerState.STARTING
-    reason: Reason = Reason.STARTING
-    message: str = ""
-    claimed: ClaimedBatch | None = None
-    chunk: Chunk | None = None
-    delivered: bool = False
-    sifted: outcomes.Sifted | None = None
-    limit: int | None = None
-    block: int | None = None
-    turns: Turns = _NOTHING_OWED
-    turn_began: float = 0.0
-    failure: OutboxError | None = None
-    stopped: Stopped | None = None
-    given_up: str | None = None
-    attempt: int = 0
-    failures: int = 0
-    idle: int = 0
-    resume: float = 0.0
-    start_from_used: bool | None = None
-
-    @property
-    def is_last_work(self) -> bool:
-        """Asked to stop, but this is still to be done: it saves a repetition."""
-        return self.state is WorkerState.DRAINING and self.step is Step.STORE
 
 
 def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
@@ -136,8 +83,8 @@ def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None
 
 
 def decide_consumer(
-    state: ConsumerState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
-) -> ConsumerState:
+    state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
+) -> ProcessorState:
     """Decide the next step; arguments as `outbox_core.processor.lifecycle.decide_next`."""
     after = _decide(state, outcome, now, policy, chance)
     claimed = after.claimed
@@ -147,14 +94,14 @@ def decide_consumer(
         and now - after.turn_began >= AGAIN_SECONDS
         and _may_release(after, outcome)
     ):
-        return replace(after, step=Step.RELEASE, chunk=None, resume=now)
+        return replace(after, step=Step.RELEASE, batch=None, resume=now)
     if state.claimed is not None and claimed is None and not _is_queue(policy):
         spent = now - state.turn_began
         return replace(after, turns=decide_after_turn(after.turns, state.claimed.turn, spent))
     return after
 
 
-def _may_release(after: ConsumerState, outcome: outcomes.ConsumerOutcome) -> bool:
+def _may_release(after: ProcessorState, outcome: outcomes.ConsumerOutcome) -> bool:
     """Say whether the batch may go back without losing what was learned of the message that fails.
 
     While that is looked for by handing over less, or tried again where it is, the next turn would begin all anew, and
@@ -165,8 +112,8 @@ def _may_release(after: ConsumerState, outcome: outcomes.ConsumerOutcome) -> boo
 
 
 def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
-    state: ConsumerState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
-) -> ConsumerState:
+    state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
+) -> ProcessorState:
     match outcome:
         case outcomes.Prepared():
             if outcome.crashed:
@@ -174,13 +121,13 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
                 state = _empty_handed(state)
             return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
         case outcomes.ClaimAnswered():
-            return decide_after_claim(state, _empty_handed(state), outcome, now, chance)
+            return decide_after_claim(state, replace(_empty_handed(state), joined=False), outcome, now, chance)
         case outcomes.Reviewed():
             return replace(state, step=Step.CHECK_TARGET, due=now)
         case outcomes.TargetReady():
             return replace(state, step=Step.LOAD, due=now)
         case outcomes.Joined():
-            state = replace(_empty_handed(state), failures=0, start_from_used=outcome.start_from_used)
+            state = replace(_empty_handed(state), joined=True, failures=0, start_from_used=outcome.start_from_used)
             return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
         case outcomes.Taken():
             return _after_take(state, outcome, now, policy)
@@ -214,7 +161,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return _after_failure(state, outcome.error, now, policy, chance)
         case outcomes.OwnershipLost():
             return replace(
-                _empty_handed(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING,
+                _empty_handed(state), joined=False, step=Step.PREPARE, due=now, state=WorkerState.STARTING,
                 reason=Reason.LEASE_LOST, message=f"{outcome.message}; asking for the claim again",
             )  # fmt: skip
         case outcomes.HandlerChanged():
@@ -226,15 +173,15 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             assert_never(outcome)
 
 
-def _holds(state: ConsumerState) -> bool:
+def _holds(state: ProcessorState) -> bool:
     return state.step is Step.HOLD
 
 
-def _empty_handed(state: ConsumerState) -> ConsumerState:
-    return replace(state, claimed=None, chunk=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
+def _empty_handed(state: ProcessorState) -> ProcessorState:
+    return replace(state, claimed=None, batch=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
 
 
-def _throttled(state: ConsumerState, throttled: outcomes.Throttled, now: float) -> ConsumerState:
+def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
     """The rate is used up: the batch stays in hand. The breaker is open: others may have it."""
     if throttled.reason is not Reason.CIRCUIT_OPEN:
         return replace(state, due=now + throttled.seconds)
@@ -242,7 +189,7 @@ def _throttled(state: ConsumerState, throttled: outcomes.Throttled, now: float) 
     return _handed_back(state, now, throttled.seconds)
 
 
-def _handed_back(state: ConsumerState, now: float, wait: float) -> ConsumerState:
+def _handed_back(state: ProcessorState, now: float, wait: float) -> ProcessorState:
     """Take nothing for so long, and keep nothing from others meanwhile."""
     if state.claimed is None:
         return replace(state, step=Step.FETCH, due=now + wait)
@@ -254,7 +201,7 @@ def _is_queue(policy: Policy) -> bool:
 
 
 def _after_look(
-    state: ConsumerState, found: outcomes.Taken | outcomes.NothingTaken, now: float, policy: Policy
+    state: ProcessorState, found: outcomes.Taken | outcomes.NothingTaken, now: float, policy: Policy
 ) -> Turns:
     """Share the time. In a queue what failed before is handed out among the others, so there messages are counted."""
     turns, claimed = state.turns, None if isinstance(found, outcomes.NothingTaken) else found.chunk.claimed
@@ -272,12 +219,12 @@ def _after_look(
     return decide_after_nothing(turns, Turn.FRESH) if claimed.again else turns
 
 
-def _after_take(state: ConsumerState, taken: outcomes.Taken, now: float, policy: Policy) -> ConsumerState:
+def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy: Policy) -> ProcessorState:
     chunk = taken.chunk
     claimed = chunk.claimed
     if state.claimed is None:
         state = replace(state, turn_began=now, turns=_after_look(state, taken, now, policy))
-    state = replace(state, claimed=claimed, chunk=chunk, idle=0, step=Step.HANDLE, due=now)
+    state = replace(state, claimed=claimed, batch=chunk, idle=0, step=Step.HANDLE, due=now)
     if claimed is not None and claimed.chunk == 1 and claimed.crash_count >= policy.delivery.retry.max_attempts:
         killed = HandlerError(
             f"{claimed.crash_count} processes in a row died while they handled this message alone",
@@ -289,7 +236,7 @@ def _after_take(state: ConsumerState, taken: outcomes.Taken, now: float, policy:
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
-def _after_nothing(state: ConsumerState, found: outcomes.NothingTaken, now: float, policy: Policy) -> ConsumerState:
+def _after_nothing(state: ProcessorState, found: outcomes.NothingTaken, now: float, policy: Policy) -> ProcessorState:
     if state.claimed is None:
         state = replace(state, turns=_after_look(state, found, now, policy))
     idle = 0 if found.moved else state.idle + 1
@@ -303,7 +250,7 @@ def _after_nothing(state: ConsumerState, found: outcomes.NothingTaken, now: floa
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
 
 
-def _grown(state: ConsumerState, policy: Policy) -> ConsumerState:
+def _grown(state: ProcessorState, policy: Policy) -> ProcessorState:
     """All of a chunk got through."""
     return state if state.block is None else replace(state, block=_block(state.block * 2, policy))
 
@@ -312,7 +259,7 @@ def _block(block: int, policy: Policy) -> int | None:
     return None if block >= policy.delivery.batch_limit else block
 
 
-def _after_sifting(state: ConsumerState, sifted: outcomes.Sifted, now: float, policy: Policy) -> ConsumerState:
+def _after_sifting(state: ProcessorState, sifted: outcomes.Sifted, now: float, policy: Policy) -> ProcessorState:
     again = state.claimed is not None and state.claimed.again
     if not again:
         state = replace(state, block=_block(sifted.block, policy))
@@ -321,7 +268,7 @@ def _after_sifting(state: ConsumerState, sifted: outcomes.Sifted, now: float, po
         error = sifted.refusals[-1].error
         state = replace(state, state=WorkerState.RETRYING, reason=error.reason, message=str(error))
     if sifted.upto is None:
-        state = replace(state, step=Step.FETCH, chunk=None, delivered=False, sifted=None, due=now)
+        state = replace(state, step=Step.FETCH, batch=None, delivered=False, sifted=None, due=now)
     else:
         state = _after_completion(state, now, sifted.upto, sifted.behind)
         state = replace(state, attempt=1 if state.state is WorkerState.RETRYING else 0)
@@ -333,13 +280,13 @@ def _after_sifting(state: ConsumerState, sifted: outcomes.Sifted, now: float, po
 
 
 def _after_completion(
-    state: ConsumerState, now: float, done_upto: Checkpoint | None = None, done: int | None = None
-) -> ConsumerState:
+    state: ProcessorState, now: float, done_upto: Checkpoint | None = None, done: int | None = None
+) -> ProcessorState:
     """Go on behind the chunk, or behind its first `done` messages up to `done_upto`, which the database was told."""
-    claimed, chunk = state.claimed, state.chunk
+    claimed, chunk = state.claimed, state.batch
     draining = state.state is WorkerState.DRAINING
     state = replace(
-        state, chunk=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0,
+        state, batch=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0,
         step=Step.END if draining else Step.FETCH,
     )  # fmt: skip
     state = replace(state, due=now, limit=None if state.limit is None else state.limit * 2)
@@ -359,7 +306,7 @@ def _after_completion(
     )
 
 
-def _after_deferral(state: ConsumerState, deferred: outcomes.Deferred, now: float) -> ConsumerState:
+def _after_deferral(state: ProcessorState, deferred: outcomes.Deferred, now: float) -> ProcessorState:
     verdict = deferred.verdict
     if verdict.action is Action.STOP:
         stopped = stopping.build_stopped(verdict.attempts, state.failure or HandlerError("it failed"), deferred.named)
@@ -370,7 +317,7 @@ def _after_deferral(state: ConsumerState, deferred: outcomes.Deferred, now: floa
     return _after_completion(state, now, deferred.pair)
 
 
-def _after_look_for_decision(state: ConsumerState, decision: outcomes.Decision, now: float) -> ConsumerState:
+def _after_look_for_decision(state: ProcessorState, decision: outcomes.Decision, now: float) -> ProcessorState:
     """Try the message once more if a person gave it up; `judge` is told so, should it fail."""
     if not decision.given_up or state.stopped is None:
         return replace(state, due=stopping.next_look(state.stopped, now))
@@ -381,14 +328,14 @@ def _after_look_for_decision(state: ConsumerState, decision: outcomes.Decision, 
 
 
 def _after_failure(
-    state: ConsumerState, error: OutboxError, now: float, policy: Policy, chance: float
-) -> ConsumerState:
+    state: ProcessorState, error: OutboxError, now: float, policy: Policy, chance: float
+) -> ProcessorState:
     settings = policy.delivery.retry
-    chunk = state.chunk
+    batch = state.batch
     # Where the target names what failed, all else goes on, with every kind of failure.
     named = isinstance(error, MessagesFailedError)
     counts = named or retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
-    if counts and state.step is Step.HANDLE and chunk is not None:
+    if counts and state.step is Step.HANDLE and batch is not None:
         said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
         if error.reason in _NOBODYS_FAULT:
             attempt = state.attempt + 1
@@ -399,9 +346,9 @@ def _after_failure(
                     replace(held, failure=error), outcomes.Deferred(Verdict(Action.STOP, attempt)), now
                 )
             return replace(held, step=Step.FETCH, due=now + decision.delay)
-        if chunk.matched_count > 1:
-            looking = f"{error}; looking for the message among {chunk.matched_count}"
-            said, half = replace(said, due=now, message=looking, attempt=1), chunk.matched_count // 2
+        if batch.matched_count > 1:
+            looking = f"{error}; looking for the message among {batch.matched_count}"
+            said, half = replace(said, due=now, message=looking, attempt=1), batch.matched_count // 2
             parts = policy.isolates and failing.is_refusal(error, settings)
             return replace(said, block=half) if parts else replace(said, step=Step.FETCH, limit=half)
         return replace(said, step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)

@@ -423,3 +423,5 @@ ConsumerOutcome = (
     | Sifted
     | Decision
 )
+
+Outcome = StepOutcome | ConsumerOutcome

@@ -12,8 +12,10 @@ from outbox_core.processor.turns import Turns
 from outbox_core.report import Reason, WorkerState
 
 if TYPE_CHECKING:
+    from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.processor import outcomes
+    from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.failing import Failure, PoisonSearch, Verdict
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery, Guarantee
@@ -146,6 +148,7 @@ class ProcessorState:
         step: what is to be done, not before `due`.
         state: what is told to people, with `reason` and `message`.
         lease: held by this process, as far as it knows; the database decides.
+        joined: mode Competing: this process is one of the processor's consumers; it has no lease.
         stored: the checkpoint as this process believes it stored; what the next store expects.
         cursor: how far was examined; ahead of `stored` while nothing matches.
         batch: in hand.
@@ -171,6 +174,10 @@ class ProcessorState:
         held_limit: most held messages in the next batch of them; None: as many as in any other.
         forgiven: the handler changed: what was given up is tried again when the partition is loaded.
         unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
+        claimed: mode Competing: what this process has taken, of which `batch` is handled; `after` is how far it is.
+        sifted: mode Competing: what came of the batch that is delivered, where some of it failed.
+        failure: mode Competing: why the first message of the batch shall leave what was taken.
+        resume: mode Competing: when more may be taken, once this is handed back.
 
     """
 
@@ -208,6 +215,16 @@ class ProcessorState:
     start_from_used: bool | None = None
     unstored_rows: int = 0
     unstored_since: float = 0.0
+    joined: bool = False
+    claimed: ClaimedBatch | None = None
+    sifted: outcomes.Sifted | None = None
+    failure: OutboxError | None = None
+    resume: float = 0.0
+
+    @property
+    def owns(self) -> bool:
+        """What this process handles is its own, as far as it knows."""
+        return self.lease is not None or self.joined
 
     @property
     def is_last_work(self) -> bool:

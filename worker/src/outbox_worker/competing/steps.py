@@ -8,40 +8,36 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.errors import ConfigurationError, MessagesFailedError, TransientError
+from outbox_core.errors import MessagesFailedError, TransientError
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, Verdict
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
-from outbox_core.processor.state import ProcessorState, Step
+from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_turn
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee, SchemaManagement
-from outbox_worker.competing.consumer_count import NOTICED_SECONDS
+from outbox_worker.competing.consumer import NOTICED_SECONDS
 from outbox_worker.competing.sifting import Sifting, most_at_once, tell
 from outbox_worker.engine.effects import Effects
-from outbox_worker.engine.owner_steps import NothingPrepared, OwnerSteps, Preparation, WholeProcessor
-from outbox_worker.engine.stopped_steps import StoppedSteps
-from outbox_worker.feeds.partition_reader import PartitionReader
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.feeds import competing as calls
 from outbox_worker.postgres.feeds.giving_up import FoundMessage
-from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.reading.range_scan import ReadRange
-from outbox_worker.postgres.transactions.transaction import TransactionRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from outbox_core.message import Message
     from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.processor.competing import ConsumerState
     from outbox_core.processor.outcomes import ConsumerOutcome
+    from outbox_core.processor.state import ProcessorState
     from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_worker.competing.consumer_count import ConsumerCount
+    from outbox_worker.competing.consumer import ThisConsumer
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.engine.stopped_steps import StoppedSteps
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.transactions.transaction import Transaction
+    from outbox_worker.postgres.transactions.transaction import Transaction, TransactionRunner
 
 LOOK_SECONDS: Final = 0.5
 """Between two looks for what others left: batches handed back, lapsed, or to be tried again; and delayed messages."""
@@ -55,44 +51,23 @@ class CompetingSteps:
     """The steps of one consumer. Preparing, claiming and reviewing are those of every worker."""
 
     def __init__(
-        self,
-        context: StepContext,
-        *,
-        take_over: bool,
-        taker: calls.BatchTaker,
-        consumer: calls.Consumer,
-        consumer_count: ConsumerCount,
+        self, context: StepContext, runner: TransactionRunner, stopped: StoppedSteps, consumer: ThisConsumer
     ) -> None:
-        """Keep the context, what takes batches, and what is known of other consumers."""
+        """Keep the context, what runs transactions, and what takes batches."""
         self._context = context
-        delivery = context.config.delivery
-        self._runner = TransactionRunner(
-            context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds()
-        )
+        self._runner = runner
         self._effects = Effects(context)
-        self._stopped = StoppedSteps(context)
-        owner = OwnerSteps(
-            context, self._runner, PartitionReader(context), NothingPrepared(), WholeProcessor(context), Preparation(),
-            take_over=take_over,
-        )  # fmt: skip
-        self._owner_steps: dict[Step, Callable[[ProcessorState], ConsumerOutcome]] = {
-            Step.PREPARE: owner.prepare,
-            Step.CLAIM: owner.claim,
-            Step.REVIEW: owner.review,
-            Step.CHECK_TARGET: owner.check_target,
-            Step.HOLD: self._stopped.look_for_decision,
-        }
-        settings = context.config.delivery.competing
-        if settings is None:
-            raise ConfigurationError("delivery.mode Competing needs delivery.competing")
-        self._competing = settings
-        self._taker = taker
+        self._stopped = stopped
         self._consumer = consumer
-        self._consumer_count = consumer_count
+        self._taker = consumer.taker
         self._arrived = False
         self._random = random.SystemRandom()
         self._next_look = dict.fromkeys(Turn, 0.0)
-        self._work_steps: dict[Step, Callable[[ConsumerState], ConsumerOutcome]] = {
+
+    @property
+    def actions(self) -> dict[Step, Callable[[ProcessorState], ConsumerOutcome]]:
+        """Each step of a consumer, and what does it."""
+        return {
             Step.LOAD: self._join,
             Step.FETCH: self._take,
             Step.HANDLE: self._handle_chunk,
@@ -101,46 +76,24 @@ class CompetingSteps:
             Step.RELEASE: self._release,
         }
 
-    @property
-    def share(self) -> float:
-        """Of the processor's rate, this consumer's."""
-        return self._consumer_count.share
-
-    def tell_in_hand(self, claimed: ClaimedBatch | None) -> None:
-        """Tell the heartbeat what to renew."""
-        self._taker.in_hand = claimed
-
-    def carry_out(self, state: ConsumerState) -> ConsumerOutcome:
-        """Do the state's step.
-
-        Raises:
-            OutboxError: it could not be done.
-
-        """
-        if state.step in self._work_steps:
-            return self._work_steps[state.step](state)
-        # What comes before the first batch, and a person's decision, is every worker's; no lease, no checkpoint.
-        told = ProcessorState(state.step, state.due, stopped=state.stopped)
-        outcome = self._owner_steps[state.step](told)
-        self._taker.server_run = self._runner.server_run
-        return outcome
-
     def _connection(self) -> Connection:
         return self._context.databases.target.connection()
 
-    def _join(self, _state: ConsumerState) -> ConsumerOutcome:
-        context, source = self._context, self._context.config.source
+    def _join(self, _state: ProcessorState) -> ConsumerOutcome:
+        context, source, settings = self._context, self._context.config.source, self._consumer.settings
         connection = self._connection()
-        if self._competing.queue is not None:
+        self._taker.server_run = self._runner.server_run
+        if settings.queue is not None:
             manage = source.schema_ is SchemaManagement.MANAGE
-            calls.ensure_queue(connection, source.schema_name, self._competing.queue, create=manage)
-        begun = calls.join(connection, context.key, self._consumer, source, self._competing, context.config.start_from)
+            calls.ensure_queue(connection, source.schema_name, settings.queue, create=manage)
+        start = context.config.start_from
+        begun = calls.join(connection, context.key, self._consumer.identity, source, settings, start)
         if begun is None:
             return outcomes.OwnershipLost("the claim went before this consumer joined")
         # What an earlier connection took and may or may not have finished: the database knows, we do not.
         returned = self._taker.hand_back(connection)
         self._arrive(connection)
-        _log.info("joined", extra={"startFromUsed": begun, "handedBack": returned, "queue": self._competing.queue})
+        _log.info("joined", extra={"startFromUsed": begun, "handedBack": returned, "queue": settings.queue})
         return Joined(begun)
 
     def _arrive(self, connection: Connection) -> None:
@@ -148,22 +101,19 @@ class CompetingSteps:
         if self._arrived or self._context.config.delivery.rate_limit is None:
             return
         # Before they are counted: of two that come at the same time at least the second sees both.
-        partitions.renew_membership(
-            connection, self._context.key, claim_uid=self._consumer.claim_uid, pod=self._consumer.pod,
-            token=self._context.token, lease=self._consumer.lease,
-        )  # fmt: skip
+        self._consumer.renew_membership(connection)
         consumers = calls.count_unfinished(connection, self._context.key).consumers
-        self._consumer_count.note(consumers)
+        self._consumer.note_count(consumers)
         if consumers > 1:
-            self._context.throttle.arrive(self.share, NOTICED_SECONDS, time.monotonic())
+            self._context.throttle.arrive(self._consumer.share(), NOTICED_SECONDS, time.monotonic())
         self._arrived = True
 
-    def _release(self, _state: ConsumerState) -> ConsumerOutcome:
+    def _release(self, _state: ProcessorState) -> ConsumerOutcome:
         """Let others have what is in hand: it is handed back as it is, no attempt of any message is used."""
         self._taker.hand_back(self._connection())
         return outcomes.Released()
 
-    def _take(self, state: ConsumerState) -> ConsumerOutcome:
+    def _take(self, state: ProcessorState) -> ConsumerOutcome:
         throttle, size = self._context.throttle, self._context.config.delivery.batch_limit
         claimed, promoted = state.claimed, 0
         if claimed is None:
@@ -222,7 +172,7 @@ class CompetingSteps:
             self._next_look[Turn.AGAIN] = time.monotonic() + LOOK_SECONDS
         return claimed, promoted
 
-    def _block_of(self, claimed: ClaimedBatch, state: ConsumerState) -> int | None:
+    def _block_of(self, claimed: ClaimedBatch, state: ProcessorState) -> int | None:
         """Return how many messages at once are tried within a transaction; None: all of a chunk, without savepoints."""
         if not self._effects.are_inside:
             return None
@@ -244,10 +194,10 @@ class CompetingSteps:
         cut_short = most is not None and len(messages) == most
         return _chunk(claimed, messages[-1].checkpoint if cut_short else claimed.upto, messages, len(messages))
 
-    def _handle_chunk(self, state: ConsumerState) -> ConsumerOutcome:
+    def _handle_chunk(self, state: ProcessorState) -> ConsumerOutcome:
         claimed, chunk = _in_hand(state)
         transactional = self._context.config.guarantee is Guarantee.TRANSACTIONAL
-        if self.sifts(state):
+        if self._sifts(state):
             if not transactional and not self._taker.renew(self._connection(), claimed):
                 return Lost()
             return self._isolate_chunk(state, self._block_of(claimed, state) or 1, complete=transactional)
@@ -261,7 +211,7 @@ class CompetingSteps:
             return outcomes.Delivered(outcome.count) if isinstance(outcome, Completed) else outcome
         return self._hand_to_broker(state)
 
-    def _hand_to_broker(self, state: ConsumerState) -> ConsumerOutcome:
+    def _hand_to_broker(self, state: ProcessorState) -> ConsumerOutcome:
         """Hand the chunk to a broker; what that names as failed leaves the batch with the chunk's completion."""
         claimed, chunk = _in_hand(state)
         try:
@@ -281,13 +231,13 @@ class CompetingSteps:
 
         return self._commit(claimed, partial(self._effects.handle, chunk), finish)
 
-    def sifts(self, state: ConsumerState) -> bool:
+    def _sifts(self, state: ProcessorState) -> bool:
         """Say whether the chunk in hand is handled in parts, within one transaction."""
         claimed, chunk = _in_hand(state)
         block = self._block_of(claimed, state)
         return block is not None and (claimed.again or block < chunk.matched_count)
 
-    def _isolate_chunk(self, state: ConsumerState, block: int, *, complete: bool) -> ConsumerOutcome:
+    def _isolate_chunk(self, state: ProcessorState, block: int, *, complete: bool) -> ConsumerOutcome:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
         claimed, chunk = _in_hand(state)
         connection, stretch = self._connection(), ReadRange.of(claimed, upto=chunk.examined)
@@ -315,10 +265,11 @@ class CompetingSteps:
         outcome = self._commit(claimed, effects, finish)
         if not isinstance(outcome, Completed):
             return outcome
+        self._effects.spend(found[0].behind)
         tell(found[0])
         return replace(found[0], settled=complete, named=self._named_stop(found[0]))
 
-    def _sifting(self, state: ConsumerState, messages: tuple[Message, ...]) -> Sifting:
+    def _sifting(self, state: ProcessorState, messages: tuple[Message, ...]) -> Sifting:
         """Make what judges these messages, the first ones of the chunk in hand."""
         claimed, chunk = _in_hand(state)
         before = self._failed_before(claimed, ReadRange.of(claimed, upto=chunk.examined, limit=len(messages)))
@@ -344,7 +295,7 @@ class CompetingSteps:
             case _:  # what `finish` says: there is no checkpoint that could be refused or in doubt
                 return Lost()
 
-    def _complete(self, state: ConsumerState) -> ConsumerOutcome:
+    def _complete(self, state: ProcessorState) -> ConsumerOutcome:
         claimed, chunk = _in_hand(state)
         if state.sifted is None:
             return self._complete_chunk(claimed, chunk)
@@ -354,7 +305,7 @@ class CompetingSteps:
         done = self._taker.complete(self._connection(), claimed, chunk.examined, chunk.matched_count)
         return Completed(chunk.matched_count) if done else Lost()
 
-    def _defer(self, state: ConsumerState) -> ConsumerOutcome:
+    def _defer(self, state: ProcessorState) -> ConsumerOutcome:
         """Let the one message that failed leave the batch."""
         claimed, chunk = _in_hand(state)
         if state.failure is None:
@@ -388,10 +339,10 @@ class CompetingSteps:
         return dict(claimed.listed)
 
 
-def _in_hand(state: ConsumerState) -> tuple[ClaimedBatch, Chunk]:
-    if state.claimed is None or state.chunk is None:
+def _in_hand(state: ProcessorState) -> tuple[ClaimedBatch, Chunk]:
+    if state.claimed is None or not isinstance(state.batch, Chunk):
         raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
-    return state.claimed, state.chunk
+    return state.claimed, state.batch
 
 
 def _chunk(claimed: ClaimedBatch, examined: Any, messages: tuple[Message, ...], count: int) -> Chunk:

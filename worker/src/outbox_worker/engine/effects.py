@@ -32,6 +32,7 @@ class Effects:
         """Keep the context, and which kind of target it has."""
         self._ownership = context.ownership
         self._shutdown = context.shutdown
+        self._throttle = context.throttle
         self._timeout = context.config.delivery.timeout.total_seconds()
         self._inside: InTransaction | None = None
         self._outside: OutsideTransaction | None = None
@@ -60,8 +61,13 @@ class Effects:
         """Effects are in a transaction of the checkpoint's database."""
         return self._inside is not None
 
+    def spend(self, messages: int) -> None:
+        """So many messages are handed over: the processor's rate counts them."""
+        self._throttle.begin(messages)
+
     def handle(self, batch: Batch, transaction: Transaction) -> int:
         """Apply the batch in the open transaction, within delivery.timeout; return the messages handled."""
+        self.spend(batch.matched_count)
         return self.limited(transaction.connection, partial(self.inside.handle, transaction, batch))
 
     def open_search(
@@ -88,6 +94,7 @@ class Effects:
         target = self._outside
         if target is None:
             raise ConfigurationError("a target in the database has its effects in a transaction")
+        self.spend(batch.matched_count)
         try:
             return self._shutdown.limited(self._timeout, partial(target.deliver, batch, epoch))
         except Interrupted as err:

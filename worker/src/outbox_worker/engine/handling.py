@@ -201,6 +201,7 @@ class Handling:
     def isolate(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Find the messages of a batch that fail, let the others through and hold those, at once."""
         batch = batch_of(state)
+        self._effects.spend(batch.matched_count)
         if batch.held:
             return self._answered(state, lambda: self._isolate_held(state, batch))
         return self._isolate_fresh(state, batch)

@@ -1,4 +1,4 @@
-"""The loop: the partition runner that is due does its step; nothing due, wait. It decides nothing.
+"""The loop: the runner that is due does its step; nothing due, wait. It decides nothing.
 
 One thread does all steps, so a user's handler is never called twice at the same time in one process. The runner that
 has been due longest goes first: a busy partition cannot starve the others.
@@ -17,8 +17,7 @@ from outbox_worker.observe.status import Activity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox_worker.competing.consumer import ConsumerRunner
-    from outbox_worker.engine.partition_runner import PartitionRunner
+    from outbox_worker.engine.runner import Runner
     from outbox_worker.observe.status import Progress
     from outbox_worker.shutdown import Waker
 
@@ -32,11 +31,9 @@ _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 
 
 class Loop:
-    """Runs the partition runners of one processor until each has come to its END."""
+    """Runs the runners of one processor until each has come to its END."""
 
-    def __init__(
-        self, runners: Sequence[PartitionRunner | ConsumerRunner], *, waker: Waker, progress: Progress
-    ) -> None:
+    def __init__(self, runners: Sequence[Runner], *, waker: Waker, progress: Progress) -> None:
         """Keep the runners, at least one; they share target and delivery."""
         self._runners = runners
         self._target = runners[0].context.target
@@ -68,12 +65,12 @@ class Loop:
                     each.advance(outcomes.HandlerChanged())
         self._activity.tell()
 
-    def _share(self, live: Sequence[PartitionRunner | ConsumerRunner]) -> None:
+    def _share(self, live: Sequence[Runner]) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
         self._throttle.share = sum(runner.share for runner in live) / len(self._runners)
 
     @staticmethod
-    def _interrupt(live: Sequence[PartitionRunner | ConsumerRunner]) -> bool:
+    def _interrupt(live: Sequence[Runner]) -> bool:
         """Tell each runner what makes its waiting pointless; say whether there was anything."""
         found = [(runner, outcome) for runner in live if (outcome := runner.find_interruption()) is not None]
         for runner, outcome in found:

@@ -11,6 +11,7 @@ from outbox_core.processor.state import Step
 from outbox_core.spec import Engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from outbox_core.config import ProcessorConfig
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from outbox_worker.ownership.heartbeat import Ownership
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.shutdown import Shutdown
+
+    Action = Callable[[ProcessorState], outcomes.Outcome]
 
 
 @dataclass(slots=True)
@@ -53,45 +56,37 @@ class StepContext:
 
 
 class Steps:
-    """Each step, and what does it."""
+    """Each step, and what does it. Those of every worker are the same in all modes; a mode adds its own."""
 
     def __init__(
         self,
-        context: StepContext,
         owner: OwnerSteps,
-        feed: Feed,
-        handling: Handling,
-        held: HeldFeed,
         stopped: StoppedSteps,
+        actions: Mapping[Step, Action],
+        share: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Keep the collaborators of one partition."""
-        self._status = context.status
+        """Keep what does the steps of one unit.
+
+        Args:
+            owner: prepares, claims and reviews.
+            stopped: names the message at which the unit stopped.
+            actions: the mode's own steps.
+            share: of this unit's part of the processor's rate, what this process may use.
+
+        """
         self._owner = owner
-        self._feed = feed
-        self._handling = handling
         self._stopped = stopped
-        self._actions = {
+        self.share = share
+        self._actions: dict[Step, Action] = {
             Step.PREPARE: owner.prepare,
             Step.CLAIM: owner.claim,
             Step.REVIEW: owner.review,
             Step.CHECK_TARGET: owner.check_target,
-            Step.ACQUIRE: owner.acquire,
-            Step.LOAD: owner.load,
-            Step.FETCH: self._fetch,
-            Step.HANDLE: handling.handle,
-            Step.ISOLATE: handling.isolate,
             Step.HOLD: stopped.look_for_decision,
-            Step.STORE: handling.store,
-            Step.CONFIRM: handling.confirm,
-            Step.RECORD: owner.record,
-            Step.RELEASE: owner.release,
-            Step.HOLD_BATCH: handling.hold_batch,
-            Step.TAKE_HELD: held.fetch,
-            Step.HANDLE_HELD: handling.handle_held,
-            Step.FAIL_HELD: handling.fail_held,
+            **actions,
         }
 
-    def perform(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def perform(self, state: ProcessorState) -> outcomes.Outcome:
         """Do the state's step.
 
         Raises:
@@ -103,19 +98,41 @@ class Steps:
             step = Step.PREPARE
         return self._actions[step](state)
 
-    def _fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
-        """Find the next batch; the last one before the worker stops is handled with it."""
-        fetched = self._feed.fetch(state)
-        if isinstance(fetched, outcomes.Fetched) and fetched.is_last:
-            handled = self._handling.handle(replace(state, batch=fetched.batch))
-            if isinstance(handled, outcomes.Stored):
-                self._status.add_batch(handled.count)
-            return handled
-        return fetched
-
     def name_failed(self, state: ProcessorState, failed: outcomes.Failed) -> outcomes.Failed:
         """Say which message failed alone, where one did."""
         return self._stopped.name_failed(state, failed)
+
+
+def steps_of_an_owner(
+    context: StepContext, owner: OwnerSteps, feed: Feed, handling: Handling, held: HeldFeed
+) -> dict[Step, Action]:
+    """Return the steps of a unit that is owned by a lease and read after its checkpoint."""
+
+    def fetch(state: ProcessorState) -> outcomes.StepOutcome:
+        """Find the next batch; the last one before the worker stops is handled with it."""
+        fetched = feed.fetch(state)
+        if isinstance(fetched, outcomes.Fetched) and fetched.is_last:
+            handled = handling.handle(replace(state, batch=fetched.batch))
+            if isinstance(handled, outcomes.Stored):
+                context.status.add_batch(handled.count)
+            return handled
+        return fetched
+
+    return {
+        Step.ACQUIRE: owner.acquire,
+        Step.LOAD: owner.load,
+        Step.FETCH: fetch,
+        Step.HANDLE: handling.handle,
+        Step.ISOLATE: handling.isolate,
+        Step.STORE: handling.store,
+        Step.CONFIRM: handling.confirm,
+        Step.RECORD: owner.record,
+        Step.RELEASE: owner.release,
+        Step.HOLD_BATCH: handling.hold_batch,
+        Step.TAKE_HELD: held.fetch,
+        Step.HANDLE_HELD: handling.handle_held,
+        Step.FAIL_HELD: handling.fail_held,
+    }
 
 
 def isolates(context: StepContext) -> bool:

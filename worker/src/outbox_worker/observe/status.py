@@ -220,11 +220,14 @@ class ProcessStatus:
 
     def _lease_view(self) -> LeaseView | None:
         """Of several partitions: that this process owns some; `leases` says which."""
-        held = [state.lease for state in self._states.values() if state.lease is not None]
+        owned = [state for state in self._states.values() if state.owns]
         if len(self._states) > 1:
-            return LeaseView(pod=self._identity.pod, held=True) if held else None
-        if held:
-            return LeaseView(partition=held[0].partition, epoch=held[0].epoch, pod=self._identity.pod, held=True)
+            return LeaseView(pod=self._identity.pod, held=True) if owned else None
+        if owned:
+            # A consumer in mode Competing has no lease, and works like an owner.
+            lease = owned[0].lease
+            partition, epoch = (0, 0) if lease is None else (lease.partition, lease.epoch)
+            return LeaseView(partition=partition, epoch=epoch, pod=self._identity.pod, held=True)
         return LeaseView(pod=self._lease_pod) if self._lease_pod else None
 
     def _start_from_used(self) -> bool | None:

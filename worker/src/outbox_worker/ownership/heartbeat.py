@@ -9,36 +9,34 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
-from outbox_core.processor.outcomes import HeldLease
 from outbox_worker.logs import get_logger
+from outbox_worker.ownership.renewal import OBSERVE_SECONDS
 from outbox_worker.postgres.connection import send_if_idle_in_transaction
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
-from outbox_worker.postgres.ownership import partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
+    from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.processor.outcomes import HeldLease
     from outbox_core.report import ResourceRef
     from outbox_worker.observe.observer import Observer
     from outbox_worker.observe.speaker import Speaker
     from outbox_worker.observe.status import Progress
-    from outbox_worker.ownership.membership import Membership
+    from outbox_worker.ownership.renewal import Renewal
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.session import Session
 
-OBSERVE_SECONDS: Final = 2.0
 LONGEST_BEAT: Final = 10.0
 """However long the lease: a claim that another pod of ours vacated is said again before its grace of 30 s is over."""
-LOOK_SECONDS: Final = 0.7
 _log = get_logger("outbox.heartbeat")
 
 
@@ -57,6 +55,7 @@ class Ownership:
         self._busy: Connection | None = None
         self._resting = False
         self._given_back = False
+        self._batch: ClaimedBatch | None = None
 
     def note_claim(self) -> None:
         """Remember that the claim is ours: from now on the heartbeat says so again."""
@@ -97,6 +96,17 @@ class Ownership:
         with self._lock:
             if self._claimed:
                 self._claim_lost = why
+
+    def note_claimed(self, batch: ClaimedBatch | None) -> None:
+        """Remember the batch that is in hand in mode Competing."""
+        with self._lock:
+            self._batch = batch
+
+    @property
+    def batch(self) -> ClaimedBatch | None:
+        """The batch that this process believes to be its own, in mode Competing."""
+        with self._lock:
+            return self._batch
 
     @property
     def lease(self) -> HeldLease | None:
@@ -187,7 +197,7 @@ class Ownership:
 
 
 class Heartbeat(threading.Thread):
-    """Renews the lease, says the claim again, observes. Runs until `stop`."""
+    """Renews what the mode holds, says the claim again, observes. Runs until `stop`."""
 
     def __init__(  # noqa: PLR0913 - wired once, in main.py
         self,
@@ -197,12 +207,13 @@ class Heartbeat(threading.Thread):
         resource: ResourceRef,
         lease: timedelta,
         ownerships: Sequence[Ownership],
+        renewal: Renewal,
         observer: Observer,
         progress: Progress,
         speaker: Speaker,
         on_loss: Callable[[], None],
     ) -> None:
-        """Keep what is needed: an ownership for each partition; `on_loss` wakes the main thread."""
+        """Keep what is needed: an ownership for each unit; `on_loss` wakes the main thread."""
         super().__init__(name="heartbeat", daemon=True)
         self._speaker = speaker
         self._session = session
@@ -210,6 +221,7 @@ class Heartbeat(threading.Thread):
         self._resource = resource
         self._lease = lease
         self._ownerships = ownerships
+        self._renewal = renewal
         self._observer = observer
         self._progress = progress
         self._on_loss = on_loss
@@ -236,7 +248,7 @@ class Heartbeat(threading.Thread):
 
     @property
     def _interval(self) -> float:
-        return min(self._lease.total_seconds() / 3, OBSERVE_SECONDS)
+        return min(self._lease.total_seconds() / 3, self._renewal.seconds)
 
     @property
     def _claimed(self) -> bool:
@@ -256,6 +268,7 @@ class Heartbeat(threading.Thread):
                 self._next_observation = now + OBSERVE_SECONDS
                 self._observer.observe(connection)
             self._failing = False
+            self._look(connection)
         except (OutboxError, DatabaseError) as err:
             self._session.discard()
             if not self._failing:
@@ -265,34 +278,24 @@ class Heartbeat(threading.Thread):
             self._session.discard()
             _log.exception("heartbeat failed unexpectedly")
 
+    def _look(self, connection: Connection) -> None:
+        if not self._claimed:
+            return
+        try:
+            changed = self._renewal.look(connection)
+        except (OutboxError, DatabaseError) as err:
+            _log.warning("could not look who owns what", extra={"error": str(err)})
+            return
+        if changed:
+            self._on_loss()
+
     def _beat(self, connection: Connection) -> None:
-        self._renew(connection)
+        if self._renewal.renew(connection):
+            self._on_loss()
         if self._claimed:
             self._say_claim(connection)
         if self._claimed:
             self._speaker.say(connection, self._key, self._lease)
-
-    def _renew(self, connection: Connection) -> None:
-        (ownership,) = self._ownerships
-        lease = ownership.lease
-        if lease is not None:
-            renewed = calls.renew_lease(connection, self._key, epoch=lease.epoch, token=lease.token, lease=self._lease)
-            self._note(ownership, lease, renewed=renewed)
-            if renewed:
-                self._end_stuck_transactions(connection, self._key, lease)
-
-    def _note(self, ownership: Ownership, lease: HeldLease, *, renewed: bool) -> None:
-        if renewed:
-            ownership.note_renewal(lease)
-        else:
-            ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
-            self._on_loss()
-
-    @staticmethod
-    def _end_stuck_transactions(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
-        stuck = calls.end_stuck_transactions(connection, key, epoch=lease.epoch)
-        if stuck.ended:
-            _log.warning("ended transactions that a former owner left stuck", extra={"count": stuck.ended})
 
     def _say_claim(self, connection: Connection) -> None:
         """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""
@@ -303,93 +306,3 @@ class Heartbeat(threading.Thread):
             for ownership in self._ownerships:
                 ownership.lose_claim(f"{answer.holder} took the claim")
             self._on_loss()
-
-
-class PartitionedHeartbeat(Heartbeat):
-    """The same for a partitioned processor: renews membership and all leases at once, and looks who shall own what."""
-
-    def __init__(self, *, membership: Membership, pod: str, **parts: Any) -> None:
-        """Keep what is needed beyond a heartbeat's parts."""
-        super().__init__(**parts)
-        self._membership = membership
-        self._pod = pod
-        self._since: dict[HeldLease, float] = {}
-        self._unwanted: frozenset[HeldLease] = frozenset()
-        self._leaving: list[HeldLease] = []
-        self._orphans: frozenset[HeldLease] = frozenset()
-
-    @property
-    @override
-    def _interval(self) -> float:
-        # A takeover takes the lease and less than this.
-        return min(self._lease.total_seconds() / 3, LOOK_SECONDS)
-
-    @override
-    def _tick(self, now: float) -> None:
-        super()._tick(now)
-        if self._failing or not self._claimed:
-            return
-        try:
-            connection = self._session.connection()
-            seen = partitions.fetch_owners(
-                connection, self._key, claim_uid=self._resource.uid, count=self._membership.count
-            )
-            there = partitions.fetch_count(connection, self._key)
-            self._give_back(connection)
-        except (OutboxError, DatabaseError) as err:
-            _log.warning("could not look who owns what", extra={"error": str(err)})
-            return
-        self._membership.note_count(there)
-        if self._membership.note(seen) or self._membership.outdated:
-            self._on_loss()
-
-    def _find_orphans(self, epochs: Mapping[int, int]) -> None:
-        """Let go of what is renewed with this token and no runner knows of: the answer to acquiring it was lost.
-
-        Not at first sight: a runner may be told of it at this moment.
-        """
-        known = {ownership.lease for ownership in self._ownerships}
-        token = self._membership.token
-        orphans = frozenset(HeldLease(partition, epoch, token) for partition, epoch in epochs.items()) - known
-        self._leaving += sorted((orphans & self._orphans) - set(self._leaving), key=lambda lease: lease.partition)
-        self._orphans = orphans
-
-    def _give_back(self, connection: Connection) -> None:
-        """Give back what another process shall own, where the main thread is too busy with one partition to do so.
-
-        Not at first sight: as a rule the main thread does it at once. What could not be released is tried again; else
-        it would be renewed without end.
-        """
-        held = {lease: ownership for ownership in self._ownerships if (lease := ownership.lease) is not None}
-        unwanted = frozenset(lease for lease in held if not self._membership.is_assigned(lease.partition))
-        self._leaving += [lease for lease in unwanted & self._unwanted if held[lease].give_back(lease)]
-        self._unwanted = unwanted
-        while self._leaving:
-            lease = self._leaving[0]
-            key = replace(self._key, partition=lease.partition)
-            calls.release_lease(connection, key, epoch=lease.epoch, token=lease.token)
-            del self._leaving[0]
-
-    @override
-    def _renew(self, connection: Connection) -> None:
-        # Before the call: a lease that the main thread acquires meanwhile is not among the answers.
-        held = [(ownership, lease) for ownership in self._ownerships if (lease := ownership.lease) is not None]
-        if not self._claimed:
-            return
-        epochs = partitions.renew_membership(
-            connection, self._key, claim_uid=self._resource.uid, pod=self._pod, token=self._membership.token,
-            lease=self._lease,
-        )  # fmt: skip
-        now = time.monotonic()
-        for ownership, lease in held:
-            renewed = epochs.get(lease.partition) == lease.epoch
-            self._note(ownership, lease, renewed=renewed)
-            # Only after a move: then a former owner's process may be stuck. One statement for each partition and beat
-            # all the time would cost as much as handling.
-            since = self._since.setdefault(lease, now)
-            if renewed and now - since < 2 * self._lease.total_seconds():
-                key = replace(self._key, partition=lease.partition)
-                self._end_stuck_transactions(connection, key, lease)
-        self._find_orphans(epochs)
-        current = {lease for _, lease in held}
-        self._since = {lease: since for lease, since in self._since.items() if lease in current}

@@ -10,38 +10,37 @@ from outbox_worker.logs import get_logger
 from outbox_worker.observe.speaker import Speaker
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
-from outbox_worker.postgres.ownership import partitions
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.ownership.renewal import Renewal
     from outbox_worker.postgres.connection import Connection
 
 _log = get_logger("outbox.worker")
 
 
-def give_back(contexts: Sequence[StepContext]) -> None:
-    """Release every lease; keep, release or vacate the claim. What cannot be given back lapses by itself.
+def give_back(contexts: Sequence[StepContext], renewal: Renewal) -> None:
+    """End what the mode renews and release every lease; keep, release or vacate the claim.
 
-    Call it after the heartbeat stopped: it would say the claim again.
+    What cannot be given back lapses by itself. Call it after the heartbeat stopped: it would say the claim again.
     """
     context = contexts[0]
     claimed = any(each.ownership.claimed for each in contexts)
     if not claimed and all(each.ownership.lease is None for each in contexts):
         return
     try:
-        context.shutdown.last(lambda: _give_back(contexts, claimed=claimed))
+        context.shutdown.last(lambda: _give_back(contexts, renewal, claimed=claimed))
     except (OutboxError, DatabaseError, Interrupted) as err:
-        _log.warning("could not give lease and claim back; they lapse by themselves", extra={"error": str(err)})
+        _log.warning("could not give everything back; it lapses by itself", extra={"error": str(err)})
 
 
-def _give_back(contexts: Sequence[StepContext], *, claimed: bool) -> None:
+def _give_back(contexts: Sequence[StepContext], renewal: Renewal, *, claimed: bool) -> None:
     context = contexts[0]
     connection = context.databases.target.connection()
-    if context.config.delivery.partitions is not None:
-        partitions.end_membership(connection, context.key, context.token)
+    renewal.end(connection)
     for each in contexts:
         if (lease := each.ownership.lease) is not None:
             calls.release_lease(connection, each.key, epoch=lease.epoch, token=lease.token)

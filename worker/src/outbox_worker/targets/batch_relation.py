@@ -9,7 +9,7 @@ from psycopg import sql
 
 from outbox_core.errors import OutboxError
 from outbox_core.report import Reason
-from outbox_worker.competing.consumer import settings_of
+from outbox_worker.competing.settings import settings_of
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey

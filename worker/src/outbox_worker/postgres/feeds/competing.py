@@ -146,8 +146,6 @@ class BatchTaker:
         self._consumer = consumer
         self._competing = competing
         self._limit = batch_size
-        self.in_hand: ClaimedBatch | None = None
-        """What the consumer knows to be its own: set by the loop, read by the heartbeat."""
         self.server_run: str | None = None
         """Of the server, in which this consumer took what it has in hand; None: not asked yet."""
         self._reached: dict[int, int] = {}

@@ -1,20 +1,21 @@
-"""One partition's life: carry out the step that is due, let `outbox_core.processor` decide, tell status and log."""
+"""One unit's life: carry out the step that is due, let `outbox_core.processor` decide, tell status and log."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.processor import outcomes
-from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Policy, Step
+from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.spec import Engine
 from outbox_worker.engine.run_step import run_step
 from outbox_worker.engine.steps import isolates
 from outbox_worker.logs import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from outbox_core.processor.state import ProcessorState
@@ -22,27 +23,32 @@ if TYPE_CHECKING:
     from outbox_worker.observe.telemetry import Telemetry
     from outbox_worker.ownership.membership import Membership
 
+    Decide = Callable[[ProcessorState, Any, float, Policy, float], ProcessorState]
+    """From the state, the outcome of its step, the monotonic time, the resource's words and a random number."""
+
 _log = get_logger("outbox.worker")
 _HANDLING: Final = frozenset({Step.HANDLE, Step.HANDLE_HELD, Step.ISOLATE})
 
 
-class PartitionRunner:
-    """A partition in this process, owned by it or not. A processor that is not partitioned has one, number 0."""
+class Runner:
+    """A unit of this process, owned by it or not: one partition, or all of a processor that is not partitioned."""
 
     def __init__(
         self,
         context: StepContext,
         steps: Steps,
+        decide: Decide,
         state: ProcessorState,
         *,
         telemetry: Telemetry,
         chance: Random,
         membership: Membership | None = None,
     ) -> None:
-        """Begin with `state`; `membership` says which partitions this process shall own, None: the only one."""
+        """Begin with `state`; `membership` says which partitions this process shall own, None: there are none."""
         self.context = context
         self.state = state
         self._steps = steps
+        self._decide = decide
         self._telemetry = telemetry
         self._random = chance
         self._membership = membership
@@ -59,24 +65,16 @@ class PartitionRunner:
         context.status.set_state(state, context.key.partition)
 
     @property
-    def owns(self) -> bool:
-        """The partition is this process's, as far as it knows."""
-        return self.state.lease is not None
-
-    @property
     def share(self) -> float:
-        """Of this partition's part of the processor's rate, what this process uses.
-
-        All of it, if it owns the partition.
-        """
-        return float(self.owns)
+        """Of this unit's part of the processor's rate, what this process uses: none of it without owning it."""
+        return self._steps.share() if self.state.owns else 0.0
 
     @property
     def is_obsolete(self) -> bool:
         """The number of partitions changed, and nothing of this partition is in hand any more."""
         return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK
 
-    def find_interruption(self) -> outcomes.StepOutcome | None:
+    def find_interruption(self) -> outcomes.Outcome | None:
         """Say what makes waiting, or the step, pointless."""
         context, step = self.context, self.state.step
         if context.shutdown.requested and not self.state.is_last_work:
@@ -92,7 +90,7 @@ class PartitionRunner:
             return outcomes.Assigned()
         return outcomes.Revoked() if not wanted and step.can_yield else self._look_again()
 
-    def _look_again(self) -> outcomes.StepOutcome | None:
+    def _look_again(self) -> outcomes.Outcome | None:
         """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
         seen = self.context.watch.take(self.context.key.partition) if self.state.step is Step.FETCH else None
         if seen is None:
@@ -100,14 +98,14 @@ class PartitionRunner:
         unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
         return outcomes.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
 
-    def _find_loss(self, why: str) -> outcomes.StepOutcome:
+    def _find_loss(self, why: str) -> outcomes.Outcome:
         """Lost; or given back by the heartbeat, while another runner was busy."""
         if not self.context.ownership.given_back:
             return outcomes.OwnershipLost(why)
         self.context.ownership.drop_lease()
         return outcomes.Released()
 
-    def advance(self, outcome: outcomes.StepOutcome | None = None) -> None:
+    def advance(self, outcome: outcomes.Outcome | None = None) -> None:
         """Do the step, unless there is an `outcome` already, and decide what comes next."""
         before = self.state
         if outcome is None and not self.context.ownership.begin_step() and before.step.needs_lease:
@@ -121,41 +119,37 @@ class PartitionRunner:
         if isinstance(outcome, outcomes.Fetched):
             self._found_fresh = outcome.batch.matched
         self._count(before, outcome)
-        self.state = decide_next(before, outcome, time.monotonic(), self._policy, self._random.random())
+        self.state = self._decide(before, outcome, time.monotonic(), self._policy, self._random.random())
+        self.context.ownership.note_claimed(self.state.claimed)
         if self.state.step.rests:
             self.context.ownership.rest()
         before_shown, self._shown = self._shown, self.context.throttle.shown(self.state)
         self._tell(before, outcome, before_shown)
         self.context.status.set_state(self._shown, self.context.key.partition)
 
-    def _perform(self, state: ProcessorState) -> outcomes.StepOutcome:
+    def _perform(self, state: ProcessorState) -> outcomes.Outcome:
         if state.step in _HANDLING and state.batch is not None:
             self._batch_began = time.monotonic()
-            self.context.throttle.begin(state.batch.matched_count)
         outcome = run_step(self.context, lambda: self._steps.perform(state), self._names | {"step": state.step.value})
         return self._steps.name_failed(state, outcome) if isinstance(outcome, outcomes.Failed) else outcome
 
-    def _count(self, state: ProcessorState, outcome: outcomes.StepOutcome) -> None:
+    def _count(self, state: ProcessorState, outcome: outcomes.Outcome) -> None:
         status = self.context.status
         match outcome:
             case outcomes.HeldHandled():
                 status.add_batch(outcome.count)
                 self.context.throttle.succeed(outcome.count)
-            case outcomes.Stored() if state.batch is not None:
+            case outcomes.Stored() | outcomes.Completed() if state.batch is not None:
                 status.add_batch(outcome.count)
                 if outcome.count:
                     self.context.throttle.succeed(outcome.count)
                 self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=True)
-            case outcomes.Isolated():
-                keys = {each.key for each in outcome.failed}
-                self._count_some(
-                    outcome.count, keys, stored=outcome.stored, more=outcome.batch.full, retried=False
-                )  # fmt: skip
-            case outcomes.HeldSorted():
-                keys = {each.key for each in outcome.failed}
-                self._count_some(outcome.handled, keys, stored=True, more=False, retried=True)
+            case outcomes.Isolated() | outcomes.HeldSorted() | outcomes.Sifted():
+                self._count_some(state, outcome)
             case outcomes.Rejected():
                 status.add_refusal(int(outcome.answer))
+            case outcomes.Lost():
+                status.add_refusal(int(StoreAnswer.NOT_OWNER))
             case outcomes.Failed() | outcomes.CommitUnknown():
                 status.set_error(outcome.error.detail or str(outcome.error))
                 if state.batch is not None:
@@ -165,8 +159,24 @@ class PartitionRunner:
             case _:
                 pass
 
-    def _count_some(self, count: int, keys: set[str], *, stored: bool, more: bool, retried: bool) -> None:
+    def _count_some(
+        self, state: ProcessorState, outcome: outcomes.Isolated | outcomes.HeldSorted | outcomes.Sifted
+    ) -> None:
         """Some of a batch failed: if none of it was handled, that says something of the target."""
+        more, retried, stored = False, True, True
+        match outcome:
+            case outcomes.Isolated():
+                count, keys = outcome.count, {each.key for each in outcome.failed}
+                more, retried, stored = outcome.batch.full, False, outcome.stored
+            case outcomes.HeldSorted():
+                count, keys = outcome.handled, {each.key for each in outcome.failed}
+            case outcomes.Sifted():
+                if state.batch is None or not outcome.settled:
+                    return
+                count, keys = outcome.handled, {each.key for each in outcome.refusals}
+                more, retried = state.batch.full, state.batch.is_retried
+                for refused in outcome.refusals[-1:]:
+                    self.context.status.set_error(refused.error.detail or str(refused.error))
         if stored:
             self.context.status.add_batch(count)
         self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=count > 0)
@@ -175,7 +185,7 @@ class PartitionRunner:
         elif keys:
             self.context.throttle.fail_messages(keys, time.monotonic(), more=more, retried=retried)
 
-    def _tell(self, before: ProcessorState, outcome: outcomes.StepOutcome, shown: ProcessorState) -> None:
+    def _tell(self, before: ProcessorState, outcome: outcomes.Outcome, shown: ProcessorState) -> None:
         """Log what a person would want to read later: changes, refusals, failures. Not every batch."""
         after = self.state
         if isinstance(outcome, outcomes.Rejected):

@@ -1,0 +1,204 @@
+"""What the observer looks at in each mode: where the checkpoints are, and how much waits behind them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from typing_extensions import override
+
+from outbox_core.errors import OutboxError, TransientError
+from outbox_core.report import Lag, LeaseView, Reason
+from outbox_worker.feeds.partition_reader import reader_of
+from outbox_worker.logs import get_logger
+from outbox_worker.observe.change import look_at_change
+from outbox_worker.postgres.connection import limited
+from outbox_worker.postgres.feeds import competing
+from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.messages import LAG_CAP
+from outbox_worker.postgres.reading.range_reader import DispatchReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_worker.competing.consumer import ThisConsumer
+    from outbox_worker.observe.status import ProcessStatus
+    from outbox_worker.ownership.membership import Membership
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint
+    from outbox_worker.postgres.reading.messages import MessageReader
+
+    Stored = Mapping[int, StoredCheckpoint]
+    """The stored checkpoints by partition; a processor that is not partitioned has number 0."""
+
+_log = get_logger("outbox.observer")
+
+
+class Sight(Protocol):
+    """What one mode has to show. What inherits from it is all of a processor, with one owner."""
+
+    by_lease: bool = True
+    """Units are owned by a lease: held messages wake their owner, and the high-water mark says how far it may read."""
+
+    def look(self, connection: Connection, seconds: float) -> None:
+        """See what only this mode has; a statement may take so many seconds."""
+        del connection, seconds
+
+    def load(self, connection: Connection) -> Stored:
+        """Return the stored checkpoints; empty: there are none yet."""
+
+    def measure(
+        self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
+    ) -> Lag | None:
+        """Count what waits behind the checkpoints.
+
+        Args:
+            connection: to the database of the messages.
+            reader: of the whole processor.
+            stored: at least one.
+            enough: the monotonic time after which nothing more is begun.
+            seconds: that a statement may take.
+
+        Returns:
+            None: that takes too long.
+
+        """
+
+
+class WholeSight(Sight):
+    """One checkpoint."""
+
+    def __init__(self, key: ProcessorKey) -> None:
+        """Keep whose."""
+        self._key = key
+
+    @override
+    def load(self, connection: Connection) -> Stored:
+        return _load_one(connection, self._key)
+
+    @override
+    def measure(
+        self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
+    ) -> Lag | None:
+        pair = stored[self._key.partition].pair
+        return _within(connection, seconds, partial(reader.lag, connection, pair, LAG_CAP))
+
+
+class PartitionedSight(Sight):
+    """All partitions: any process can speak for the whole."""
+
+    def __init__(
+        self, key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, membership: Membership
+    ) -> None:
+        """Prepare a reader for each partition."""
+        self._key = key
+        self._status = status
+        self._membership = membership
+        self._source = config.source
+        self._readers = [reader_of(config, partition) for partition in range(membership.count)]
+        self._lags: dict[int, Lag] = {}
+        self._next = 0
+
+    @override
+    def look(self, connection: Connection, seconds: float) -> None:
+        """See how far a change of the number of partitions is."""
+        try:
+            with limited(connection, seconds):
+                now = rebalance.fetch(connection, self._key)
+                if now is not None:
+                    stored = partitions.load_checkpoints(connection, self._key)
+                    pairs = {number: each.pair for number, each in stored.items()}
+                    division = look_at_change(connection, self._key, self._source, now, pairs)
+                    self._status.set_observed(division=division)
+        except TransientError as err:
+            if err.reason is not Reason.STATEMENT_FAILED:
+                raise
+
+    @override
+    def load(self, connection: Connection) -> Stored:
+        self._status.set_observed(
+            leases=[
+                LeaseView(partition=lease.partition, epoch=lease.epoch, pod=lease.pod,
+                          held=lease.token == self._membership.token)
+                for lease in self._membership.leases
+            ]
+        )  # fmt: skip
+        return partitions.load_checkpoints(connection, self._key)
+
+    @override
+    def measure(
+        self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
+    ) -> Lag | None:
+        """Count partition after partition, from where the last look ended, within the time that a look may take."""
+        count = self._membership.count
+        for _ in range(count):
+            partition, self._next = self._next, (self._next + 1) % count
+            if partition in stored:
+                each, pair = self._readers[partition], stored[partition].pair
+                lag = _within(connection, seconds, partial(each.lag, connection, pair, LAG_CAP // count))
+                if lag is not None:
+                    self._lags[partition] = lag
+            if time.monotonic() > enough:
+                break
+        if not self._lags:
+            return None
+        lags = self._lags.values()
+        return Lag(
+            messages=sum(lag.messages for lag in lags),
+            at_least=len(self._lags) < count or any(lag.at_least for lag in lags),
+            seconds=max(lag.seconds for lag in lags),
+        )
+
+
+class CompetingSight(Sight):
+    """How far everything is done, and what is handed out; it also keeps the tables small."""
+
+    by_lease = False
+
+    def __init__(
+        self, key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, consumer: ThisConsumer
+    ) -> None:
+        """Prepare a reader of its own."""
+        self._key = key
+        self._status = status
+        self._consumer = consumer
+        self._reader = DispatchReader(config.source, consumer.settings, key.processor_id)
+
+    @override
+    def look(self, connection: Connection, seconds: float) -> None:
+        if emptied := competing.maintain(connection, self._key, self._consumer.settings):
+            _log.debug("emptied", extra={"tables": emptied})
+        with limited(connection, seconds):
+            unfinished = competing.count_unfinished(connection, self._key)
+        self._status.set_observed(unfinished=unfinished)
+        self._consumer.note_count(unfinished.consumers)
+
+    @override
+    def load(self, connection: Connection) -> Stored:
+        return _load_one(connection, self._key)
+
+    @override
+    def measure(
+        self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
+    ) -> Lag | None:
+        return _within(connection, seconds, partial(competing.measure_lag, connection, self._key, self._reader))
+
+
+def _load_one(connection: Connection, key: ProcessorKey) -> Stored:
+    stored = checkpoints.load(connection, key)
+    return {} if stored is None else {key.partition: stored}
+
+
+def _within(connection: Connection, seconds: float, count: Callable[[], Lag | None]) -> Lag | None:
+    """Count; a count that takes too long is left out."""
+    try:
+        with limited(connection, seconds):
+            return count()
+    except OutboxError as err:
+        if err.reason is not Reason.STATEMENT_FAILED:
+            raise
+        return None

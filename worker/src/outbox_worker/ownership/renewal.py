@@ -1,0 +1,210 @@
+"""What the heartbeat renews in each mode: a lease, the leases of the partitions that are ours, or a batch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from typing_extensions import override
+
+from outbox_core.processor.outcomes import HeldLease
+from outbox_worker.logs import get_logger
+from outbox_worker.postgres.ownership import leases as calls
+from outbox_worker.postgres.ownership import partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from outbox_worker.competing.consumer import ThisConsumer
+    from outbox_worker.ownership.heartbeat import Ownership
+    from outbox_worker.ownership.membership import Membership
+    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.key import ProcessorKey
+
+OBSERVE_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 0.7
+"""Between two looks at who owns which partition: a takeover takes the lease and less than this."""
+_log = get_logger("outbox.heartbeat")
+
+
+class Renewal(Protocol):
+    """What one mode renews, on the heartbeat's connection and in its thread, while the claim is ours."""
+
+    seconds: float
+    """At most between two ticks of the heartbeat."""
+
+    def renew(self, connection: Connection) -> bool:
+        """Renew what this process holds; say whether something was lost."""
+
+    def look(self, connection: Connection) -> bool:
+        """See who else is there; say whether this process shall do something else than before."""
+        del connection
+        return False
+
+    def end(self, connection: Connection) -> None:
+        """Give back what is renewed beside the leases; called by the loop's thread after the heartbeat stopped."""
+        del connection
+
+
+class LeaseRenewal(Renewal):
+    """One lease: of a processor that is not partitioned."""
+
+    seconds = OBSERVE_SECONDS
+
+    def __init__(self, key: ProcessorKey, lease: timedelta, ownership: Ownership) -> None:
+        """Keep what says whether there is a lease."""
+        self._key = key
+        self._lease = lease
+        self._ownership = ownership
+
+    @override
+    def renew(self, connection: Connection) -> bool:
+        held = self._ownership.lease
+        if held is None:
+            return False
+        renewed = calls.renew_lease(connection, self._key, epoch=held.epoch, token=held.token, lease=self._lease)
+        _note(self._ownership, held, renewed=renewed)
+        if renewed:
+            _end_stuck_transactions(connection, self._key, held)
+        return not renewed
+
+
+class MembershipRenewal(Renewal):
+    """Membership and all leases of a partitioned processor at once; it also looks who shall own what."""
+
+    seconds = LOOK_SECONDS
+
+    def __init__(
+        self,
+        key: ProcessorKey,
+        lease: timedelta,
+        ownerships: Sequence[Ownership],
+        membership: Membership,
+        *,
+        claim_uid: str,
+        pod: str,
+    ) -> None:
+        """Keep an ownership for each partition, and who this process is."""
+        self._key = key
+        self._lease = lease
+        self._ownerships = ownerships
+        self._membership = membership
+        self._claim_uid = claim_uid
+        self._pod = pod
+        self._since: dict[HeldLease, float] = {}
+        self._unwanted: frozenset[HeldLease] = frozenset()
+        self._leaving: list[HeldLease] = []
+        self._orphans: frozenset[HeldLease] = frozenset()
+
+    @override
+    def renew(self, connection: Connection) -> bool:
+        # Before the call: a lease that the main thread acquires meanwhile is not among the answers.
+        held = [(ownership, lease) for ownership in self._ownerships if (lease := ownership.lease) is not None]
+        if not any(ownership.claimed for ownership in self._ownerships):
+            return False
+        epochs = partitions.renew_membership(
+            connection, self._key, claim_uid=self._claim_uid, pod=self._pod, token=self._membership.token,
+            lease=self._lease,
+        )  # fmt: skip
+        now, lost = time.monotonic(), False
+        for ownership, lease in held:
+            renewed = epochs.get(lease.partition) == lease.epoch
+            _note(ownership, lease, renewed=renewed)
+            lost = lost or not renewed
+            # Only after a move: then a former owner's process may be stuck. One statement for each partition and beat
+            # all the time would cost as much as handling.
+            since = self._since.setdefault(lease, now)
+            if renewed and now - since < 2 * self._lease.total_seconds():
+                key = replace(self._key, partition=lease.partition)
+                _end_stuck_transactions(connection, key, lease)
+        self._find_orphans(epochs)
+        current = {lease for _, lease in held}
+        self._since = {lease: since for lease, since in self._since.items() if lease in current}
+        return lost
+
+    def _find_orphans(self, epochs: Mapping[int, int]) -> None:
+        """Let go of what is renewed with this token and no runner knows of: the answer to acquiring it was lost.
+
+        Not at first sight: a runner may be told of it at this moment.
+        """
+        known = {ownership.lease for ownership in self._ownerships}
+        token = self._membership.token
+        orphans = frozenset(HeldLease(partition, epoch, token) for partition, epoch in epochs.items()) - known
+        self._leaving += sorted((orphans & self._orphans) - set(self._leaving), key=lambda lease: lease.partition)
+        self._orphans = orphans
+
+    @override
+    def look(self, connection: Connection) -> bool:
+        seen = partitions.fetch_owners(
+            connection, self._key, claim_uid=self._claim_uid, count=self._membership.count
+        )  # fmt: skip
+        there = partitions.fetch_count(connection, self._key)
+        self._give_back(connection)
+        self._membership.note_count(there)
+        return self._membership.note(seen) or self._membership.outdated
+
+    def _give_back(self, connection: Connection) -> None:
+        """Give back what another process shall own, where the main thread is too busy with one partition to do so.
+
+        Not at first sight: as a rule the main thread does it at once. What could not be released is tried again; else
+        it would be renewed without end.
+        """
+        held = {lease: ownership for ownership in self._ownerships if (lease := ownership.lease) is not None}
+        unwanted = frozenset(lease for lease in held if not self._membership.is_assigned(lease.partition))
+        self._leaving += [lease for lease in unwanted & self._unwanted if held[lease].give_back(lease)]
+        self._unwanted = unwanted
+        while self._leaving:
+            lease = self._leaving[0]
+            key = replace(self._key, partition=lease.partition)
+            calls.release_lease(connection, key, epoch=lease.epoch, token=lease.token)
+            del self._leaving[0]
+
+    @override
+    def end(self, connection: Connection) -> None:
+        partitions.end_membership(connection, self._key, self._membership.token)
+
+
+class BatchRenewal(Renewal):
+    """The batch that a consumer has in hand, and that the consumer lives.
+
+    One in its name that it does not know, because the answer to its taking was lost, runs out and is another's.
+    """
+
+    seconds = OBSERVE_SECONDS
+
+    def __init__(self, key: ProcessorKey, ownership: Ownership, consumer: ThisConsumer) -> None:
+        """Keep what knows the batch in hand, and who this process is."""
+        self._key = key
+        self._ownership = ownership
+        self._consumer = consumer
+
+    @override
+    def renew(self, connection: Connection) -> bool:
+        if not self._ownership.claimed:
+            return False
+        if (batch := self._ownership.batch) is not None:
+            self._consumer.taker.renew(connection, batch)
+        self._consumer.renew_membership(connection)
+        return False  # a batch that was lost is noticed when it is completed
+
+    @override
+    def end(self, connection: Connection) -> None:
+        """Hand back what is unfinished, so that others go on with it at once."""
+        returned = self._consumer.taker.hand_back(connection)
+        self._consumer.end_membership(connection)
+        _log.info("handed back", extra={"batches": returned})
+
+
+def _note(ownership: Ownership, lease: HeldLease, *, renewed: bool) -> None:
+    if renewed:
+        ownership.note_renewal(lease)
+    else:
+        ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
+
+
+def _end_stuck_transactions(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
+    stuck = calls.end_stuck_transactions(connection, key, epoch=lease.epoch)
+    if stuck.ended:
+        _log.warning("ended transactions that a former owner left stuck", extra={"count": stuck.ended})
