@@ -113,12 +113,16 @@ class Shutdown:
         outer = self._armed_until
         until = time.monotonic() + seconds
         self._armed_until = until if outer is None else min(until, outer)
+        # Most steps have no time of their own; to stop gives one to what goes on (`_on_stop`).
+        is_timed = not isinf(self._armed_until)
         try:
-            self._arm()
+            if is_timed or self._deadline is not None:
+                self._arm()
             return function()
         finally:
             self._armed_until = outer
-            self._arm()
+            if is_timed or self._deadline is not None:
+                self._arm()
 
     def last(self, function: Callable[[], None]) -> None:
         """Call what is done at the end, in a share of the time that was kept for it.

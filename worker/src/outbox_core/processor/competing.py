@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
+    from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.state import Policy, ProcessorState
     from outbox_core.processor.turns import Turns
     from outbox_core.progress.checkpoint import Checkpoint
@@ -95,7 +96,7 @@ def decide_consumer(
         and _may_release(after, outcome)
     ):
         return replace(after, step=Step.RELEASE, batch=None, resume=now)
-    if state.claimed is not None and claimed is None and not _is_queue(policy):
+    if claimed is None and state.claimed is not None and not _is_queue(policy):
         spent = now - state.turn_began
         return replace(after, turns=decide_after_turn(after.turns, state.claimed.turn, spent))
     return after
@@ -222,16 +223,20 @@ def _after_look(
 def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy: Policy) -> ProcessorState:
     chunk = taken.chunk
     claimed = chunk.claimed
-    if state.claimed is None:
-        state = replace(state, turn_began=now, turns=_after_look(state, taken, now, policy))
-    state = replace(state, claimed=claimed, batch=chunk, idle=0, step=Step.HANDLE, due=now)
+    begins = state.claimed is None
+    state = replace(
+        state, claimed=claimed, batch=chunk, idle=0, step=Step.HANDLE, due=now,
+        turn_began=now if begins else state.turn_began,
+        turns=_after_look(state, taken, now, policy) if begins else state.turns,
+    )  # fmt: skip
     if claimed is not None and claimed.chunk == 1 and claimed.crash_count >= policy.delivery.retry.max_attempts:
         killed = HandlerError(
             f"{claimed.crash_count} processes in a row died while they handled this message alone",
             reason=Reason.PROCESS_KILLED,
         )
         return replace(state, step=Step.DEFER, failure=killed)
-    if state.state is WorkerState.RETRYING and (state.attempt or state.failures):
+    tries_again = state.state is WorkerState.RETRYING and (state.attempt or state.failures)
+    if tries_again or (state.state, state.reason, state.message) == (WorkerState.ACTIVE, Reason.RUNNING, ""):
         return state
     return replace(state, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
@@ -284,26 +289,19 @@ def _after_completion(
 ) -> ProcessorState:
     """Go on behind the chunk, or behind its first `done` messages up to `done_upto`, which the database was told."""
     claimed, chunk = state.claimed, state.batch
-    draining = state.state is WorkerState.DRAINING
-    state = replace(
-        state, batch=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0,
-        step=Step.END if draining else Step.FETCH,
-    )  # fmt: skip
-    state = replace(state, due=now, limit=None if state.limit is None else state.limit * 2)
-    if claimed is None or chunk is None:
-        return replace(state, claimed=None, limit=None)
-    after = chunk.examined if done_upto is None else done_upto
-    if after >= claimed.upto:
-        return replace(state, claimed=None, limit=None)
-    done = chunk.matched_count if done is None else done
-    rest = None if claimed.chunk is None else claimed.chunk * 2
-    left = max(0, claimed.count - done)
-    limit = state.limit if state.limit is not None and state.limit < left else None
+    limit = None if state.limit is None else state.limit * 2
+    left: ClaimedBatch | None = None
+    if claimed is not None and chunk is not None:
+        after = chunk.examined if done_upto is None else done_upto
+        count = max(0, claimed.count - (chunk.matched_count if done is None else done))
+        rest = None if claimed.chunk is None or claimed.chunk * 2 >= count else claimed.chunk * 2
+        if after < claimed.upto:
+            left = replace(claimed, after=after, count=count, crash_count=0, chunk=rest)
     return replace(
-        state,
-        limit=limit,
-        claimed=replace(claimed, after=after, count=left, crash_count=0, chunk=rest if rest and rest < left else None),
-    )
+        state, claimed=left, batch=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0, due=now,
+        limit=None if left is None or limit is None or limit >= left.count else limit,
+        step=Step.END if state.state is WorkerState.DRAINING else Step.FETCH,
+    )  # fmt: skip
 
 
 def _after_deferral(state: ProcessorState, deferred: outcomes.Deferred, now: float) -> ProcessorState:

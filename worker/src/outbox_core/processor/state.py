@@ -64,40 +64,21 @@ class Step(StrEnum):
     END = "end"
     """Give back what is held and end the process."""
 
-    @property
-    def is_terminal(self) -> bool:
-        """Nothing comes after it."""
-        return self is Step.END
 
-    @property
-    def needs_claim(self) -> bool:
-        """Not worth doing once the heartbeat was told that the claim is another's."""
-        return self in (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.PARK) or self.needs_lease
-
-    @property
-    def needs_lease(self) -> bool:
-        """Not worth starting without the lease. What was started already is refused by the contract."""
-        return self in (
-            Step.LOAD, Step.FETCH, Step.HANDLE, Step.ISOLATE, Step.HOLD, Step.HOLD_BATCH, Step.TAKE_HELD,
-            Step.HANDLE_HELD, Step.FAIL_HELD,
-        )  # fmt: skip
-
-    @property
-    def can_yield(self) -> bool:
-        """Nothing is in hand: the partition may go to another process from here."""
-        return self in (
-            Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD, Step.TAKE_HELD
-        )  # fmt: skip
-
-    @property
-    def uses_target(self) -> bool:
-        """Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
-        return self in (Step.FETCH, Step.TAKE_HELD)
-
-    @property
-    def rests(self) -> bool:
-        """Before it begins, the partition may be taken away: a batch that was only read is read again elsewhere."""
-        return self.can_yield or self is Step.HANDLE
+# Tuples, not properties of a step: the loop asks several times for each batch.
+NEEDS_LEASE: Final = (
+    Step.LOAD, Step.FETCH, Step.HANDLE, Step.ISOLATE, Step.HOLD, Step.HOLD_BATCH, Step.TAKE_HELD, Step.HANDLE_HELD,
+    Step.FAIL_HELD,
+)  # fmt: skip
+"""Not worth starting without the lease. What was started already is refused by the contract."""
+NEEDS_CLAIM: Final = (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.PARK, *NEEDS_LEASE)
+"""Not worth doing once the heartbeat was told that the claim is another's."""
+CAN_YIELD: Final = (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD, Step.TAKE_HELD)
+"""Nothing is in hand: the partition may go to another process from here."""
+RESTS: Final = (*CAN_YIELD, Step.HANDLE)
+"""Before it begins, the partition may be taken away: a batch that was only read is read again elsewhere."""
+USES_TARGET: Final = (Step.FETCH, Step.TAKE_HELD)
+"""Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,9 @@ class CompetingSteps:
     ) -> None:
         """Keep the context, what runs transactions, and what takes batches."""
         self._context = context
+        self._target = context.databases.target
+        self._size = context.config.delivery.batch_limit
+        self._transactional = context.config.guarantee is Guarantee.TRANSACTIONAL
         self._runner = runner
         self._effects = Effects(context)
         self._stopped = stopped
@@ -76,12 +79,9 @@ class CompetingSteps:
             Step.RELEASE: self._release,
         }
 
-    def _connection(self) -> Connection:
-        return self._context.databases.target.connection()
-
     def _join(self, _state: ProcessorState) -> ConsumerOutcome:
         context, source, settings = self._context, self._context.config.source, self._consumer.settings
-        connection = self._connection()
+        connection = self._target.connection()
         self._taker.server_run = self._runner.server_run
         if settings.queue is not None:
             manage = source.schema_ is SchemaManagement.MANAGE
@@ -110,18 +110,17 @@ class CompetingSteps:
 
     def _release(self, _state: ProcessorState) -> ConsumerOutcome:
         """Let others have what is in hand: it is handed back as it is, no attempt of any message is used."""
-        self._taker.hand_back(self._connection())
+        self._taker.hand_back(self._target.connection())
         return outcomes.Released()
 
     def _take(self, state: ProcessorState) -> ConsumerOutcome:
-        throttle, size = self._context.throttle, self._context.config.delivery.batch_limit
-        claimed, promoted = state.claimed, 0
+        throttle, claimed, promoted = self._context.throttle, state.claimed, 0
         if claimed is None:
             found, promoted = self._find(Turn.FRESH if throttle.prefers_fresh else decide_turn(state.turns))
             if isinstance(found, NothingTaken):
                 return replace(found, promoted=promoted)
             claimed = found
-        most = throttle.limit(size, retried=claimed.again)
+        most = throttle.limit(self._size, retried=claimed.again)
         if state.limit is not None:
             most = min(most, state.limit)
         if (block := self._block_of(claimed, state)) is not None:
@@ -130,7 +129,7 @@ class CompetingSteps:
         if chunk.matched:
             return Taken(chunk, promoted)
         # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
-        done = self._taker.complete(self._connection(), claimed, chunk.examined, 0)
+        done = self._taker.complete(self._target.connection(), claimed, chunk.examined, 0)
         return NothingTaken(moved=True, promoted=promoted) if done else Lost()
 
     def _find(self, turn: Turn) -> tuple[ClaimedBatch | NothingTaken, int]:
@@ -149,8 +148,8 @@ class CompetingSteps:
         return (self._find_fresh(), promoted) if promoted else (found, 0)
 
     def _find_fresh(self) -> ClaimedBatch | NothingTaken:
-        connection = self._connection()
-        most = self._context.throttle.limit(self._context.config.delivery.batch_limit)
+        connection = self._target.connection()
+        most = self._context.throttle.limit(self._size)
         if time.monotonic() >= self._next_look[Turn.FRESH]:
             claimed = self._taker.take_left(connection, Turn.FRESH, most)
             if claimed is not None:
@@ -162,8 +161,8 @@ class CompetingSteps:
         """Take messages that failed before; those of a queue come with its others from now on."""
         if time.monotonic() < self._next_look[Turn.AGAIN]:
             return None, 0
-        connection = self._connection()
-        most = self._context.throttle.limit(self._context.config.delivery.batch_limit, retried=True)
+        connection = self._target.connection()
+        most = self._context.throttle.limit(self._size, retried=True)
         if self._taker.reader.is_queue:
             claimed, promoted = None, self._taker.promote_failed(connection, min(most, PROMOTED_AGAIN))
         else:
@@ -180,7 +179,7 @@ class CompetingSteps:
 
     def _read(self, claimed: ClaimedBatch, limit: int) -> Chunk:
         """Read what is left of the batch, or at most `limit` messages of it."""
-        connection, reader = self._connection(), self._taker.reader
+        connection, reader = self._target.connection(), self._taker.reader
         least = limit if claimed.chunk is None else min(limit, claimed.chunk)
         most = None if least >= claimed.count else least
         if not self._context.target.needs_payload:
@@ -196,20 +195,18 @@ class CompetingSteps:
 
     def _handle_chunk(self, state: ProcessorState) -> ConsumerOutcome:
         claimed, chunk = _in_hand(state)
-        transactional = self._context.config.guarantee is Guarantee.TRANSACTIONAL
-        if self._sifts(state):
-            if not transactional and not self._taker.renew(self._connection(), claimed):
-                return Lost()
-            return self._isolate_chunk(state, self._block_of(claimed, state) or 1, complete=transactional)
-        if transactional:
-            return self._run(claimed, chunk, complete=True)
+        block = self._block_of(claimed, state)
         # What is handed over cannot be recalled: only for a batch that is ours, and for as long as that lasts.
-        if not self._taker.renew(self._connection(), claimed):
+        if not self._transactional and not self._taker.renew(self._target.connection(), claimed):
             return Lost()
-        if self._effects.are_inside:
-            outcome = self._run(claimed, chunk, complete=False)
-            return outcomes.Delivered(outcome.count) if isinstance(outcome, Completed) else outcome
-        return self._hand_to_broker(state)
+        if block is not None and (claimed.again or block < chunk.matched_count):
+            return self._isolate_chunk(state, block)
+        if not self._effects.are_inside:
+            return self._hand_to_broker(state)
+        outcome = self._run(claimed, chunk)
+        if isinstance(outcome, Completed) and not self._transactional:
+            return outcomes.Delivered(outcome.count)
+        return outcome
 
     def _hand_to_broker(self, state: ProcessorState) -> ConsumerOutcome:
         """Hand the chunk to a broker; what that names as failed leaves the batch with the chunk's completion."""
@@ -222,25 +219,21 @@ class CompetingSteps:
             return replace(sifted, settled=False, named=self._named_stop(sifted))
         return outcomes.Delivered(count)
 
-    def _run(self, claimed: ClaimedBatch, chunk: Chunk, *, complete: bool) -> ConsumerOutcome:
-        """Effects, and with `complete` the batch's completion: both or neither."""
+    def _run(self, claimed: ClaimedBatch, chunk: Chunk) -> Completed | Lost | outcomes.Failed:
+        """Effects, and with Transactional the batch's completion: both or neither."""
 
         def finish(connection: Connection) -> outcomes.OwnershipLost | None:
-            done = not complete or self._taker.complete(connection, claimed, chunk.examined, chunk.matched_count)
+            done = not self._transactional or self._taker.complete(
+                connection, claimed, chunk.examined, chunk.matched_count
+            )
             return None if done else _LOST
 
         return self._commit(claimed, partial(self._effects.handle, chunk), finish)
 
-    def _sifts(self, state: ProcessorState) -> bool:
-        """Say whether the chunk in hand is handled in parts, within one transaction."""
-        claimed, chunk = _in_hand(state)
-        block = self._block_of(claimed, state)
-        return block is not None and (claimed.again or block < chunk.matched_count)
-
-    def _isolate_chunk(self, state: ProcessorState, block: int, *, complete: bool) -> ConsumerOutcome:
+    def _isolate_chunk(self, state: ProcessorState, block: int) -> ConsumerOutcome:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
         claimed, chunk = _in_hand(state)
-        connection, stretch = self._connection(), ReadRange.of(claimed, upto=chunk.examined)
+        connection, stretch = self._target.connection(), ReadRange.of(claimed, upto=chunk.examined)
         messages = chunk.messages or self._taker.reader.fetch(connection, stretch)
         if not messages:
             # The rows were deleted meanwhile.
@@ -260,14 +253,14 @@ class CompetingSteps:
             return sifted.handled
 
         def finish(_: Connection) -> outcomes.OwnershipLost | None:
-            return None if not complete or self._settle(claimed, found[0]) else _LOST
+            return None if not self._transactional or self._settle(claimed, found[0]) else _LOST
 
         outcome = self._commit(claimed, effects, finish)
         if not isinstance(outcome, Completed):
             return outcome
         self._effects.spend(found[0].behind)
         tell(found[0])
-        return replace(found[0], settled=complete, named=self._named_stop(found[0]))
+        return replace(found[0], settled=self._transactional, named=self._named_stop(found[0]))
 
     def _sifting(self, state: ProcessorState, messages: tuple[Message, ...]) -> Sifting:
         """Make what judges these messages, the first ones of the chunk in hand."""
@@ -278,7 +271,7 @@ class CompetingSteps:
     def _settle(self, claimed: ClaimedBatch, sifted: Sifted) -> bool:
         if sifted.upto is None:
             return True
-        return self._taker.defer(self._connection(), claimed, sifted.upto, sifted.behind, sifted.refusals)
+        return self._taker.defer(self._target.connection(), claimed, sifted.upto, sifted.behind, sifted.refusals)
 
     def _commit(
         self,
@@ -287,7 +280,7 @@ class CompetingSteps:
         finish: Callable[[Connection], outcomes.OwnershipLost | None],
     ) -> Completed | Lost | outcomes.Failed:
         """Run the transaction; where `finish` finds the batch to be another consumer's, its effects are undone."""
-        match self._runner.run(self._connection(), claimed.id, None, effects, finish):
+        match self._runner.run(self._target.connection(), claimed.id, None, effects, finish):
             case outcomes.Stored() as stored:
                 return Completed(stored.count)
             case outcomes.Failed() as failed:
@@ -302,7 +295,7 @@ class CompetingSteps:
         return replace(state.sifted, settled=True) if self._settle(claimed, state.sifted) else Lost()
 
     def _complete_chunk(self, claimed: ClaimedBatch, chunk: Chunk) -> ConsumerOutcome:
-        done = self._taker.complete(self._connection(), claimed, chunk.examined, chunk.matched_count)
+        done = self._taker.complete(self._target.connection(), claimed, chunk.examined, chunk.matched_count)
         return Completed(chunk.matched_count) if done else Lost()
 
     def _defer(self, state: ProcessorState) -> ConsumerOutcome:
@@ -310,7 +303,7 @@ class CompetingSteps:
         claimed, chunk = _in_hand(state)
         if state.failure is None:
             raise TransientError("no failure to defer a message for", reason=Reason.INTERNAL_ERROR)
-        connection = self._connection()
+        connection = self._target.connection()
         stretch = ReadRange.of(claimed, upto=chunk.examined, limit=1)
         messages = chunk.messages[:1] or self._taker.reader.fetch(connection, stretch)
         if not messages:
@@ -335,7 +328,7 @@ class CompetingSteps:
     def _failed_before(self, claimed: ClaimedBatch, stretch: ReadRange) -> Mapping[Checkpoint, int]:
         """Return how often messages failed before; of those that are left out: never."""
         if self._taker.reader.is_queue:
-            return self._taker.reader.fetch_attempts(self._connection(), stretch)
+            return self._taker.reader.fetch_attempts(self._target.connection(), stretch)
         return dict(claimed.listed)
 
 
@@ -346,4 +339,4 @@ def _in_hand(state: ProcessorState) -> tuple[ClaimedBatch, Chunk]:
 
 
 def _chunk(claimed: ClaimedBatch, examined: Any, messages: tuple[Message, ...], count: int) -> Chunk:
-    return Chunk(claimed.after, examined, messages, count, full=True, matched_count=count, claimed=replace(claimed))
+    return Chunk(claimed.after, examined, messages, count, full=True, matched_count=count, claimed=claimed)

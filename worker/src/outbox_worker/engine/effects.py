@@ -43,6 +43,8 @@ class Effects:
                 self._outside = target
             case _:
                 assert_never(context.target)
+        self.are_inside = self._inside is not None
+        """Effects are in a transaction of the checkpoint's database."""
 
     @property
     def inside(self) -> InTransaction:
@@ -55,11 +57,6 @@ class Effects:
         if self._inside is None:
             raise ConfigurationError("effects in the transaction of the checkpoint need a target in its database")
         return self._inside
-
-    @property
-    def are_inside(self) -> bool:
-        """Effects are in a transaction of the checkpoint's database."""
-        return self._inside is not None
 
     def spend(self, messages: int) -> None:
         """So many messages are handed over: the processor's rate counts them."""

@@ -40,20 +40,22 @@ class Loop:
         self._throttle = runners[0].context.throttle
         self._waker = waker
         self._progress = progress
+        self._is_rated = runners[0].context.config.delivery.rate_limit is not None
         self._longest = runners[0].context.config.delivery.timeout.total_seconds() + _SLACK
         self._next_tick = 0.0
         self._activity = Activity(runners[0].context.status)
 
     def run(self) -> None:
         """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
-        while live := [runner for runner in self._runners if not runner.state.step.is_terminal]:
-            if all(runner.is_obsolete for runner in live):
-                return
+        while live := [runner for runner in self._runners if runner.state.step is not Step.END]:
             self._activity.look()
             if self._interrupt(live):
                 continue
-            self._share(live)
+            if self._is_rated:
+                self._share(live)
             runner = min(live, key=lambda each: each.state.due)
+            if isinf(runner.state.due) and all(each.is_obsolete for each in live):
+                return
             self._progress.expect("loop", within=_LONG if runner.state.step in _LONG_STEPS else self._longest)
             left = runner.state.due - time.monotonic()
             if left <= 0:

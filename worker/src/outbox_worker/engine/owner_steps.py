@@ -13,7 +13,7 @@ from typing_extensions import override
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.ports import OwnedUnit, Supply
 from outbox_core.processor import outcomes
-from outbox_core.processor.state import lease_of
+from outbox_core.processor.state import NEEDS_LEASE, lease_of
 from outbox_core.progress.checkpoint import parse_checkpoint
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
@@ -173,7 +173,7 @@ class OwnerSteps:
         if self._connections and not any(connection.closed for connection in self._connections):
             return False
         self._databases.target.connection()
-        if step.needs_lease:
+        if step in NEEDS_LEASE:
             self._databases.source.connection()
         return self._databases.opened != self._prepared
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.processor import outcomes
-from outbox_core.processor.state import Policy, Step
+from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, RESTS, USES_TARGET, Policy, Step
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.spec import Engine
 from outbox_worker.engine.run_step import run_step
@@ -58,6 +58,7 @@ class Runner:
             bisects=context.config.engine is Engine.WORKER,
             isolates=isolates(context),
         )
+        self._names: dict[str, object] = {} if membership is None else {"partition": context.key.partition}
         self._batch_began = 0.0
         self._found_fresh = True
         """The last look at the outbox gave the target something, or there was none yet."""
@@ -79,21 +80,20 @@ class Runner:
         context, step = self.context, self.state.step
         if context.shutdown.requested and not self.state.is_last_work:
             return outcomes.StopRequested()
-        if step.needs_claim and (why := context.ownership.claim_lost):
+        if step in NEEDS_CLAIM and (why := context.ownership.claim_lost):
             return outcomes.OwnershipLost(why)
-        if step.needs_lease and (why := context.ownership.lease_lost):
+        if step in NEEDS_LEASE and (why := context.ownership.lease_lost):
             return self._find_loss(why)
         if self._membership is None:
             return self._look_again()
         wanted = self._membership.is_assigned(context.key.partition)
         if wanted and step is Step.PARK:
             return outcomes.Assigned()
-        return outcomes.Revoked() if not wanted and step.can_yield else self._look_again()
+        return outcomes.Revoked() if not wanted and step in CAN_YIELD else self._look_again()
 
     def _look_again(self) -> outcomes.Outcome | None:
         """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
-        seen = self.context.watch.take(self.context.key.partition) if self.state.step is Step.FETCH else None
-        if seen is None:
+        if self.state.step is not Step.FETCH or (seen := self.context.watch.take(self.context.key.partition)) is None:
             return None
         unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
         return outcomes.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
@@ -108,21 +108,19 @@ class Runner:
     def advance(self, outcome: outcomes.Outcome | None = None) -> None:
         """Do the step, unless there is an `outcome` already, and decide what comes next."""
         before = self.state
-        if outcome is None and not self.context.ownership.begin_step() and before.step.needs_lease:
+        if outcome is None and not self.context.ownership.begin_step() and before.step in NEEDS_LEASE:
             self.context.ownership.drop_lease()
             outcome = outcomes.Released()
         if before.step is Step.TAKE_HELD and self.context.throttle.prefers_fresh and self._found_fresh:
             before = replace(before, step=Step.FETCH)
         if outcome is None:
-            blocked = self.context.throttle.find_obstacle(time.monotonic()) if before.step.uses_target else None
+            blocked = self.context.throttle.find_obstacle(time.monotonic()) if before.step in USES_TARGET else None
             outcome = blocked or self._perform(before)
         if isinstance(outcome, outcomes.Fetched):
             self._found_fresh = outcome.batch.matched
         self._count(before, outcome)
         self.state = self._decide(before, outcome, time.monotonic(), self._policy, self._random.random())
-        self.context.ownership.note_claimed(self.state.claimed)
-        if self.state.step.rests:
-            self.context.ownership.rest()
+        self.context.ownership.note_decided(self.state.claimed, rests=self.state.step in RESTS)
         before_shown, self._shown = self._shown, self.context.throttle.shown(self.state)
         self._tell(before, outcome, before_shown)
         self.context.status.set_state(self._shown, self.context.key.partition)
@@ -219,7 +217,3 @@ class Runner:
                 extra=self._names
                 | {"state": told.state.value, "reason": told.reason.value, "why": told.message or None},
             )
-
-    @property
-    def _names(self) -> dict[str, object]:
-        return {} if self._membership is None else {"partition": self.context.key.partition}

@@ -95,6 +95,8 @@ class Throttle:
 
     def shown(self, state: ProcessorState) -> ProcessorState:
         """Return what is told of a partition: between two probes, and while one fails, no more than that it waits."""
+        if self._breaker.phase is Phase.CLOSED:
+            return state
         waits = state.state is WorkerState.ACTIVE or (state.state is WorkerState.RETRYING and not state.failures)
         if not waits or self.phase is not Phase.OPEN:
             return state

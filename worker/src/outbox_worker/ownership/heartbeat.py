@@ -97,11 +97,6 @@ class Ownership:
             if self._claimed:
                 self._claim_lost = why
 
-    def note_claimed(self, batch: ClaimedBatch | None) -> None:
-        """Remember the batch that is in hand in mode Competing."""
-        with self._lock:
-            self._batch = batch
-
     @property
     def batch(self) -> ClaimedBatch | None:
         """The batch that this process believes to be its own, in mode Competing."""
@@ -148,10 +143,17 @@ class Ownership:
             self._resting = False
             return not self._given_back
 
-    def rest(self) -> None:
-        """Nothing is in hand: the lease may be given back until the next step begins."""
+    def note_decided(self, batch: ClaimedBatch | None, *, rests: bool) -> None:
+        """Take what is in hand until the next step begins.
+
+        Args:
+            batch: in mode Competing, the one that the heartbeat renews.
+            rests: nothing is: the lease may be given back.
+
+        """
         with self._lock:
-            self._resting = True
+            self._batch = batch
+            self._resting = self._resting or rests
 
     def give_back(self, lease: HeldLease) -> bool:
         """Take the lease from a partition that rests; the caller releases it. False: it is in use, or another's."""

@@ -32,7 +32,7 @@ class Membership:
 
     def is_assigned(self, partition: int) -> bool:
         """Say whether this process shall own the partition; none of those that are no more."""
-        return partition in self._seen[0] and not self.outdated
+        return partition in self._seen[0] and self._found == self.count
 
     @property
     def found(self) -> int:

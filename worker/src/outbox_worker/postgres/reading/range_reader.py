@@ -393,11 +393,8 @@ class DispatchReader:
         self._scan = replace(
             RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
         )
-
-    @property
-    def filters(self) -> bool:
+        self.filters = self._scan.types is not None or bool(self._scan.publications)
         """Some rows are examined and passed over."""
-        return self._scan.types is not None or bool(self._scan.publications)
 
     def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""

@@ -98,7 +98,7 @@ class ReadRange:
 
 def start_of(lower: Snapshot, after: Checkpoint) -> Checkpoint:
     """Return the pair after which the messages lie that the lower snapshot did not know."""
-    return max(after, Checkpoint(lower.xmax - 1, MAX_POSITION))
+    return after if after.transaction_id >= lower.xmax else Checkpoint(lower.xmax - 1, MAX_POSITION)
 
 
 @dataclass(frozen=True)
