@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_core.errors import OutboxError
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, RESTS, USES_TARGET, Policy, Step
 from outbox_core.progress.checkpoint import StoreAnswer
+from outbox_core.report import Reason
 from outbox_core.spec import Engine
-from outbox_worker.engine.run_step import run_step
 from outbox_worker.engine.steps import isolates
 from outbox_worker.logs import get_logger
+from outbox_worker.postgres.errors import DatabaseError, translate
+from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,8 +132,26 @@ class Runner:
     def _perform(self, state: ProcessorState) -> outcomes.Outcome:
         if state.step in _HANDLING and state.batch is not None:
             self._batch_began = time.monotonic()
-        outcome = run_step(self.context, lambda: self._steps.perform(state), self._names | {"step": state.step.value})
+        outcome = self._carry_out(state)
         return self._steps.name_failed(state, outcome) if isinstance(outcome, outcomes.Failed) else outcome
+
+    def _carry_out(self, state: ProcessorState) -> outcomes.Outcome:
+        context, names = self.context, self._names | {"step": state.step.value}
+        try:
+            # A wait in it, for a locked table or a server that is gone, ends with the grace period.
+            return context.shutdown.limited(inf, lambda: self._steps.perform(state))
+        except OutboxError as err:
+            error = err
+        except DatabaseError as err:
+            error = translate(err)
+        except Interrupted as err:
+            context.databases.discard()  # it may be in the middle of a statement
+            error = err.as_error("the step")
+        except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
+            _log.exception("a fault of the worker itself", extra=names)
+            context.databases.discard()
+            error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
+        return outcomes.Failed(error)
 
     def _count(self, state: ProcessorState, outcome: outcomes.Outcome) -> None:
         status = self.context.status

@@ -107,7 +107,10 @@ class ProcessStatus:
     def set_state(self, state: ProcessorState, partition: int = 0) -> None:
         """Take the loop's state of one partition."""
         with self._lock:
+            before, told = self._states.get(partition), (state.state, state.reason, state.message)
             self._states[partition] = state
+            if before is not None and (before.state, before.reason, before.message) == told:
+                return
             if state.state in _TOLD:
                 self._words[partition] = Word(partition, state.state, state.reason, state.message[:_WORD])
             elif state.state in _NOT_OURS:
