@@ -1,4 +1,4 @@
-"""PURE: the life of a consumer in mode Competing, as a state machine like `outbox_core.processor.lifecycle`'s.
+"""PURE: what differs in the life of a consumer in mode Competing from `outbox_core.processor.lifecycle`'s.
 
     PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
 
@@ -19,6 +19,7 @@ from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claimed_batch import Action, Verdict
 from outbox_core.processor.claiming import decide_after_claim
+from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.report import Reason, WorkerState
@@ -123,8 +124,8 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
         case outcomes.ClaimAnswered():
             return decide_after_claim(state, replace(_empty_handed(state), joined=False), outcome, now, chance)
-        case outcomes.Reviewed():
-            return replace(state, step=Step.CHECK_TARGET, due=now)
+        case outcomes.Reviewed() | outcomes.Delivered() | outcomes.StopRequested():
+            return decide_next(state, outcome, now, policy, chance)
         case outcomes.TargetReady():
             return replace(state, step=Step.LOAD, due=now)
         case outcomes.Joined():
@@ -134,8 +135,6 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return _after_take(state, outcome, now, policy)
         case outcomes.NothingTaken():
             return _after_nothing(state, outcome, now, policy)
-        case outcomes.Delivered():
-            return replace(state, step=Step.STORE, due=now, delivered=True)
         case outcomes.Completed():
             return _after_completion(_grown(state, policy), now)
         case outcomes.Sifted() if not outcome.settled:
@@ -167,9 +166,6 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             )  # fmt: skip
         case outcomes.HandlerChanged():
             return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if _holds(state) else state
-        case outcomes.StopRequested():
-            state = replace(state, due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
-            return state if state.is_last_work and state.failures == 0 else replace(state, step=Step.END)
         case _:
             assert_never(outcome)
 
