@@ -194,7 +194,7 @@ def test_where_time_was_over_before_anything_was_done_smaller_parts_are_next():
 AGAIN = replace(WORK, window=None, listed=((Checkpoint(10, 93), 1), (END, 1)), count=2, again=True)
 
 
-def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_wait_for_three_times_as_long():
+def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_wait_for_nine_times_as_long():
     state = decide_consumer(
         ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(AGAIN, 2)), 0.0, ISOLATING, 0.0
     )
@@ -202,10 +202,10 @@ def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_w
     assert (state.step, state.state) == (Step.RELEASE, WorkerState.ACTIVE), "others go on with what is left"
     state = isolating(state, outcomes.Released(), now=0.3)
     assert (state.step, state.claimed, decide_turn(state.turns)) == (Step.FETCH, None, Turn.FRESH)
-    assert state.turns.owed == pytest.approx(0.9)
+    assert state.turns.owed == pytest.approx(2.7)
     state = decide_consumer(state, Taken(piece_of(WORK, 8)), 0.3, ISOLATING, 0.0)
     state = isolating(state, Completed(8), now=0.8)
-    assert (state.turns.owed, decide_turn(state.turns)) == (pytest.approx(0.4), Turn.FRESH)
+    assert (state.turns.owed, decide_turn(state.turns)) == (pytest.approx(2.2), Turn.FRESH)
     assert decide_turn(isolating(state, NothingTaken(), now=0.8).turns) is Turn.AGAIN, "there is nothing else to do"
     assert decide_turn(isolating(state, NothingTaken(contended=True), now=0.8).turns) is Turn.FRESH
 
@@ -259,9 +259,9 @@ def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
     queue = replace(ISOLATING, delivery=ISOLATING.delivery.model_copy(update={"competing": Competing(queue="jobs")}))
     state = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE)
     state = decide_consumer(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
-    assert state.turns.owed == pytest.approx(0.3 - 0.008)
+    assert state.turns.owed == pytest.approx(0.9 - 0.008)
     state = decide_consumer(state, Completed(8), 5.0, queue, 0.0)
-    assert state.turns.owed == pytest.approx(0.292), "whatever time it took"
+    assert state.turns.owed == pytest.approx(0.892), "whatever time it took"
 
 
 def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():

@@ -102,9 +102,9 @@ def test_what_waits_behind_a_message_that_is_skipped_blocks_its_key_until_it_is_
 def test_after_messages_that_failed_again_fresh_ones_have_longer():
     state = owner(step=Step.ISOLATE, batch=batch(held=8), turn_began=NOW - 1.0, held_due=NOW)
     after = decide(state, outcomes.HeldSorted(0, (FAILED,), 1))
-    assert (after.step, after.turns, after.held_block) == (Step.FETCH, Turns(3.0), 1)
+    assert (after.step, after.turns, after.held_block) == (Step.FETCH, Turns(9.0), 1)
     busy = decide(replace(after, step=Step.HANDLE, batch=batch(), turn_began=NOW - 1.0), outcomes.Stored(B, 8))
-    assert (busy.step, busy.turns) == (Step.FETCH, Turns(2.0))
+    assert (busy.step, busy.turns) == (Step.FETCH, Turns(8.0))
     idle = decide(after, outcomes.Fetched(Batch(A, A, (), 0, full=False)))
     assert (idle.step, idle.turns) == (Step.TAKE_HELD, Turns())
 

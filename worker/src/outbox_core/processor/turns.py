@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-FRESH_SHARE: Final = 3.0
+FRESH_SHARE: Final = 9.0
 """How much longer than messages that failed before fresh ones are worked on, while both are there."""
 LONGEST_OWED: Final = 60.0
 """Seconds. One attempt that ran into a long time-out must not put off all others for hours."""
