@@ -313,13 +313,23 @@ GATED_HANDLER = (
     PYTHON_HANDLER
     + """
     import pathlib, time
-    hold = pathlib.Path("hold")
-    while hold.exists():
+
+    def is_held():
+        try:
+            key = pathlib.Path("hold").read_text()
+        except FileNotFoundError:
+            return False
+        return not key or any(message.partition_key == key for message in batch)
+
+    while is_held():
         pathlib.Path("entered").touch()
         time.sleep(0.01)
 """
 )
-"""The same, but it stays in the middle of the batch, between two statements, while the file `hold` is there."""
+"""The same, but it stays in the middle of the batch, between two statements, while the file `hold` is there.
+
+Where that has a text it is a key: batches without it go on.
+"""
 
 
 @dataclass
@@ -328,8 +338,8 @@ class HandlerGate:
 
     directory: Path
 
-    def close(self) -> None:
-        (self.directory / "hold").touch()
+    def close(self, key: str = "") -> None:
+        (self.directory / "hold").write_text(key)
 
     def wait_entered(self) -> None:
         wait_until((self.directory / "entered").exists, "the handler is in the middle of a batch")

@@ -450,3 +450,8 @@ def test_a_refusal_that_could_not_be_recorded_is_recorded_later():
 def test_what_was_refused_is_recorded_without_the_lease_and_a_lease_needs_the_claim():
     assert Step.RECORD not in NEEDS_LEASE
     assert Step.ACQUIRE in NEEDS_CLAIM
+
+
+def test_a_partition_rests_before_it_stores_what_was_only_read_not_what_was_delivered():
+    assert owner(step=Step.STORE).rests
+    assert not owner(step=Step.STORE, batch=batch(), delivered=True).rests

@@ -75,8 +75,7 @@ NEEDS_CLAIM: Final = (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.PARK, *
 """Not worth doing once the heartbeat was told that the claim is another's."""
 CAN_YIELD: Final = (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, Step.HOLD, Step.TAKE_HELD)
 """Nothing is in hand: the partition may go to another process from here."""
-RESTS: Final = (*CAN_YIELD, Step.HANDLE)
-"""Before it begins, the partition may be taken away: a batch that was only read is read again elsewhere."""
+_RESTS: Final = (*CAN_YIELD, Step.HANDLE)
 USES_TARGET: Final = (Step.FETCH, Step.TAKE_HELD)
 """Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
 
@@ -206,6 +205,11 @@ class ProcessorState:
     def owns(self) -> bool:
         """What this process handles is its own, as far as it knows."""
         return self.lease is not None or self.joined
+
+    @property
+    def rests(self) -> bool:
+        """Before the step begins, the partition may be taken away: what was only read is read again elsewhere."""
+        return self.step in _RESTS or (self.step is Step.STORE and not self.delivered)
 
     @property
     def is_last_work(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.errors import OutboxError
 from outbox_core.processor import outcomes
-from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, RESTS, USES_TARGET, Policy, Step
+from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Engine
@@ -112,7 +112,7 @@ class Runner:
     def advance(self, outcome: outcomes.Outcome | None = None) -> None:
         """Do the step, unless there is an `outcome` already, and decide what comes next."""
         before = self.state
-        if outcome is None and not self.context.ownership.begin_step() and before.step in NEEDS_LEASE:
+        if outcome is None and not self.context.ownership.begin_step() and (before.step in NEEDS_LEASE or before.rests):
             self.context.ownership.drop_lease()
             outcome = outcomes.Released()
         if before.step is Step.TAKE_HELD and self.context.throttle.prefers_fresh and self._found_fresh:
@@ -124,7 +124,7 @@ class Runner:
             self._found_fresh = outcome.batch.matched
         self._count(before, outcome)
         self.state = self._decide(before, outcome, time.monotonic(), self._policy, self._random.random())
-        self.context.ownership.note_decided(self.state.claimed, rests=self.state.step in RESTS)
+        self.context.ownership.note_decided(self.state.claimed, rests=self.state.rests)
         before_shown, self._shown = self._shown, self.context.throttle.shown(self.state)
         self._tell(before, outcome, before_shown)
         self.context.status.set_state(self._shown, self.context.key.partition)
