@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -19,14 +20,52 @@ _IMAGE_REASONS: Final = {"ImagePullBackOff", "ErrImagePull", "InvalidImageName",
 _MISSING: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
 
 
+_YEARS: Final = range(1970, 9999)
+"""Years of times that have a form in every time zone."""
+_LARGEST_FIGURE: Final = 1e12
+"""Above each real number that a worker reports: seconds."""
+_PARTITIONS: Final = range(64)
+_LONGEST_LIST: Final = 16
+_LONGEST_WORD: Final = 32
+
+
 def parse_report(text: str | None) -> Report | None:
-    """Read a report; None when the text is none, which is what a crash leaves."""
+    """Read a report; None when the text is none, which is what a crash leaves, or has what no status can hold."""
     if not text or not text.lstrip().startswith("{"):
         return None
     try:
-        return Report.model_validate_json(text)
+        report = Report.model_validate_json(text)
     except ValidationError:
         return None
+    return report if _fits_status(report) else None
+
+
+def _fits_status(report: Report) -> bool:
+    """Tell whether status can hold all of a report.
+
+    The image is the user's, and may say anything. A status that the API server refuses would keep the resource from
+    being decided, and with it every change of its spec.
+    """
+    numbers = {*(lease.partition for lease in report.leases), *(each.partition for each in report.checkpoints)}
+    return (
+        all(number in _PARTITIONS for number in numbers)
+        and len(report.failures.blocked_keys) <= _LONGEST_LIST
+        and len(report.circuit or "") <= _LONGEST_WORD
+        and _is_bounded(report.model_dump())
+    )
+
+
+def _is_bounded(value: Any) -> bool:
+    """Tell whether each number fits 64 bits, or is finite, and each time has a form in UTC."""
+    if isinstance(value, dict):
+        return all(_is_bounded(each) for each in value.values())
+    if isinstance(value, list):
+        return all(_is_bounded(each) for each in value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    if isinstance(value, float):
+        return abs(value) <= _LARGEST_FIGURE
+    return not isinstance(value, datetime) or value.year in _YEARS
 
 
 def role_of(body: dict[str, Any]) -> Role | None:
