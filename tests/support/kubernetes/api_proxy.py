@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import sys
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -70,6 +71,12 @@ class ApiProxy(ThreadingHTTPServer):
         self.shutdown()
         self._serving.join()
         self.server_close()
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a caller that resets its connection, as a process that ends does; print every other error."""
+        if not isinstance(sys.exception(), ConnectionResetError):
+            super().handle_error(request, client_address)
 
     def hides(self, event: bytes) -> bool:
         """Whether a line of a watch stays here."""
