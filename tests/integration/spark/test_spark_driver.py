@@ -74,6 +74,14 @@ def batches_in(log: Path) -> list[int]:
     return sorted(int(entry.name) for entry in log.iterdir() if entry.name.isdecimal())
 
 
+def store_waits(orders: Orders) -> bool:
+    waiting = (
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
+        "AND query LIKE '%store_processor_checkpoint%'"
+    )
+    return orders.connection.execute(waiting).fetchone() is not None
+
+
 def end_gracefully(driver: Worker) -> None:
     assert driver.terminate(60) == 0, driver.log()[-4000:]
 
@@ -225,7 +233,10 @@ def handle(messages, effects):
 
 
 def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, shared_jvm, database, orders, tmp_path):
-    """`target.parquet` without an application; the server commits a batch, and the driver does not hear of it."""
+    """`target.parquet` without an application; the server commits a batch, and the driver does not hear of it.
+
+    Later a program holds the checkpoint's row: no file is shown before its checkpoint is committed.
+    """
     cutter = CommitCutter(database.port)
     config = spark_config(database, tmp_path, target={"parquet": {"path": str(orders.files)}})
     driver = drivers.launch(drivers.prepare(config, cutter.uri(database.uri())), jvm=shared_jvm)
@@ -240,6 +251,16 @@ def test_files_alone_over_a_commit_whose_answer_is_lost(drivers, shared_jvm, dat
     assert cutter.cuts == 1
     wait_for_files(10)
     assert driver.report().conflicts.count == 0, "it finds out what is stored, and Spark goes on from there"
+    before = orders.positions_in_files()
+    holder = database.direct(autocommit=False)
+    with orders.connection.transaction():
+        orders.produce(20)
+        # Its transaction id is above the messages': it holds the row, not the high-water mark.
+        holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+    wait_until(lambda: store_waits(orders), "the files are written, and their checkpoint is being stored", PATIENCE)
+    assert orders.positions_in_files() == before, "files of a checkpoint that is not stored are not shown"
+    holder.rollback()
+    wait_for_files(10)
     end_gracefully(driver)
     cutter.close()
     assert orders.codes() == []

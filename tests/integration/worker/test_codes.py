@@ -127,6 +127,11 @@ def test_an_open_conflict_blocks_every_other_worker_too(outbox, gated, workers):
     outbox.wait_handled([f"message-{n}" for n in range(1, 11)])
 
 
+def waits_for_lock(outbox):
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return outbox.connection.execute(waiting).fetchone() is not None
+
+
 @pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
 @pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
 def test_a_commit_without_an_answer_is_adopted_and_no_conflict(outbox, workers, cut, target):
@@ -136,9 +141,14 @@ def test_a_commit_without_an_answer_is_adopted_and_no_conflict(outbox, workers, 
         worker = workers.start(config, proxy.uri(outbox.database.uri()), handler=GATED_HANDLER)
         worker.wait_state("Active", "Idle")
         proxy.arm(cut, after=b"store_processor_checkpoint", once=True)
+        holder = outbox.database.direct(autocommit=False)
+        # More is there when the worker asks what became of its batch: a new attempt would be another batch.
+        holder.execute("LOCK TABLE handled IN SHARE MODE")
         ids = outbox.produce(10)
-        wait_until(lambda: proxy.cuts == 1, "a COMMIT was cut")
+        wait_until(lambda: waits_for_lock(outbox), "the batch is being handled")
         more = outbox.produce(10, start=10)
+        holder.rollback()
+        wait_until(lambda: proxy.cuts == 1, "a COMMIT was cut")
         outbox.wait_handled(ids + more)
         report = worker.wait_for("all is stored", lambda r: r.handled == 20)
         assert report.conflicts.count == 0

@@ -103,6 +103,30 @@ def test_a_message_whose_transaction_id_was_a_rolled_back_ones_is_handled(server
     assert pooled.asked_for_a_person() == 0
 
 
+def test_no_message_is_passed_by_a_batch_beyond_what_memory_knows(server, pooled, workers):
+    """There is work at once, so the worker comes to no idle look: its transaction sees that the server is another."""
+    worker = start(workers, pooled, SQL_TARGET, source={"cursor": "Snapshot"}, delivery=CALM)
+    pooled.produce("before")
+    pooled.wait_count(1, "it is at work")
+    server.flush()
+
+    with server.crashed():
+        burned = pooled.burn(300)
+        time.sleep(LOOKED)
+        worker.send(signal.SIGSTOP)
+    pooled.skip_to(burned)
+    (reused,) = pooled.produce("after")
+    assert reused in burned, "the id was handed out again"
+    pooled.skip_all(burned)
+    pooled.produce("beyond")
+    worker.send(signal.SIGCONT)
+
+    pooled.wait_count(3, "both are handled", 20)
+    assert pooled.handled() == ["before", "after", "beyond"]
+    assert HIDDEN in worker.log()
+    assert pooled.asked_for_a_person() == 0
+
+
 def test_a_message_at_the_very_pair_of_one_that_was_lost_is_handled(server, pooled, workers):
     """TransactionOrder: a message that does not match is passed over in memory, and its commit is lost."""
     source = {"cursor": "TransactionOrder", "messageTypes": ["wanted"]}

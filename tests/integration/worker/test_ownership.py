@@ -9,7 +9,7 @@ import pytest
 
 from outbox_core.report import ExitCode
 from tests.support.servers.postgres import wait_until
-from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
+from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 LEASE = 2.0
 
@@ -102,6 +102,58 @@ def test_frozen_inside_a_statement_a_worker_never_commits(outbox, workers):
     assert report.conflicts.by_code == {"4": 1}
     assert outbox.handled() == ids
     assert second.report().handled == 10
+
+
+def expires_at(outbox):
+    return outbox.connection.execute("SELECT expires_at FROM outbox.processor_leases").fetchone()
+
+
+def fetch_waits(connection, pod):
+    """The main thread of the pod's worker waits for a lock, which its heartbeat may do too."""
+    rows = connection.execute(
+        "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'",
+        (f"outbox orders {pod}",),
+    ).fetchall()
+    return len(rows) == 1
+
+
+def handed_over(outbox, worker):
+    """What a worker handed to either target."""
+    pod = worker.directory.name
+    rows = outbox.connection.execute("SELECT message_id FROM handled WHERE pod = %s ORDER BY n", (pod,)).fetchall()
+    return [row[0] for row in rows] + [line["messageId"] for line in worker.lines()]
+
+
+@pytest.mark.parametrize("target", [PYTHON_TARGET, {"log": {}}], ids=["in the database", "outside of it"])
+def test_frozen_between_fetch_and_hand_over_a_worker_hands_nothing_over(outbox, workers, target):
+    """Its own clock says that the lease lasts, and its next heartbeat is seconds away: only a look at the lease tells.
+
+    With a lease of 30 s a heartbeat comes every 10 s. Right after one, the database's clock is made to say that the
+    lease is over.
+    """
+    config = build_config(outbox.database, target, delivery={"guarantee": "AtLeastOnce", "leaseDuration": "30s"})
+    first = workers.start(config, outbox.database.uri(), handler=PYTHON_HANDLER)
+    first.wait_state("Active")
+    second = workers.start(config, outbox.database.uri(), handler=PYTHON_HANDLER)
+    second.wait_state("Standby", "LeaseHeld")
+    before, looking = expires_at(outbox), outbox.database.direct()
+    wait_until(lambda: expires_at(outbox) != before, "a heartbeat of the owner")
+    with outbox.connection.transaction():
+        outbox.connection.execute("LOCK TABLE outbox.messages")
+        wait_until(lambda: fetch_waits(looking, "pod-0"), "the owner's fetch waits")
+        ids = outbox.produce(5)
+        first.send(signal.SIGSTOP)
+    outbox.connection.execute("UPDATE outbox.processor_leases SET expires_at = clock_timestamp()")
+    wait_until(lambda: handed_over(outbox, second) == ids, "the standby hands them over")
+
+    first.send(signal.SIGCONT)
+
+    report = first.wait_state("Standby", "LeaseHeld")
+    assert handed_over(outbox, first) == []
+    assert report.conflicts.last is not None, "the heartbeat told first, so the look was not tested"
+    assert (report.conflicts.last.code, report.conflicts.last.pod) == (4, "pod-0")
+    wait_until(lambda: outbox.stored() == outbox.last(), "the standby stores its checkpoint")
+    assert handed_over(outbox, second) == ids
 
 
 def test_frozen_between_batches_a_worker_just_becomes_standby(outbox, workers):

@@ -125,10 +125,15 @@ class Place:
 
     def skip_to(self, ids: list[int]) -> None:
         """Use ids up until one of these is the next: a heartbeat may have had one before them, which is lost too."""
-        next_id = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
         with self.connect() as connection:
-            while (found := connection.execute(next_id).fetchone()) and found[0] not in ids:
-                assert found[0] < max(ids), f"{found[0]} is beyond them"
+            while (found := _next_id(connection)) not in ids:
+                assert found < max(ids), f"{found} is beyond them"
+                connection.execute("SELECT pg_current_xact_id()")
+
+    def skip_all(self, ids: list[int]) -> None:
+        """Use ids up until all of these are behind."""
+        with self.connect() as connection:
+            while _next_id(connection) <= max(ids):
                 connection.execute("SELECT pg_current_xact_id()")
 
     def asked_for_a_person(self) -> int:
@@ -136,6 +141,11 @@ class Place:
         with self.connect() as connection:
             (count,) = _only(connection, "SELECT count(*) FROM outbox.processor_conflicts WHERE needs_person")
         return int(count)
+
+
+def _next_id(connection: psycopg.Connection[Any]) -> int:
+    (found,) = _only(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+    return int(found)
 
 
 def _insert(connection: psycopg.Connection[Any], name: str, message_type: str) -> int:

@@ -220,14 +220,14 @@ READING: Final = (
         f"{WORKER}/postgres/feeds/holding.sql",
         "coalesce(b.deliver_after > clock_timestamp(), false)",
         "coalesce(b.deliver_after > clock_timestamp(), true)",
-        "tests/integration/worker/failing/test_failures.py",
+        "tests/integration/worker/targets/test_nulls.py::test_messages_without_a_delay_are_not_held_beside_one_that_fails",
     ),
     _fault(
         "a session of another run of the server than memory knows is trusted",
         f"{WORKER}/postgres/transactions/transaction.py",
         "        if self.server_run is not None and (row is None or row[-1] != self.server_run):\n",
         "        if False and (row is None or row[-1] != self.server_run):\n",
-        "tests/integration/worker/test_crashed_backend.py",
+        "tests/integration/worker/test_crashed_backend.py::test_no_message_is_passed_by_a_batch_beyond_what_memory_knows",
     ),
 )
 
@@ -245,7 +245,7 @@ OWNER: Final = (
         "        if (told := self._fresh.find_loss(state, batch)) is not None:\n            return told\n"
         "        if not self._effects.are_inside:",
         "        if not self._effects.are_inside:",
-        "tests/integration/worker/targets/test_rabbitmq.py::test_a_frozen_publisher_hands_nothing_over_after_its_lease",
+        "tests/integration/worker/test_ownership.py::test_frozen_between_fetch_and_hand_over_a_worker_hands_nothing_over",
     ),
     _fault(
         "no idle timeout",
@@ -274,7 +274,7 @@ OWNER: Final = (
         "            prepared.effects.list_files(transaction.connection)\n",
         "            prepared.effects.list_files(transaction.connection)\n"
         "            from outbox_spark.writing.files import reveal\n\n            reveal(prepared.effects.pending)\n",
-        "tests/integration/spark/test_spark_driver.py::test_a_driver_that_lost_ownership_is_told_4_and_rolls_back",
+        "tests/integration/spark/test_spark_driver.py::test_files_alone_over_a_commit_whose_answer_is_lost",
     ),
 )
 

@@ -218,6 +218,39 @@ def test_a_message_without_a_delay_is_not_delayed(outbox, cursor):
     assert lag.seconds < 366 * 86_400, "the row that does not say when it was stored is not two thousand years old"
 
 
+@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+def test_messages_without_a_delay_are_not_held_beside_one_that_fails(outbox, workers, cursor):
+    """While a message is held each batch is looked through for what must wait: a delay of null is none."""
+    prepare(outbox)
+    connection = outbox.connection
+    connection.execute("ALTER TABLE public.seen ADD CHECK (id <> 'bad')")
+    connection.execute("CREATE TABLE public.once_held (id text)")
+    connection.execute(
+        "CREATE FUNCTION note_held() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO public.once_held VALUES (NEW.message_id); RETURN NEW; END $$"
+    )
+    connection.execute(
+        "CREATE TRIGGER note AFTER INSERT ON outbox.held_messages FOR EACH ROW EXECUTE FUNCTION note_held()"
+    )
+
+    def held():
+        return {row[0] for row in connection.execute("SELECT id FROM public.once_held").fetchall()}
+
+    healthy = {f"one-{n}": {"due": None, "customer": f"customer-{n}"} for n in range(10)}
+    produce(outbox, {"bad": {"due": None}} | healthy)
+    run(
+        outbox, workers, {"sql": {"statement": STATEMENT}}, "Partitioned", cursor,
+        blocks="Key", retry={"maxAttempts": 1000, "initialBackoff": "1s", "maxBackoff": "1s"},
+    )  # fmt: skip
+    wait_until(lambda: len(seen(outbox)) == 10 and held() == {"bad"}, "one is held, the others are handled")
+    more = {f"two-{n}": row for n, row in enumerate(healthy.values())}
+    with connection.transaction():
+        produce(outbox, {"behind": {"due": None}, "later": {"due": "infinity", "customer": "later"}} | more)
+    wait_until(lambda: len(seen(outbox)) == 20 and len(held()) >= 3, "those without a delay are handled")
+    assert seen(outbox).keys() == healthy.keys() | more.keys()
+    assert held() == {"bad", "behind", "later"}
+
+
 @pytest.mark.parametrize(("mode", "cursor"), MODES)
 def test_a_message_without_an_id_is_named_by_its_place(outbox, workers, mode, cursor):
     prepare(outbox)
