@@ -262,6 +262,13 @@ OWNER: Final = (
         "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",
     ),
     _fault(
+        "what became of a lost COMMIT is not asked",
+        f"{CORE}/processor/lifecycle.py",
+        "    elif state.doubt is not None:\n        step = Step.CONFIRM\n",
+        "",
+        "tests/property/test_engine_in_memory.py",
+    ),
+    _fault(
         "the circuit breaker's probe is a retry",
         f"{CORE}/breaker.py",
         "        return self.phase is not Phase.CLOSED\n",
