@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_worker.postgres import identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.ahead import ReadAhead
 from outbox_worker.session import Session
 
 if TYPE_CHECKING:
@@ -27,11 +28,16 @@ TARGET: Final = "target"
 
 @dataclass(frozen=True, slots=True)
 class Databases:
-    """The sessions of one thread, and what must be so in both databases before anything is done."""
+    """The sessions of one thread, and what must be so in both databases before anything is done.
+
+    `ahead`: a third connection, that reads the next batch of a backlog. None where the messages are in another server
+    than the checkpoint: what says there in which run it is, need not be.
+    """
 
     config: ProcessorConfig
     target: Session
     source: Session
+    ahead: ReadAhead | None = None
 
     @property
     def has_remote_target(self) -> bool:
@@ -44,9 +50,11 @@ class Databases:
         return self.target.opened, self.source.opened
 
     def discard(self) -> None:
-        """Close both."""
+        """Close all."""
         self.target.discard()
         self.source.discard()
+        if self.ahead is not None:
+            self.ahead.close()
 
     def prepare(self) -> identity.Identity:
         """Check, or bring up, schema and table; and whether the rows were written in this database. Return home's.
@@ -93,7 +101,7 @@ def open_databases(config: ProcessorConfig, connections: Path, application_name:
     source = ConnectionFiles(connections / SOURCE)
     if not config.has_remote_target:
         session = Session(source, application_name)
-        return Databases(config, session, session)
+        return Databases(config, session, session, ReadAhead(session.another))
     return Databases(
         config,
         Session(ConnectionFiles(connections / TARGET), application_name, "the target's database"),

@@ -31,13 +31,22 @@ class Session:
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
-            self._connection = self._connect()
+            self._connection = self._connect(self._name)
             self.opened += 1
         return self._connection
 
-    def _connect(self) -> Connection:
+    def another(self) -> Connection:
+        """Open one connection more, in autocommit: the caller's own, for reading ahead.
+
+        Raises:
+            OutboxError: it cannot be opened.
+
+        """
+        return self._connect(f"{self._name} ahead")
+
+    def _connect(self, name: str) -> Connection:
         try:
-            return self._files.connect(self._name, autocommit=True)
+            return self._files.connect(name, autocommit=True)
         except OutboxError as err:
             if not self._place:
                 raise

@@ -59,11 +59,16 @@ class CursorFeed(Feed):
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
         # Each read of a partition merges many index ranges: what is to be searched is read at once, not only counted.
         searched = state.block is not None and self._delivery.mode is Mode.PARTITIONED
-        batch = self._reader.read(after, self._limit(state), with_messages=searched)
+        limit = self._limit(state)
+        batch = self._reader.read(after, limit, with_messages=searched)
         if (batch.delayed_count or state.blocking) and batch.matched:
             batch = self._exclude(state, batch)
         if not (batch.matched or batch.excluded):
             self._runner.look_at_run(self._target.connection())
+        if self._runner.server_run is not None and is_backlog(state, batch, limit, self._delivery.batch_limit):
+            self._reader.messages.read_ahead(batch.examined, limit, self._runner.server_run)
+        else:
+            self._reader.messages.forget_ahead()
         return outcomes.Fetched(batch)
 
     def _limit(self, state: ProcessorState) -> int:
@@ -94,6 +99,25 @@ class CursorFeed(Feed):
             excluded=excluded,
             places=places,
         )
+
+
+def is_backlog(state: ProcessorState, batch: Batch, limit: int, most: int) -> bool:
+    """Say whether another batch after this one, as large, will most likely be asked for once this one is handled.
+
+    A batch that is not full has nothing behind it. While a message that fails is looked for, what comes next depends on
+    what comes of this batch; so does the size where the rate is limited. A new snapshot range is opened only when it is
+    asked for.
+    """
+    searching = state.limit is not None or state.block is not None or state.poison_search is not None
+    window = batch.examined.window
+    return (
+        batch.full
+        and batch.matched
+        and batch.waits_for is None
+        and limit == most
+        and not (searching or state.attempt or state.failures)
+        and (window is None or window.is_open)
+    )
 
 
 class CheckpointSettling(Settling):

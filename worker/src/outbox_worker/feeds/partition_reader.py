@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.template import Relation
 
 
-def reader_of(config: ProcessorConfig, partition: int, barrier: Checkpoint | None = None) -> MessageReader:
+def reader_of(
+    config: ProcessorConfig, partition: int, barrier: Checkpoint | None = None, ahead: ReadAhead | None = None
+) -> MessageReader:
     """Return the reader of one partition, up to the barrier; a processor that is not partitioned has number 0 only."""
     partitions = config.delivery.partitions
     part = None if partitions is None else Slice(partition, partitions, barrier)
-    return MessageReader(config.source, part, remote_target=config.has_remote_target)
+    return MessageReader(config.source, part, remote_target=config.has_remote_target, ahead=ahead)
 
 
 def partitioned_into(config: ProcessorConfig, count: int) -> ProcessorConfig:
@@ -43,11 +46,12 @@ class PartitionReader:
         self._source = context.databases.source
         self._has_remote_target = context.databases.has_remote_target
         self._key = context.config.delivery.message_key
-        self.messages = reader_of(context.config, context.key.partition)
+        self._ahead = context.databases.ahead if context.target.needs_payload else None
+        self.stop_at(None)
 
     def stop_at(self, barrier: Checkpoint | None) -> None:
         """Read no further than the barrier from now on."""
-        self.messages = reader_of(self._context.config, self._context.key.partition, barrier)
+        self.messages = reader_of(self._context.config, self._context.key.partition, barrier, self._ahead)
 
     def read(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
         """Read the outbox, as much of it as the target needs, or with all messages."""

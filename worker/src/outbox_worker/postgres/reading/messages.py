@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.spec import PartitionKey, Partitions, Source
+    from outbox_worker.postgres.reading.ahead import ReadAhead
 
 WINDOW: Final = 20_000
 """Rows that one call looks at when a filter lets only some through."""
@@ -64,14 +65,28 @@ class Slice:
 class MessageReader:
     """Reads one source, or one partition of it. Holds no connection."""
 
-    def __init__(self, source: Source, part: Slice | None = None, *, remote_target: bool = False) -> None:
-        """Prepare the statements; `remote_target`: the checkpoint is in another database.
+    def __init__(
+        self,
+        source: Source,
+        part: Slice | None = None,
+        *,
+        remote_target: bool = False,
+        ahead: ReadAhead | None = None,
+    ) -> None:
+        """Prepare the statements.
+
+        Args:
+            source: the outbox.
+            part: of it; None: all.
+            remote_target: the checkpoint is in another database.
+            ahead: reads the next batch of a backlog before it is asked for; None: nothing does.
 
         Raises:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
 
         """
         self._table = OutboxTable.of(source)
+        self._schema, self._ahead = source.schema_name, ahead
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else _slots_read(part, source)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
@@ -82,13 +97,30 @@ class MessageReader:
         self._types, self._publications = self._scan.types, self._scan.publications
         end = None if barrier is None or barrier.window is None else barrier.window.lower
         self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
-        self._windows = SnapshotReader(self._scan, self._partition, end=end, remote_target=remote_target)
+        self._windows = SnapshotReader(
+            self._scan, self._partition, end=end, remote_target=remote_target, fetch_rows=self._fetch_rows
+        )
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
 
     def forget(self) -> None:
         """Keep nothing of what the server said before: it recovered from a crash."""
         self._windows.forget()
+        self.forget_ahead()
+
+    def read_ahead(self, after: Checkpoint, limit: int, run: str) -> None:
+        """Let the server look, in this run of it, for the full batch that `fetch` will be asked for next."""
+        if self._ahead is None or self._types is not None:
+            return
+        statement = self._messages(ReadRange(after, limit=limit))
+        if after.window is not None:
+            statement = self._windows.next_page(after.window, limit)
+        self._ahead.send(self, self._schema, run, statement)
+
+    def forget_ahead(self) -> None:
+        """Use nothing that was asked for ahead."""
+        if self._ahead is not None:
+            self._ahead.forget(self)
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
@@ -98,9 +130,9 @@ class MessageReader:
             reach = self.fetch_extent(connection, after, limit)
             if not reach.matched_count:
                 return reach
-            messages = self._fetch_rows(connection, ReadRange(after, up_to=reach.examined))
+            messages = self._fetch_messages(connection, ReadRange(after, up_to=reach.examined))
             return replace(reach, messages=messages, matched_count=len(messages))
-        messages = self._fetch_rows(connection, ReadRange(after, limit=limit))
+        messages = self._fetch_messages(connection, ReadRange(after, limit=limit))
         examined = messages[-1].checkpoint if messages else after
         count = len(messages)
         full = count >= limit
@@ -114,7 +146,7 @@ class MessageReader:
         """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window."""
         if up_to.window is not None:
             return self._windows.fetch_range(connection, after, up_to)
-        messages = self._fetch_rows(connection, ReadRange(after, up_to=up_to))
+        messages = self._fetch_messages(connection, ReadRange(after, up_to=up_to))
         count = len(messages)
         return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
 
@@ -241,14 +273,26 @@ class MessageReader:
             row = connection.execute(self._newest).fetchone()
         return None if row is None else int(row[0])
 
-    def _fetch_rows(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+    def _fetch_messages(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+        return tuple(map(build_message, self._fetch_rows(connection, self._messages(wanted), wanted.limit)))
+
+    def _fetch_rows(
+        self, connection: psycopg.Connection[Any], statement: sql.Composed, size: int | None
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement that returns at most `size`; None: that ends somewhere."""
+        if self._ahead is not None and (found := self._ahead.take(self, connection, statement, size)) is not None:
+            return found
+        with translated():
+            return connection.execute(statement).fetchall()
+
+    def _messages(self, wanted: ReadRange) -> sql.Composed:
+        """Return the SELECT of messages with payloads as text."""
+
         def compose() -> sql.Composed:
             rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
             return load("fetch_messages").format(rows=rows)
 
-        with translated():
-            found = connection.execute(self._filled("fetch", wanted, compose)).fetchall()
-        return tuple(map(build_message, found))
+        return self._filled("fetch", wanted, compose)
 
     def _filled(self, name: str, wanted: ReadRange, compose: Callable[[], sql.Composable]) -> sql.Composed:
         """Return a statement over a range, composed once for each form of a range."""

@@ -38,3 +38,11 @@ SELECT o.transaction_id::text AS t, o.position, o.message_id, o.message_type, o.
        o.metadata, o.scheduled, o.deliver_after
 FROM ({rows}) AS o
 ORDER BY o.transaction_id, o.position
+
+-- name: begin_reading_ahead
+-- Begins a transaction that only reads, for a statement whose result nothing waits for. Frozen, this process must keep no
+-- locks: idle, and where it does not take the result. On a standby, and where a crash left no run, it fails.
+BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;
+SELECT set_config('statement_timeout', {longest}, true), set_config('tcp_user_timeout', {longest}, true),
+       set_config('idle_in_transaction_session_timeout', {longest}, true);
+SELECT {schema}.server_run()::text

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.spec import Competing, Source, StartFrom
 
+    FetchRows = Callable[[psycopg.Connection[Any], sql.Composed, int | None], list[tuple[Any, ...]]]
+
 SPARSE: Final = 10
 """A page by position that holds less than one in so many of what was asked for is sought by sorting."""
 _QUEUE_COLUMNS: Final = Columns(
@@ -74,13 +76,15 @@ class SnapshotReader:
         *,
         end: str | None = None,
         remote_target: bool = False,
+        fetch_rows: FetchRows | None = None,
     ) -> None:
         """Keep the statements.
 
         `end`, a barrier: no range is opened beyond that snapshot. `remote_target`: what is read is remembered
-        elsewhere.
+        elsewhere. `fetch_rows` executes a statement for a page; None: on the connection alone.
         """
         self._end = end
+        self._fetch_rows = fetch_rows or _fetch_rows
         self._apart = remote_target
         self._limits = limits
         self._scan = scan
@@ -223,15 +227,21 @@ class SnapshotReader:
             delayed_count=page.delayed,
         )
 
+    def next_page(self, window: SnapshotRange, limit: int) -> sql.Composed:
+        """Return the statement that `fetch` begins with inside an open range, where no message is filtered out."""
+        return self._text_page(window, _first_plan(window, window.plan), limit)
+
     def _find(
         self, span: SnapshotRange, size: int, plan: Plan, look: Callable[[Plan], _Page]
     ) -> tuple[_Page, Plan, int | None]:
         """Choose how to find the page; the position returned was looked at, and the range may go on behind it."""
-        if plan is Plan.BY_TRANSACTION and span.lower is not None:
-            page = look(plan)
+        first = _first_plan(span, plan)
+        if first is Plan.BY_TRANSACTION:
+            page = look(first)
             if page.looked_at <= self._limits.small:
-                return page, plan, None
-        if span.lower is None or span.after > LOWEST_POSITION:
+                return page, first, None
+            first = _first_plan(span, Plan.BY_POSITION)
+        if first is Plan.BY_POSITION:
             page = look(Plan.BY_POSITION)
             if page.rows >= size:
                 return page, Plan.BY_POSITION, None
@@ -240,9 +250,7 @@ class SnapshotReader:
         return look(Plan.BY_SORTING), Plan.BY_SORTING, None
 
     def _fetch(self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int) -> _Page:
-        statement = self._page_statement("fetch_page", self._scan.table.selection(payload="text"), span, plan, size)
-        with translated():
-            result = connection.execute(statement).fetchall()
+        result = self._fetch_rows(connection, self._text_page(span, plan, size), size)
         messages = tuple(build_message(row[2:]) for row in result if row[2] is not None)
         position = messages[-1].checkpoint.position if messages else span.after
         count = len(messages)
@@ -260,6 +268,9 @@ class SnapshotReader:
         last = span.after if position is None else position
         return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached)
 
+    def _text_page(self, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
+        return self._page_statement("fetch_page", self._scan.table.selection(payload="text"), span, plan, size)
+
     def _page_statement(
         self, name: str, columns: sql.Composable, span: SnapshotRange, plan: Plan, size: int
     ) -> sql.Composed:
@@ -268,6 +279,20 @@ class SnapshotReader:
         if plan is Plan.BY_POSITION:
             ahead = self._scan.ahead(span.after, self._limits.ahead)
         return load(name).format(found=found, rows=rows, size=sql.Literal(size), ahead=ahead)
+
+
+def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:
+    """Choose what to try first, where a page was found by `plan` before, or is the range's first one."""
+    if plan is Plan.BY_TRANSACTION and span.lower is not None:
+        return plan
+    return Plan.BY_POSITION if span.lower is None or span.after > LOWEST_POSITION else Plan.BY_SORTING
+
+
+def _fetch_rows(
+    connection: psycopg.Connection[Any], statement: sql.Composed, _size: int | None
+) -> list[tuple[Any, ...]]:
+    with translated():
+        return connection.execute(statement).fetchall()
 
 
 def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:

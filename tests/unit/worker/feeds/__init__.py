@@ -1,0 +1,1 @@
+"""Unit tests of the worker's feeds: when they read what."""
