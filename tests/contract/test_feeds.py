@@ -65,7 +65,7 @@ def take(bench, owner, limit=None, *, blocking=False, failed=()):
 def drain(bench, owner, limit=None):
     """Handle batch after batch until nothing is left; return them."""
     batches = []
-    while fetch(owner, limit).matched:
+    while fetch(owner, limit).matched_count:
         batches.append(take(bench, owner, limit))
     return batches
 
@@ -94,7 +94,7 @@ def drain_held(bench, owner):
 class TestFetch:
     def test_an_empty_outbox_gives_a_batch_of_nothing(self, bench):
         batch = fetch(bench.own())
-        assert not batch.matched
+        assert not batch.matched_count
         assert not batch.full
         assert (batch.after, batch.examined, names(batch)) == (BEGINNING, BEGINNING, [])
 
@@ -103,7 +103,7 @@ class TestFetch:
         owner = bench.own()
         last = take(bench, owner)
         batch = fetch(owner)
-        assert not batch.matched
+        assert not batch.matched_count
         assert (batch.after, batch.examined, batch.full) == (last.examined, last.examined, False)
 
     @pytest.mark.parametrize("limit", [1, 3, LIMIT])
@@ -143,7 +143,7 @@ class TestFetch:
         produce(bench, "after")
         take(bench, owner)
         assert bench.effects() == ["before"]
-        assert not fetch(owner).matched
+        assert not fetch(owner).matched_count
         slow.commit()
         assert names(fetch(owner)) == ["slow", "after"]
 
@@ -151,7 +151,7 @@ class TestFetch:
         owner, failing = bench.own(), bench.begin()
         failing.insert("never")
         produce(bench, "after")
-        assert not fetch(owner).matched
+        assert not fetch(owner).matched_count
         failing.roll_back()
         assert names(fetch(owner)) == ["after"]
 
@@ -162,7 +162,7 @@ class TestFetch:
         second.insert("b")
         first.insert("c")
         second.commit()
-        assert not fetch(owner).matched
+        assert not fetch(owner).matched_count
         first.commit()
         found = fetch(owner)
         assert names(found) == ["a", "c", "b"]

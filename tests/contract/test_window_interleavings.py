@@ -221,7 +221,7 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
     meddled: Any = Meddled(world.reader, meddle)
     for _ in range(100):
         batch = reader.fetch(meddled, after, 10)
-        if not batch.matched and not batch.full:
+        if not batch.matched_count and not batch.full:
             break
         handled += [message.message_id for message in batch.messages]
         after = batch.examined

@@ -82,7 +82,7 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics)
     batch = reader.fetch(explaining, middle, LIMIT)
     reader.fetch_extent(explaining, middle, LIMIT)
     reader.lag(explaining, middle, cap=LIMIT)
-    if batch.matched:
+    if batch.matched_count:
         explaining.execute(reader.batch_relation(middle, batch.examined))
 
     nodes = list(explaining.nodes())

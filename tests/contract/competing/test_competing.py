@@ -11,7 +11,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
-from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.consuming import (
     HOUR,

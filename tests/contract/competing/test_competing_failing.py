@@ -11,7 +11,7 @@ from outbox_core.processor.turns import Turn
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
-from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.consuming import (
     JOBS,
     KEY,

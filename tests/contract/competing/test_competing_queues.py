@@ -12,7 +12,7 @@ from outbox_core.spec import StartFrom
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.consuming import (
     HOUR,

@@ -10,7 +10,7 @@ from outbox_core.processor.outcomes import NothingTaken
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
-from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.consuming import (
     JOBS,
     KEY,

@@ -37,7 +37,7 @@ def waiting(database):
     """What would be handled next, by position."""
     connection, reader, found = database.connect(), MessageReader(build_source()), []
     after = stored_pair(connection, KEY)
-    while (batch := reader.fetch(connection, after, 2)).matched:
+    while (batch := reader.fetch(connection, after, 2)).matched_count:
         found += [message.checkpoint.position for message in batch.messages]
         after = batch.examined
     return found

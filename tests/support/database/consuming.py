@@ -14,7 +14,7 @@ from outbox_core.spec import Competing, StartFrom
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.servers.postgres import build_source
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ class Processor:
         bound = self.reader.fetch_extent(self.connection, self.cursor, limit)
         assert bound.matched_count >= len(batch.messages)
         self.page = batch
-        if not batch.matched:
+        if not batch.matched_count:
             self.cursor, self.page = batch.examined, None
         return batch
 
@@ -227,7 +227,7 @@ class Processor:
         for _ in range(10_000):
             batch = self.read(limit)
             self.store()
-            if not batch.matched and not batch.full:
+            if not batch.matched_count and not batch.full:
                 return
         raise AssertionError("it never comes to an end")
 

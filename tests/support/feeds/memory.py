@@ -225,7 +225,7 @@ class MemoryRunner:
                 request, count = count.request, count.count
             if request is not None:
                 answer, new = database.answer(request), request.new
-                if answer.rolls_back:
+                if answer is not StoreAnswer.STORED:
                     return outcomes.Rejected(answer, request.expected, new, database.checkpoint)
                 connection.write(lambda: setattr(database, "checkpoint", new))
             if finish is not None and (told := finish(connection)) is not None:

@@ -234,10 +234,10 @@ READING: Final = (
 OWNER: Final = (
     _fault(
         "code 2 commits",
-        f"{CORE}/progress/checkpoint.py",
-        "        return self is not StoreAnswer.STORED\n",
-        "        return self not in (StoreAnswer.STORED, StoreAnswer.AHEAD)\n",
-        "tests/unit/core/test_checkpoint.py",
+        f"{WORKER}/postgres/transactions/transaction.py",
+        "        if answer is StoreAnswer.STORED:\n            return None\n",
+        "        if answer in (StoreAnswer.STORED, StoreAnswer.AHEAD):\n            return None\n",
+        "tests/contract/test_feeds.py",
     ),
     _fault(
         "AtLeastOnce hands over without a look at the lease",

@@ -60,8 +60,7 @@ def test_what_is_no_checkpoint_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("answer", list(StoreAnswer))
-def test_everything_but_stored_rolls_back(answer: StoreAnswer) -> None:
-    assert answer.rolls_back is (answer != 1)
+def test_a_checkpoint_that_was_edited_needs_a_person(answer: StoreAnswer) -> None:
     assert answer.needs_person is (answer in (2, 3))
 
 

@@ -79,6 +79,10 @@ class Breaker:
         return 1
 
 
+CLOSED: Final = Breaker()
+"""Nothing failed since something was handled: all goes through."""
+
+
 def decide_admission(breaker: Breaker, now: float) -> tuple[Breaker, float]:
     """Return the breaker at this time, and how many seconds nothing may be tried; 0: go on."""
     if breaker.phase is not Phase.OPEN:
@@ -102,7 +106,7 @@ def decide_after_success(breaker: Breaker, settings: CircuitBreaker, messages: i
     """So many messages were handled."""
     if breaker.phase is Phase.HALF_OPEN and breaker.probed + messages < settings.probes:
         return replace(breaker, probed=breaker.probed + messages)
-    return Breaker()
+    return CLOSED
 
 
 def decide_after_fault(breaker: Breaker, settings: CircuitBreaker, now: float) -> Breaker:

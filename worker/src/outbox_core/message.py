@@ -98,11 +98,6 @@ class Batch:
     places: tuple[Place, ...] = ()
 
     @property
-    def matched(self) -> bool:
-        """At least one message passed the filters."""
-        return bool(self.messages) or self.matched_count > 0
-
-    @property
     def is_retried(self) -> bool:
         """These messages failed before, or waited behind one that did."""
         return bool(self.held)

@@ -87,16 +87,13 @@ class Shutdown:
         """Install the handlers; `grace` is the pod's termination grace period in seconds."""
         self._waker = waker
         self._budget = max(grace - _RESERVE, grace / 2)
+        self.requested = False
+        """SIGTERM or SIGINT came."""
         self._deadline: float | None = None
         self._armed_until: float | None = None
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, self._on_stop)
         signal.signal(signal.SIGALRM, self._on_alarm)
-
-    @property
-    def requested(self) -> bool:
-        """SIGTERM or SIGINT came."""
-        return self._deadline is not None
 
     def limited(self, seconds: float, function: Callable[[], _Result]) -> _Result:
         """Call the function; it may run so long, and no longer than the grace period once the worker is to stop.
@@ -131,7 +128,7 @@ class Shutdown:
             Interrupted: from inside the function.
 
         """
-        self._deadline = None
+        self._deadline, self.requested = None, False
         self.limited(_LAST, function)
 
     def _until(self) -> float:
@@ -148,7 +145,7 @@ class Shutdown:
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
         if self._deadline is None:
-            self._deadline = time.monotonic() + self._budget
+            self._deadline, self.requested = time.monotonic() + self._budget, True
             self._arm()
         self._waker.wake()
 

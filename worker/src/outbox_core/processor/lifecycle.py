@@ -236,8 +236,8 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
 
 def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
     batch = fetched.batch
-    if batch.matched:
-        some = _may_isolate(state, policy) and state.block is not None and batch.matched_count > state.block
+    if batch.matched_count:
+        some = state.block is not None and batch.matched_count > state.block and _may_isolate(state, policy)
         step = Step.ISOLATE if some else Step.HANDLE
         return replace(state, step=step, due=now, batch=batch, idle=0, failed=(), turn_began=now)
     if batch.excluded:
@@ -279,8 +279,9 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
     if state.doubt is not None:
         # What was held with it may be forgotten by now: look what is held before the next message.
         state = replace(state, blocking=True, held_due=now)
+    turns = state.turns
     if state.batch is not None:
-        state = replace(state, turns=decide_after_turn(state.turns, Turn.FRESH, now - state.turn_began))
+        turns = decide_after_turn(turns, Turn.FRESH, now - state.turn_began)
     if state.step is Step.HANDLE and state.block is not None:
         state = replace(state, block=smaller_block(state.block * 2, policy))
     state = with_newly_held(_narrowed(_trusted(state), pair), now)
@@ -288,7 +289,7 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
         unstored_rows=0, exhausted=False, stopped=None, given_up=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING,
-        message="",
+        message="", turns=turns,
     )  # fmt: skip
     return or_held(state, now)
 

@@ -92,11 +92,6 @@ class StoreAnswer(IntEnum):
     """The caller's epoch and token are not those of the live owner."""
 
     @property
-    def rolls_back(self) -> bool:
-        """Everything but STORED rolls the batch back."""
-        return self is not StoreAnswer.STORED
-
-    @property
     def needs_person(self) -> bool:
         """Told to the live owner, these mean that a program or a person without the lease changed the row."""
         return self in (StoreAnswer.AHEAD, StoreAnswer.OLDER)

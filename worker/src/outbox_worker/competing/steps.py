@@ -22,7 +22,7 @@ from outbox_worker.engine.effects import Effects
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.feeds import competing as calls
 from outbox_worker.postgres.feeds.giving_up import FoundMessage
-from outbox_worker.postgres.reading.range_scan import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -126,7 +126,7 @@ class CompetingSteps:
         if (block := self._block_of(claimed, state)) is not None:
             most = min(most, most_at_once(block))
         chunk = self._read(claimed, most)
-        if chunk.matched:
+        if chunk.matched_count:
             return Taken(chunk, promoted)
         # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
         done = self._taker.complete(self._target.connection(), claimed, chunk.examined, 0)

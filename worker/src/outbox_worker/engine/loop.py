@@ -42,13 +42,15 @@ class Loop:
         self._progress = progress
         self._is_rated = runners[0].context.config.delivery.rate_limit is not None
         self._longest = runners[0].context.config.delivery.timeout.total_seconds() + _SLACK
-        self._next_tick = 0.0
+        self._next_tick = self._next_look = 0.0
         self._activity = Activity(runners[0].context.status)
 
     def run(self) -> None:
         """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
         while live := [runner for runner in self._runners if runner.state.step is not Step.END]:
-            self._activity.look()
+            if (now := time.monotonic()) >= self._next_look:
+                self._next_look = now + TICK
+                self._activity.look()
             if self._interrupt(live):
                 continue
             if self._is_rated:

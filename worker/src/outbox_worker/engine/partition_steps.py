@@ -241,7 +241,8 @@ def _nothing(batch: Batch) -> Batch:
 def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) -> outcomes.Fetched:
     """Let messages of others behind an idle partition's checkpoint count as examined: `outbox prune` waits for it."""
     batch, stored = fetched.batch, state.stored
-    if newest is None or stored is None or batch.matched or batch.excluded or batch.full or batch.waits_for is not None:
+    found = batch.matched_count or batch.excluded or batch.full or batch.waits_for is not None
+    if newest is None or stored is None or found:
         return fetched
     if batch.after.window is None:
         end = Checkpoint(newest, MAX_POSITION)
@@ -254,7 +255,7 @@ def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) 
 
 def _store_end(batch: Batch, fetched: outcomes.Fetched) -> outcomes.Fetched:
     """Let where it ends be stored: an idle partition has moved its lower snapshot in memory only."""
-    if batch.matched or batch.excluded:
+    if batch.matched_count or batch.excluded:
         return fetched
     barrier = replace(batch.examined, position=max(batch.examined.position, batch.after.position + 1))
     return outcomes.Fetched(replace(batch, examined=barrier), at_once=True)

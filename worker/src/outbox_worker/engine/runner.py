@@ -84,9 +84,7 @@ class Runner:
         context, step = self.context, self.state.step
         if context.shutdown.requested and not self.state.is_last_work:
             return outcomes.StopRequested()
-        if step in NEEDS_CLAIM and (why := context.ownership.claim_lost):
-            return outcomes.OwnershipLost(why)
-        if step in NEEDS_LEASE and (why := context.ownership.lease_lost):
+        if step in NEEDS_CLAIM and (why := context.ownership.find_loss(of_lease=step in NEEDS_LEASE)):
             return self._find_loss(why)
         if self._membership is None:
             return self._look_again()
@@ -104,7 +102,7 @@ class Runner:
 
     def _find_loss(self, why: str) -> outcomes.Outcome:
         """Lost; or given back by the heartbeat, while another runner was busy."""
-        if not self.context.ownership.given_back:
+        if self.context.ownership.claim_lost or not self.context.ownership.given_back:
             return outcomes.OwnershipLost(why)
         self.context.ownership.drop_lease()
         return outcomes.Released()
@@ -121,7 +119,7 @@ class Runner:
             blocked = self.context.throttle.find_obstacle(time.monotonic()) if before.step in USES_TARGET else None
             outcome = blocked or self._perform(before)
         if isinstance(outcome, outcomes.Fetched):
-            self._found_fresh = outcome.batch.matched
+            self._found_fresh = outcome.batch.matched_count > 0
         self._count(before, outcome)
         self.state = self._decide(before, outcome, time.monotonic(), self._policy, self._random.random())
         self.context.ownership.note_decided(self.state.claimed, rests=self.state.rests)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core import rate, retry
 from outbox_core.breaker import (
-    Breaker,
+    CLOSED,
     Phase,
     decide_admission,
     decide_after_fault,
@@ -64,7 +64,7 @@ class Throttle:
     def __init__(self, delivery: Delivery) -> None:
         """Begin closed, with a full bucket."""
         self._delivery = delivery
-        self._breaker = Breaker()
+        self._breaker = CLOSED
         self._bucket: rate.Bucket | None = None
         self.share = 1.0
         """Of the processor's rate, this process's: that of the partitions it owns, or one of all consumers."""
@@ -82,9 +82,10 @@ class Throttle:
 
     def find_obstacle(self, now: float) -> outcomes.Throttled | None:
         """Say whether nothing may be handed over now, and for how long."""
-        self._breaker, wait = decide_admission(self._breaker, now)
-        if wait > 0:
-            return outcomes.Throttled(wait, Reason.CIRCUIT_OPEN, self._describe())
+        if self._breaker is not CLOSED:
+            self._breaker, wait = decide_admission(self._breaker, now)
+            if wait > 0:
+                return outcomes.Throttled(wait, Reason.CIRCUIT_OPEN, self._describe())
         limit = self._delivery.rate_limit
         if limit is not None:
             self._bucket = rate.refill(self._bucket, limit, self.share, now)
@@ -120,7 +121,8 @@ class Throttle:
 
     def limit(self, most: int, *, retried: bool = False) -> int:
         """Return how many messages the next batch may have; `retried`: one of messages that are tried again."""
-        most = self._breaker.limit(most, retried=retried)
+        if self._breaker is not CLOSED:
+            most = self._breaker.limit(most, retried=retried)
         return most if self._bucket is None else max(1, min(most, int(self._bucket.tokens)))
 
     def begin(self, messages: int) -> None:
@@ -130,7 +132,8 @@ class Throttle:
 
     def succeed(self, messages: int = 1) -> None:
         """The target took them."""
-        self._breaker = decide_after_success(self._breaker, self._delivery.circuit_breaker, max(1, messages))
+        if self._breaker is not CLOSED:
+            self._breaker = decide_after_success(self._breaker, self._delivery.circuit_breaker, max(1, messages))
 
     def fail(self, error: OutboxError, batch: Batch, now: float) -> None:
         """The target, or a message, failed; several messages together prove nothing yet."""

@@ -49,6 +49,7 @@ class CursorFeed(Feed):
         self._reader = reader
         self._runner = runner
         self._delivery = context.config.delivery
+        self._most = self._delivery.batch_limit
         self._target = context.databases.target
 
     @override
@@ -61,23 +62,29 @@ class CursorFeed(Feed):
         searched = state.block is not None and self._delivery.mode is Mode.PARTITIONED
         limit = self._limit(state)
         batch = self._reader.read(after, limit, with_messages=searched)
-        if (batch.delayed_count or state.blocking) and batch.matched:
+        found = batch.matched_count > 0
+        if found and (batch.delayed_count or state.blocking):
             batch = self._exclude(state, batch)
-        if not (batch.matched or batch.excluded):
+            found = batch.matched_count > 0 or bool(batch.excluded)
+        if not found:
             self._runner.look_at_run(self._target.connection())
-        if self._runner.server_run is not None and is_backlog(state, batch, limit, self._delivery.batch_limit):
-            self._reader.messages.read_ahead(batch.examined, limit, self._runner.server_run)
+        if self._reader.reads_ahead:
+            self._read_ahead(state, batch, limit)
+        return outcomes.Fetched(batch)
+
+    def _read_ahead(self, state: ProcessorState, batch: Batch, limit: int) -> None:
+        run = self._runner.server_run
+        if run is not None and is_backlog(state, batch, limit, self._most):
+            self._reader.messages.read_ahead(batch.examined, limit, run)
         else:
             self._reader.messages.forget_ahead()
-        return outcomes.Fetched(batch)
 
     def _limit(self, state: ProcessorState) -> int:
         """Most messages of the next batch."""
-        most = self._delivery.batch_limit
-        wanted = state.limit or most
+        wanted = state.limit or self._most
         if state.poison_search is not None:
             wanted = min(wanted, state.poison_search.next_size)
-        return min(wanted, self._context.throttle.limit(most))
+        return min(wanted, self._context.throttle.limit(self._most))
 
     def _exclude(self, state: ProcessorState, batch: Batch) -> Batch:
         """Take out of a batch what is not to be handled now: what is delayed, or waits behind a held message."""
@@ -85,7 +92,7 @@ class CursorFeed(Feed):
         rows = self._reader.relation(batch)
         if self._delivery.mode is Mode.ORDERED and batch.delayed_count:
             batch = holding.cut_at_delayed(connection, batch, rows, lambda most: self._reader.read(batch.after, most))
-            if not batch.matched or not state.blocking:
+            if not batch.matched_count or not state.blocking:
                 return batch
             rows = self._reader.relation(batch)
         places, excluded = holding.survey(connection, self._context.key, rows)
@@ -112,7 +119,7 @@ def is_backlog(state: ProcessorState, batch: Batch, limit: int, most: int) -> bo
     window = batch.examined.window
     return (
         batch.full
-        and batch.matched
+        and batch.matched_count > 0
         and batch.waits_for is None
         and limit == most
         and not (searching or state.attempt or state.failures)

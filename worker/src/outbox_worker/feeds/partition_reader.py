@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.postgres.reading.ahead import ReadAhead
-    from outbox_worker.postgres.reading.template import Relation
+    from outbox_worker.postgres.reading.read_range import Relation
 
 
 def reader_of(
@@ -47,6 +47,8 @@ class PartitionReader:
         self._has_remote_target = context.databases.has_remote_target
         self._key = context.config.delivery.message_key
         self._ahead = context.databases.ahead if context.target.needs_payload else None
+        self.reads_ahead = self._ahead is not None
+        """The next batch of a backlog may be asked for while one is handled."""
         self.stop_at(None)
 
     def stop_at(self, barrier: Checkpoint | None) -> None:

@@ -121,6 +121,10 @@ class Ownership:
         with self._lock:
             return self._claim_lost
 
+    def find_loss(self, *, of_lease: bool) -> str | None:
+        """Say why the claim is lost, or else the lease, where that is asked for; None while they are ours."""
+        return self.claim_lost or (self.lease_lost if of_lease else None)
+
     @property
     def lease_lost(self) -> str | None:
         """Why the lease is believed lost; None while it is ours.
@@ -186,7 +190,7 @@ class Ownership:
         thread is frozen too, and the server ends the transaction as it should. So it should when the lease is lost: the
         next owner must not wait for a batch that will be refused.
         """
-        if self.lease_lost is not None or self.claim_lost is not None:
+        if self.find_loss(of_lease=True) is not None:
             return
         with self._lock:
             connection = self._busy

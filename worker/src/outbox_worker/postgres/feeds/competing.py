@@ -30,7 +30,8 @@ from outbox_worker.postgres.progress.checkpoints import pair_parameters, start_p
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.messages import LAG_CAP, WINDOW
 from outbox_worker.postgres.reading.range_reader import DispatchReader
-from outbox_worker.postgres.reading.range_scan import LIVE, ReadRange, start_of
+from outbox_worker.postgres.reading.range_scan import LIVE, start_of
+from outbox_worker.postgres.reading.read_range import ReadRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -29,12 +29,12 @@ from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
-from outbox_worker.postgres.reading.range_scan import RangeScan, ReadRange, literal
+from outbox_worker.postgres.reading.range_scan import RangeScan, literal
+from outbox_worker.postgres.reading.read_range import ReadRange, Template, Templates, place
 from outbox_worker.postgres.reading.table import OutboxTable, build_message, compare, is_slot
-from outbox_worker.postgres.reading.template import Template, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import psycopg
 
@@ -92,7 +92,7 @@ class MessageReader:
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
         barrier = None if part is None else part.barrier
         self._barrier = None if barrier is None or barrier.window is not None else barrier
-        self._templates: dict[tuple[str, tuple[bool, bool, bool]], Template] = {}
+        self._templates = Templates()
         self._scan = replace(RangeScan.of(source, self._table), slot=self._slot, slots=self._slots)
         self._types, self._publications = self._scan.types, self._scan.publications
         end = None if barrier is None or barrier.window is None else barrier.window.lower
@@ -167,8 +167,9 @@ class MessageReader:
             )
             return load("examine_messages").format(rows=self._rows(named, wanted))
 
+        statement = self._templates.fill("examine", wanted, compose)
         with translated():
-            row = connection.execute(self._filled("examine", wanted, compose), {"limit": limit}).fetchone()
+            row = connection.execute(statement, {"limit": limit}).fetchone()
         if row is None:
             return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition)
         transaction_id, position, examined_count, matched, delayed = row
@@ -204,8 +205,11 @@ class MessageReader:
         if examined.window is not None:
             return self._windows.batch_relation(after, examined)
         wanted = ReadRange(after, up_to=examined)
-        columns = self._table.selection(payload="jsonb")
-        return self._filled("relation", wanted, lambda: self._rows(columns, wanted, only_matching=True))
+
+        def compose() -> sql.Composed:
+            return self._rows(self._table.selection(payload="jsonb"), wanted, only_matching=True)
+
+        return self._templates.fill("relation", wanted, compose)
 
     def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
         """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
@@ -292,14 +296,7 @@ class MessageReader:
             rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
             return load("fetch_messages").format(rows=rows)
 
-        return self._filled("fetch", wanted, compose)
-
-    def _filled(self, name: str, wanted: ReadRange, compose: Callable[[], sql.Composable]) -> sql.Composed:
-        """Return a statement over a range, composed once for each form of a range."""
-        template = self._templates.get((name, wanted.form))
-        if template is None:
-            template = self._templates[name, wanted.form] = Template(compose())
-        return template.fill(wanted.numbers)
+        return self._templates.fill("fetch", wanted, compose)
 
     def _rows(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
         """Build the keyset scan over `o`, in order: one index range, or one for each publication or slot, merged."""

@@ -28,7 +28,7 @@ from outbox_core.report import Lag, Reason
 from outbox_core.spec import Columns, StartType
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.reading.range_scan import Limits, RangeScan, ReadRange
+from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
 from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_message
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.spec import Competing, Source, StartFrom
+    from outbox_worker.postgres.reading.read_range import ReadRange
 
     FetchRows = Callable[[psycopg.Connection[Any], sql.Composed, int | None], list[tuple[Any, ...]]]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange, find_transactions
 from outbox_worker.postgres.reading.table import OutboxTable, as_text, compare, is_slot
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.spec import Source
+    from outbox_worker.postgres.reading.read_range import ReadRange
 
     Selecting: TypeAlias = Callable[[OutboxTable], sql.Composable]
     """The columns of the table that has the rows."""
@@ -50,50 +50,6 @@ class Limits:
     small: int = 10_000
     ahead: int = 50_000
     typed: int = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRange:
-    """Which messages are read in the order of pairs: after a pair, up to one, at most so many.
-
-    Attributes:
-        below_high_water_mark: without `up_to`: none of a transaction that may still be open.
-        window: only those of a snapshot range.
-        listed: only those at these pairs.
-        excluded: positions that are left out.
-        priority: of a queue's messages.
-
-    """
-
-    after: Checkpoint = BEGINNING
-    up_to: Checkpoint | None = None
-    limit: int | None = None
-    below_high_water_mark: bool = True
-    window: SnapshotRange | None = None
-    listed: tuple[Checkpoint, ...] = ()
-    excluded: tuple[int, ...] = ()
-    priority: int = 0
-
-    @classmethod
-    def of(cls, claimed: ClaimedBatch, upto: Checkpoint | None = None, limit: int | None = None) -> ReadRange:
-        """What is left of a claimed batch, or the beginning of that."""
-        return cls(
-            claimed.after, upto or claimed.upto, limit, window=claimed.window,
-            listed=tuple(pair for pair, _ in claimed.listed), excluded=claimed.excluded, priority=claimed.priority,
-        )  # fmt: skip
-
-    @property
-    def form(self) -> tuple[bool, bool, bool]:
-        """What a statement over a range without a snapshot range depends on, but for its numbers."""
-        return self.up_to is not None, self.below_high_water_mark, self.limit is not None
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """What differs from batch to batch."""
-        found = {"after_id": self.after.transaction_id, "after_position": self.after.position}
-        if self.up_to is not None:
-            found |= {"up_to_id": self.up_to.transaction_id, "up_to_position": self.up_to.position}
-        return found if self.limit is None else found | {"limit": self.limit}
 
 
 def start_of(lower: Snapshot, after: Checkpoint) -> Checkpoint:

@@ -19,7 +19,7 @@ from psycopg import pq, sql
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.processor import outcomes
-from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.errors import translate
@@ -29,7 +29,7 @@ from outbox_worker.postgres.transactions.guard import MARK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.key import ProcessorKey
 
 _IDLE_SHARE: Final = 0.8
@@ -75,6 +75,7 @@ class TransactionRunner:
     def __init__(self, key: ProcessorKey, *, lease: float, timeout: float) -> None:
         """Keep the settings; seconds."""
         self._key = key
+        self._lock = sql.Literal(key.lock_name)
         self._idle_limit = max(1, int(lease * _IDLE_SHARE * 1000))
         self._statement_limit = max(1, int(timeout * 1000))
         self.server_run: str | None = None
@@ -175,7 +176,7 @@ class TransactionRunner:
                 statement=sql.Literal(str(self._statement_limit)),
                 name=sql.Literal(MARK),
                 mark=sql.Literal(mark),
-                lock=sql.Literal(self._key.lock_name),
+                lock=self._lock,
                 epoch=sql.Literal(epoch),
             )
         )
@@ -198,7 +199,7 @@ class TransactionRunner:
 
     def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.Rejected | None:
         answer = self._call(connection, request)
-        if not answer.rolls_back:
+        if answer is StoreAnswer.STORED:
             return None
         return outcomes.Rejected(answer, request.expected, request.new, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import sql
 
-from outbox_worker.postgres.reading.template import Template, place
+from outbox_worker.postgres.reading.read_range import Template, place
 
 LOWEST = -(2**63)
 
