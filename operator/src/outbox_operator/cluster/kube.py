@@ -163,8 +163,9 @@ class Kube:
         content: str = "application/json",
         params: Mapping[str, str] | None = None,
         accept: str = "application/json",
+        with_owners: bool = True,
     ) -> dict[str, Any]:
-        """Make one call.
+        """Make one call; `with_owners` False: leave out who set which field, the greater part of most objects.
 
         Raises:
             KubeError: it was refused, or the server cannot be reached.
@@ -188,7 +189,7 @@ class Kube:
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
             raise KubeError(0, "Unreachable", f"{type(err).__name__}: {err}") from err
-        parsed = _parse(text)
+        parsed = _parse(text, None if with_owners else _without_owners)
         if status >= 400:
             raise KubeError(status, str(parsed.get("reason", "")), str(parsed.get("message", text[:500])))
         return parsed
@@ -219,7 +220,8 @@ class Kube:
         items: list[dict[str, Any]] = []
         params = {"limit": str(PAGE), **_selectors(labels, fields)}
         while True:
-            page = await self.call("GET", Where(kind, namespace).path(), params=params, accept=accept)
+            path = Where(kind, namespace).path()
+            page = await self.call("GET", path, params=params, accept=accept, with_owners=False)
             # Of metadata alone, items call themselves PartialObjectMetadata, and an empty list is null.
             items += [keep({**item, "kind": kind}) for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
@@ -230,7 +232,8 @@ class Kube:
     async def list_metadata(self, kind: str, namespace: str, *, labels: str = "") -> tuple[Bodies, int]:
         """List all objects' metadata by one call, which the API server answers from its memory: cheap, maybe late."""
         params = {"resourceVersion": "0", **_selectors(labels, "")}
-        page = await self.call("GET", Where(kind, namespace).path(), params=params, accept=_METADATA)
+        path = Where(kind, namespace).path()
+        page = await self.call("GET", path, params=params, accept=_METADATA, with_owners=False)
         return [{**item, "kind": kind} for item in page.get("items") or ()], _version_of(page)
 
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -296,9 +299,14 @@ def _version_of(page: dict[str, Any]) -> int:
     return int(version) if version.isdecimal() else 0
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _without_owners(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Drop `managedFields` while a list is parsed, not afterwards: of thousands of objects they are 50 MB and more."""
+    return {key: value for key, value in pairs if key != "managedFields"}
+
+
+def _parse(text: str, build: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> dict[str, Any]:
     try:
-        parsed = json.loads(text) if text else {}
+        parsed = json.loads(text, object_pairs_hook=build) if text else {}
     except ValueError:
         return {"message": text[:500]}
     return parsed if isinstance(parsed, dict) else {}
