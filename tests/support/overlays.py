@@ -200,6 +200,26 @@ REFUSED = [
         [f"metadata.annotations[{APPARMOR}/worker]: changes the pod's isolation, remove it"],
         id="an annotation that takes AppArmor away",
     ),
+    pytest.param(
+        {"metadata": {"annotations": {"seccomp.security.alpha.kubernetes.io/pod": "unconfined"}}},
+        [
+            "metadata.annotations[seccomp.security.alpha.kubernetes.io/pod]: changes the pod's isolation, remove it",
+        ],
+        id="an annotation that took seccomp away",
+    ),
+    pytest.param(
+        {"metadata": {"annotations": {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.source": "api"}}},
+        [
+            "metadata.annotations[kubernetes.io/config.mirror]: is the kubelet's for pods of its own, remove it",
+            "metadata.annotations[kubernetes.io/config.source]: is the kubelet's for pods of its own, remove it",
+        ],
+        id="the mark of a static pod",
+    ),
+    pytest.param(
+        pod(resourceClaims=[{"name": "gpu"}]),
+        ["spec.resourceClaims: is not allowed, remove it"],
+        id="a device",
+    ),
     pytest.param({"kind": "Pod"}, ["kind: is not allowed, remove it"], id="a whole object"),
     pytest.param(
         own(securityContext={"privileged": True}),

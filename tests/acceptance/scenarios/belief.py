@@ -53,6 +53,23 @@ def handle(batch, connection):
 """
 """A handler that makes its worker report something else each time it is asked."""
 
+ENDLESS = """
+import json
+from outbox_worker.observe.health import HealthServer
+honest = HealthServer.get
+def lie(server, path):
+    status, kind, text = honest(server, path)
+    if path == "/status":
+        report = json.loads(text)
+        report["lag"] = {"messages": 10**30, "seconds": float("inf")}
+        text = json.dumps(report).encode()
+    return status, kind, text
+HealthServer.get = lie
+def handle(batch, connection):
+    pass
+"""
+"""A handler that makes its worker report numbers that no status can hold."""
+
 
 def refusal(room: Room, orders: Resource) -> str:
     """A report of the resource's process that the claim is another's, with a path as its name."""
@@ -207,6 +224,18 @@ def a_worker_that_says_something_else_each_time_keeps_nobody_busy(rooms: Rooms) 
             time.sleep(0.3)
         # It is asked 30 times a minute. Anything else is looked at six times a minute; news may add as many.
         assert len(versions) <= 14, f"{len(versions)} changes of the resource in a minute"
+
+
+@scenarios.add
+def a_worker_that_reports_what_no_status_can_hold_is_suspended_all_the_same(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        room.config_map("code", orders=ENDLESS)
+        target = {"python": {"module": "orders", "function": "handle", "configMapRef": {"name": "code"}}}
+        orders = room.processor("orders", target=target)
+        orders.until("its pod is ready", lambda: orders.status.get("readyReplicas") == 1)
+        orders.spec(suspend=True)
+        orders.until("it has no pod", lambda: not orders.pods() and orders.status.get("replicas") == 0)
+        assert "lag" not in orders.status
 
 
 @scenarios.add

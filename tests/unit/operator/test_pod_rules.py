@@ -76,6 +76,15 @@ EXECUTOR_SPEC: dict[str, Any] = {
             ["pod.spec.volumes[t].projected.sources[].serviceAccountToken: is not allowed, remove it"],
         ),
         (
+            {"containers": [{**CONTAINER, "livenessProbe": {"httpGet": {"host": "169.254.169.254", "port": 80}}}]},
+            ["pod.spec.containers[executor].livenessProbe.httpGet.host: is not allowed, remove it"],
+        ),
+        (
+            {"containers": [{**CONTAINER, "lifecycle": {"preStop": {"tcpSocket": {"host": "a", "port": 80}}}}]},
+            ["pod.spec.containers[executor].lifecycle.preStop.tcpSocket.host: is not allowed, remove it"],
+        ),
+        ({"containers": [{**CONTAINER, "readinessProbe": {"exec": {}, "periodSeconds": 10}}]}, []),
+        (
             {"containers": [{**CONTAINER, "ports": [{"containerPort": 80, "hostPort": 80}]}]},
             ["pod.spec.containers[executor].ports[].hostPort: must be 0"],
         ),

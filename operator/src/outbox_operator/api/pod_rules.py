@@ -55,6 +55,8 @@ _KEYS: Final = Keys(
     {
         "outbox-operator.dev/": "belongs to the operator, remove it",
         "container.apparmor.security.beta.kubernetes.io/": "changes the pod's isolation, remove it",
+        "seccomp.security.alpha.kubernetes.io/": "changes the pod's isolation, remove it",
+        "kubernetes.io/config.": "is the kubelet's for pods of its own, remove it",
     }
 )
 METADATA: Final = Fields({"labels": _KEYS, "annotations": _KEYS})
@@ -117,6 +119,12 @@ _TIMES: Final = dict.fromkeys(
 _PROBE: Final = Fields({"exec": None, "grpc": None, "httpGet": _HTTP, "tcpSocket": _TCP, **_TIMES})
 _HOOK: Final = Fields({"exec": None, "httpGet": _HTTP, "sleep": None, "tcpSocket": _TCP})
 
+_CALLS: Final = {
+    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), _PROBE),
+    "lifecycle": Fields({"postStart": _HOOK, "preStop": _HOOK}),
+}
+"""What the kubelet asks of a container: without `host`, or it would ask others on the node's behalf."""
+
 _OWN: Final = Fields(
     {
         "name": None,
@@ -133,12 +141,9 @@ _ADDED: Final = Fields(
         **_OWN.allowed,
         **dict.fromkeys(("image", "imagePullPolicy", "command", "args", "workingDir", "restartPolicy")),
         **dict.fromkeys(("terminationMessagePath", "terminationMessagePolicy")),
-        "lifecycle": Fields({"postStart": _HOOK, "preStop": _HOOK}),
-        "livenessProbe": _PROBE,
+        **_CALLS,
         "ports": Items(Fields(dict.fromkeys(("name", "containerPort", "protocol"))), named=False),
-        "readinessProbe": _PROBE,
         "securityContext": _WHOLE_SECURITY,
-        "startupProbe": _PROBE,
     },
     required=_NEEDS_SECURITY,
 )
@@ -255,7 +260,11 @@ def _at(node: Any, place: str) -> Any:
 
 _PART: Final = Items(
     Fields(
-        {"ports": Items(Fields({"hostPort": only(0)}, closed=False), named=False), "securityContext": _WHOLE_SECURITY},
+        {
+            **_CALLS,
+            "ports": Items(Fields({"hostPort": only(0)}, closed=False), named=False),
+            "securityContext": _WHOLE_SECURITY,
+        },
         required=_NEEDS_SECURITY,
         closed=False,
     )
