@@ -41,7 +41,7 @@ def plan_move(
     """
     stored = view.pair
     if stored is None or stored.window is None:
-        raise RefusedError(f"the checkpoint of {view.processor_id} is no window")
+        raise RefusedError(f"the checkpoint of {view.processor_id} is no snapshot range")
     window, source = stored.window, context.subject.source
     scan = RangeScan.whole(source)
     now = take_snapshot(connection, scan if remote_target else None, window.end)
