@@ -22,7 +22,8 @@ from tests.support.kubernetes.cluster import ApiError, Cluster, namespaces, wait
 from tests.support.kubernetes.operator import OperatorProcess, installed
 from tests.support.kubernetes.room import Resource
 from tests.support.manifests import manifest, worker
-from tests.support.overlays import ALLOWED, PLACE, asking, beside, cases, combined, own, pod, volume
+from tests.support.overlay_cases import cases, combined
+from tests.support.overlays import ALLOWED, PLACE, RESTRICTED, asking, beside, own, pod, volume
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,6 +188,12 @@ def pod_of(namespace: str, spec: Body) -> Body:
     return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": meta}
 
 
+@pytest.mark.parametrize("field", ["subPath", "subPathExpr"])
+def test_no_mount_leaves_its_volume(cluster: Cluster, namespace: str, field: str):
+    mount = {"name": "tmp", "mountPath": "/x", field: "../../etc"}
+    assert "must not contain '..'" in refusal_of(cluster, pod_of(namespace, asking(own(volumeMounts=[mount]))))
+
+
 @pytest.mark.parametrize("template", ALLOWED)
 def test_a_pod_of_an_allowed_podtemplate_is_taken_as_restricted(cluster: Cluster, namespace: str, template: Body):
     assert refusal_of(cluster, pod_of(namespace, asking(template))) == ""
@@ -210,13 +217,15 @@ def test_what_is_there_cannot_be_changed_for_the_worse_and_can_be_deleted(
     assert cluster.get("OutboxProcessor", namespace, LEGACY) is None
 
 
+EXECUTOR: Body = {"name": "executor", "image": "spark:1", "securityContext": RESTRICTED}
+
+
 def executor_of(namespace: str, **changed: Any) -> Body:
-    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     spec = {
         "automountServiceAccountToken": False,
         "serviceAccountName": "orders-driver",
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [{"name": "executor", "image": "spark:1", "securityContext": context}],
+        "containers": [EXECUTOR],
         **changed,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "executor", "namespace": namespace}, "spec": spec}
@@ -229,12 +238,17 @@ def test_code_in_a_spark_driver_makes_no_pod_that_is_more_than_restricted(cluste
     driver, builder = (
         make_account(cluster, lax, name, "ClusterRole", driver_role(served)) for name in ("orders-driver", "builder")
     )
-    assert refusal_of(driver, executor_of(lax)) == ""
+    probed = {**EXECUTOR, "livenessProbe": {"httpGet": {"path": "/", "port": 80}}}
+    assert refusal_of(driver, executor_of(lax, containers=[probed])) == "", "with what the API server fills in"
     for change, said in (
         ({"hostPID": True}, "pod.spec.hostPID: must be false"),
         ({"volumes": [{"name": "node", "hostPath": {"path": "/"}}]}, "pod.spec.volumes[node].hostPath: is not allowed"),
         ({"automountServiceAccountToken": True}, "pod.spec.automountServiceAccountToken: must be false"),
         ({"containers": [{"name": "x", "image": "x"}]}, "pod.spec.containers[x].securityContext: is missing"),
+        (
+            {"containers": [{**EXECUTOR, "livenessProbe": {"httpGet": {"host": "10.0.0.1", "port": 80}}}]},
+            "pod.spec.containers[executor].livenessProbe.httpGet.host: is not allowed",
+        ),
     ):
         assert said in refusal_of(driver, executor_of(lax, **change))
         assert refusal_of(builder, executor_of(lax, **change)) == "", "no driver: not this policy's matter"

@@ -5,17 +5,11 @@ A template here is that of a worker whose resource names the Secrets `db` (sourc
 
 from __future__ import annotations
 
-import random
-from functools import reduce
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 
-from outbox_operator.api.overlay import merge
-from tests.support.manifests import APART, RABBITMQ, spark, worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.support.manifests import RABBITMQ, worker
 
 Body = dict[str, Any]
 PLACE = "spec.worker.podTemplate"
@@ -23,6 +17,7 @@ RESTRICTED: Body = {"allowPrivilegeEscalation": False, "capabilities": {"drop": 
 NEEDS_SECURITY = "is missing, set securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
 APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 NO_SECRET = "must be a Secret that this resource names as a connection (secretRef)"
+NO_NAME = "is missing, set it to a Secret that this resource names as a connection (secretRef)"
 
 
 def pod(**spec: Any) -> Body:
@@ -79,6 +74,18 @@ ALLOWED = [
     pytest.param(own(resources={"limits": {"memory": "1Gi"}}), id="resources"),
     pytest.param(own(resources=None), id="resources taken out"),
     pytest.param(
+        {
+            "metadata": {
+                "annotations": {
+                    "kubernetes.io/ingress-bandwidth": "1M",
+                    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+                    "kubectl.kubernetes.io/default-container": "worker",
+                }
+            }
+        },
+        id="annotations of the cluster that leave isolation as it is",
+    ),
+    pytest.param(
         own(
             env=[
                 {"name": "A", "value": "b"},
@@ -86,6 +93,7 @@ ALLOWED = [
                 {"name": "C", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}},
                 {"name": "D", "valueFrom": {"configMapKeyRef": {"name": "any", "key": "k"}}},
                 {"name": "E", "valueFrom": {"secretKeyRef": {"name": "db", "key": "host"}}},
+                {"name": "F", "valueFrom": {"secretKeyRef": {"name": "db", "key": "none", "optional": True}}},
             ],
             envFrom=[
                 {"prefix": "X_", "configMapRef": {"name": "any"}},
@@ -148,6 +156,26 @@ ALLOWED = [
     ),
 ]
 
+OF_THE_POD = (
+    "activeDeadlineSeconds",
+    "enableServiceLinks",
+    "hostname",
+    "hostnameOverride",
+    "os",
+    "overhead",
+    "preemptionPolicy",
+    "priority",
+    "readinessGates",
+    "resourceClaims",
+    "resources",
+    "restartPolicy",
+    "runtimeClassName",
+    "schedulingGates",
+    "setHostnameAsFQDN",
+    "subdomain",
+)
+"""Fields of a pod that no other case has."""
+
 REFUSED = [
     pytest.param(pod(hostPID=True), ["spec.hostPID: is not allowed, remove it"], id="the node's processes"),
     pytest.param(pod(hostNetwork=True), ["spec.hostNetwork: is not allowed, remove it"], id="the node's network"),
@@ -201,24 +229,30 @@ REFUSED = [
         id="an annotation that takes AppArmor away",
     ),
     pytest.param(
-        {"metadata": {"annotations": {"seccomp.security.alpha.kubernetes.io/pod": "unconfined"}}},
+        {
+            "metadata": {
+                "annotations": {
+                    "seccomp.security.alpha.kubernetes.io/pod": "unconfined",
+                    "container.seccomp.security.alpha.kubernetes.io/worker": "unconfined",
+                }
+            }
+        },
         [
-            "metadata.annotations[seccomp.security.alpha.kubernetes.io/pod]: changes the pod's isolation, remove it",
+            f"metadata.annotations[{prefix}]: changes the pod's isolation, remove it"
+            for prefix in (
+                "container.seccomp.security.alpha.kubernetes.io/worker",
+                "seccomp.security.alpha.kubernetes.io/pod",
+            )
         ],
-        id="an annotation that took seccomp away",
+        id="annotations that took seccomp away",
     ),
     pytest.param(
-        {"metadata": {"annotations": {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.source": "api"}}},
+        {"metadata": {"annotations": {"kubernetes.io/config.mirror": "m", "kubernetes.io/config.source": "file"}}},
         [
-            "metadata.annotations[kubernetes.io/config.mirror]: is the kubelet's for pods of its own, remove it",
-            "metadata.annotations[kubernetes.io/config.source]: is the kubelet's for pods of its own, remove it",
+            f"metadata.annotations[kubernetes.io/config.{name}]: is the kubelet's for pods of its own, remove it"
+            for name in ("mirror", "source")
         ],
-        id="the mark of a static pod",
-    ),
-    pytest.param(
-        pod(resourceClaims=[{"name": "gpu"}]),
-        ["spec.resourceClaims: is not allowed, remove it"],
-        id="a device",
+        id="a pod of the kubelet's own",
     ),
     pytest.param({"kind": "Pod"}, ["kind: is not allowed, remove it"], id="a whole object"),
     pytest.param(
@@ -359,109 +393,59 @@ REFUSED = [
         ],
         id="a foreign Secret as all variables of a sidecar",
     ),
-]
-
-ELSEWHERE = [
     pytest.param(
-        spark(spark={"driver": {"podTemplate": pod(hostPID=True)}}),
-        ["spec.spark.driver.podTemplate.spec.hostPID: is not allowed, remove it"],
-        id="the driver's",
+        pod(**dict.fromkeys(OF_THE_POD, "x")),
+        [f"spec.{name}: is not allowed, remove it" for name in OF_THE_POD],
+        id="the other fields of a pod",
     ),
     pytest.param(
-        spark(spark={"executor": {"podTemplate": pod(containers=[{"name": "executor", "stdin": True}])}}),
-        ["spec.spark.executor.podTemplate.spec.containers[executor].stdin: is not allowed, remove it"],
-        id="the executors'",
+        own(resources={"limits": {"memory": "1Gi"}, "claims": [{"name": "device"}]}),
+        ["spec.containers[worker].resources.claims: is not allowed, remove it"],
+        id="a device",
     ),
+    pytest.param(own(resources=[]), ["spec.containers[worker].resources: must be an object"], id="a list of resources"),
     pytest.param(
-        spark(spark={"executor": {"podTemplate": pod(containers=[{"name": "worker"}])}}),
-        [f"spec.spark.executor.podTemplate.spec.containers[worker].securityContext: {NEEDS_SECURITY}"],
-        id="another engine's container in the executors",
-    ),
-    pytest.param(
-        spark(
-            spark={
-                "config": {
-                    "spark.kubernetes.executor.volumes.hostPath.root.mount.path": "/node",
-                    "spark.kubernetes.executor.secrets.foreign": "/foreign",
-                    "spark.kubernetes.executor.request.cores": "250m",
-                    "spark.sql.shuffle.partitions": "4",
-                }
-            }
+        own(
+            env=[{"name": "A", "valueFrom": {"secretKeyRef": {"key": "k", "optional": True}}}],
+            envFrom=[{"secretRef": {"optional": True}}],
         ),
         [
-            f"spec.spark.config[{key}]: is the operator's, remove it: spark.executor.podTemplate shapes executors"
-            for key in (
-                "spark.kubernetes.executor.secrets.foreign",
-                "spark.kubernetes.executor.volumes.hostPath.root.mount.path",
-            )
+            f"spec.containers[worker].env[A].valueFrom.secretKeyRef.name: {NO_NAME}",
+            f"spec.containers[worker].envFrom[].secretRef.name: {NO_NAME}",
         ],
-        id="Spark's own settings",
+        id="Secrets without a name as variables",
     ),
     pytest.param(
-        worker(
-            target=APART, worker={"podTemplate": own(envFrom=[{"secretRef": {"name": n}} for n in ("db", "reporting")])}
-        ),
-        [],
-        id="the Secret of another database",
+        volume(secret={"optional": True}),
+        [f"spec.volumes[extra].secret.secretName: {NO_NAME}"],
+        id="a Secret without a name as a volume",
     ),
     pytest.param(
-        worker(
-            target={"python": {"module": "orders", "connection": {"secretRef": {"name": "reporting"}}}},
-            worker={"podTemplate": own(envFrom=[{"secretRef": {"name": n}} for n in ("reporting", "broker")])},
+        volume(projected={"sources": [{"secret": {}}, {"podCertificate": {}}]}, image={"reference": "any:1"}),
+        [
+            "spec.volumes[extra].image: is not allowed, remove it",
+            f"spec.volumes[extra].projected.sources[].secret.name: {NO_NAME}",
+            "spec.volumes[extra].projected.sources[].podCertificate: is not allowed, remove it",
+        ],
+        id="an image, and a Secret without a name, projected",
+    ),
+    pytest.param(
+        beside(
+            lifecycle={"preStop": {"httpGet": {"host": "10.0.0.1", "port": 80}}, "stopSignal": "SIGKILL"},
+            startupProbe={"tcpSocket": {"host": "10.0.0.1", "port": 80}},
+            readinessProbe={"httpGet": {"host": "localhost", "port": 80}},
+            securityContext={**RESTRICTED, "appArmorProfile": {"type": "Unconfined"}, "windowsOptions": {}},
+            restartPolicyRules=[],
         ),
-        [f"{PLACE}.spec.containers[worker].envFrom[].secretRef.name: {NO_SECRET}"],
-        id="the Secret of a handler's database, and another",
+        [
+            "spec.containers[proxy].lifecycle.preStop.httpGet.host: is not allowed, remove it",
+            "spec.containers[proxy].lifecycle.stopSignal: is not allowed, remove it",
+            "spec.containers[proxy].readinessProbe.httpGet.host: is not allowed, remove it",
+            "spec.containers[proxy].restartPolicyRules: is not allowed, remove it",
+            "spec.containers[proxy].securityContext.appArmorProfile: is not allowed, remove it",
+            "spec.containers[proxy].securityContext.windowsOptions: is not allowed, remove it",
+            "spec.containers[proxy].startupProbe.tcpSocket.host: is not allowed, remove it",
+        ],
+        id="the other places of a host, and profiles as fields",
     ),
 ]
-
-
-def cases() -> list[Any]:
-    """Every spec of the tables with its violations."""
-    taken = [pytest.param(asking(case.values[0]), [], id=case.id) for case in ALLOWED]
-    refused = [
-        pytest.param(
-            asking(case.values[0]), [f"{PLACE}.{said}" for said in cast("list[str]", case.values[1])], id=case.id
-        )
-        for case in REFUSED
-    ]
-    return [*taken, *refused, *ELSEWHERE]
-
-
-def combined(seed: int, count: int) -> Iterator[Body]:
-    """Specs whose podTemplate is laid together of some of the tables, drawn at random; in a third parts are junk."""
-    draw = random.Random(seed)
-    allowed, refused = ([cast("Body", case.values[0]) for case in table] for table in (ALLOWED, REFUSED))
-    for _ in range(count):
-        parts = draw.sample(allowed, 3) + draw.sample(refused, draw.choice((0, 0, 1, 2)))
-        draw.shuffle(parts)
-        template: Body = reduce(merge, parts, {})
-        yield asking(template if draw.random() < 0.67 else {key: _spoilt(draw, part) for key, part in template.items()})
-
-
-_JUNK: tuple[Any, ...] = (
-    None,
-    1,
-    0,
-    1.5,
-    True,
-    False,
-    "",
-    "x",
-    [],
-    {},
-    [1],
-    [{}],
-    [[]],
-    ["ALL"],
-    {"a": 1},
-    [{"name": "worker"}],
-)
-
-
-def _spoilt(draw: random.Random, value: Any) -> Any:
-    """The same with something else in some places."""
-    if draw.random() < 0.1:
-        return draw.choice(_JUNK)
-    if isinstance(value, dict):
-        return {key: _spoilt(draw, child) for key, child in value.items()}
-    return [_spoilt(draw, child) for child in value] if isinstance(value, list) else value

@@ -12,7 +12,8 @@ from outbox_operator.api.resources import NotAllowedError, parse_processor
 from outbox_operator.api.shapes import Scope
 from outbox_operator.settings import read_settings
 from tests.support.manifests import manifest
-from tests.support.overlays import PLACE, asking, cases, own, pod
+from tests.support.overlay_cases import cases
+from tests.support.overlays import PLACE, asking, own, pod
 
 META = {"namespace": "shop", "name": "orders", "uid": "u"}
 

@@ -55,13 +55,15 @@ _KEYS: Final = Keys(
     {
         "outbox-operator.dev/": "belongs to the operator, remove it",
         "container.apparmor.security.beta.kubernetes.io/": "changes the pod's isolation, remove it",
+        "container.seccomp.security.alpha.kubernetes.io/": "changes the pod's isolation, remove it",
         "seccomp.security.alpha.kubernetes.io/": "changes the pod's isolation, remove it",
         "kubernetes.io/config.": "is the kubelet's for pods of its own, remove it",
     }
 )
 METADATA: Final = Fields({"labels": _KEYS, "annotations": _KEYS})
 
-_SECRET: Final = Fields({"name": _NAMED_SECRET, "key": None, "optional": None})
+_NAME_IT: Final = "set it to a Secret that this resource names as a connection (secretRef)"
+_SECRET: Final = Fields({"name": _NAMED_SECRET, "key": None, "optional": None}, required={"name": _NAME_IT})
 _ENV: Final = Items(
     Fields(
         {
@@ -130,7 +132,7 @@ _OWN: Final = Fields(
         "name": None,
         "env": _ENV,
         "envFrom": _ENV_FROM,
-        "resources": None,
+        "resources": Fields({"limits": None, "requests": None}, nullable=True),
         "securityContext": _SECURITY,
         "volumeMounts": _MOUNTS,
     },
@@ -162,14 +164,19 @@ _VOLUME: Final = Fields(
                         {
                             "configMap": None,
                             "downwardAPI": None,
-                            "secret": Fields({"name": _NAMED_SECRET, "items": None, "optional": None}),
+                            "secret": Fields(
+                                {"name": _NAMED_SECRET, "items": None, "optional": None}, required={"name": _NAME_IT}
+                            ),
                         }
                     ),
                     named=False,
                 ),
             }
         ),
-        "secret": Fields({"secretName": _NAMED_SECRET, "items": None, "defaultMode": None, "optional": None}),
+        "secret": Fields(
+            {"secretName": _NAMED_SECRET, "items": None, "defaultMode": None, "optional": None},
+            required={"secretName": _NAME_IT},
+        ),
     },
     instead={"persistentVolumeClaim": "name the claim in spec.spark.volumes"},
 )
@@ -214,7 +221,10 @@ OVERLAY: Final = Fields(
 SPARK_CONFIG: Final = Keys(
     {"spark.kubernetes.": "is the operator's, remove it: spark.executor.podTemplate shapes executors"},
     but=(
-        "spark.kubernetes.allocation.",
+        "spark.kubernetes.allocation.batch.",
+        "spark.kubernetes.allocation.driver.",
+        "spark.kubernetes.allocation.executor.",
+        "spark.kubernetes.allocation.max",
         "spark.kubernetes.executor.deleteOnTermination",
         "spark.kubernetes.executor.limit.cores",
         "spark.kubernetes.executor.request.cores",

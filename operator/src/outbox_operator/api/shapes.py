@@ -116,6 +116,7 @@ class Fields(Shape):
         instead: what to do in place of a field that is not allowed; the others are to be removed.
         required: fields that must be there, with what to set.
         closed: whether fields that are not listed are refused.
+        nullable: whether null may stand for it: it removes what the operator set.
 
     """
 
@@ -123,9 +124,12 @@ class Fields(Shape):
     instead: Mapping[str, str] = field(default_factory=dict)
     required: Mapping[str, str] = field(default_factory=dict)
     closed: bool = True
+    nullable: bool = False
 
     @override
     def violations(self, value: Any, path: str, scope: Scope) -> Iterator[str]:
+        if value is None and self.nullable:
+            return
         if not isinstance(value, dict):
             yield f"{path}: must be an object"
             return
@@ -151,7 +155,8 @@ class Fields(Shape):
         texts = f"[{', '.join(parts)}]"
         if self.closed:
             texts = f"({self._unknown(value, path)} + {texts})"
-        return f"(type({value}) != map ? {_then(path, ': must be an object')} : {_joined(texts)})"
+        null = f"{value} == null ? '' : " if self.nullable else ""
+        return f"({null}type({value}) != map ? {_then(path, ': must be an object')} : {_joined(texts)})"
 
     def _unknown(self, value: str, path: str) -> str:
         remedy = "'remove it'"
