@@ -171,6 +171,26 @@ def a_bare_pod_with_its_labels_is_not_asked_and_is_named(rooms: Rooms) -> None:
 
 
 @scenarios.add
+def a_bare_pod_with_its_labels_delays_no_release_of_its_claim(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        orders = room.processor("orders")
+        orders.until_ready()
+        orders.spec(suspend=True)
+        orders.until_ready("Suspended")
+        with liar(room, orders, "bare") as name:
+            wait("the liar runs", lambda: is_ready(room, name), within=60)
+            orders.delete()
+            # A pod of its own would be waited for up to a minute.
+            wait(
+                "the claim is released",
+                lambda: room.shop.query("SELECT count(*) FROM outbox.processor_claims") == [(0,)],
+                within=45,
+                explain=lambda: room.cluster.explain(room.namespace),
+            )
+            assert "asked" not in room.cluster.log(room.namespace, name), "nor is it told of an intent"
+
+
+@scenarios.add
 def a_forged_owner_reference_makes_no_pod_its_own(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders", worker={"replicas": 2})

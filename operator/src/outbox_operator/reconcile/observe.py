@@ -16,7 +16,7 @@ from outbox_operator.cluster.kube import KubeError, Where
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.podstate import is_waiting, role_of, view_job, view_pod, view_workload
 from outbox_operator.rendering.manifests import build_origin, build_template, image_of
-from outbox_operator.watch.owner_references import is_own
+from outbox_operator.watch.owner_references import is_own, may_be_of
 from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outbox_operator.reconcile.slots import SlotKeeper
     from outbox_operator.settings import Images
     from outbox_operator.watch.store import Body, Store
+    from outbox_operator.watch.workqueue import Key
 
 PATIENCE: Final = 1.5
 """Seconds that a pod may wait for its containers before its Events are read."""
@@ -56,6 +57,13 @@ def read_status(body: Body) -> ProcessorStatus:
         return ProcessorStatus.model_validate(body.get("status") or {})
     except ValidationError:
         return ProcessorStatus()
+
+
+def find_runners(store: Store, key: Key, uid: str) -> list[Body]:
+    """Find the pods that may still run for a resource, also when it is gone."""
+    labelled = [pod for pod in store.children(key, "Pod") if role_of(pod) in RUNNERS]
+    alive = [pod for pod in labelled if pod["status"].get("phase") in ("Pending", "Running")]
+    return [pod for pod in alive if may_be_of(pod, uid, store)]
 
 
 class Observer:
@@ -181,9 +189,7 @@ class Observer:
         known = self._store.get(KIND, holder.namespace, holder.name)
         if known is not None and known["metadata"]["uid"] == holder.uid:
             return False
-        pods = self._store.children((holder.namespace, holder.name), "Pod")
-        running = [p for p in pods if role_of(p) in RUNNERS and p["status"].get("phase") in ("Pending", "Running")]
-        if known is None and running:
+        if find_runners(self._store, (holder.namespace, holder.name), holder.uid):
             return False
         try:
             found = await self._kube.get(Where(KIND, holder.namespace, holder.name))

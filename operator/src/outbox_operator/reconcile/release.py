@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from outbox_core.report import Intent
-from outbox_operator.api.observed import RUNNERS, Role
+from outbox_operator.api.observed import Role
 from outbox_operator.api.resources import NotAllowedError
 from outbox_operator.cluster.kube import KubeError
 from outbox_operator.decision.ownership import OwnershipState
-from outbox_operator.reconcile.observe import read_status
-from outbox_operator.reconcile.podstate import role_of, view_job
+from outbox_operator.reconcile.observe import find_runners, read_status
+from outbox_operator.reconcile.podstate import view_job
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
 from outbox_operator.watch.store import key_of
@@ -101,8 +101,7 @@ class Releaser:
         await _wait(lambda: _has_ended(self._store.get(*place)), JOB_SECONDS[Role.RELEASE])
 
     def _pods(self, body: Body) -> list[Body]:
-        pods = self._store.children(key_of(body), "Pod")
-        return [pod for pod in pods if role_of(pod) in RUNNERS and pod["status"].get("phase") in ("Pending", "Running")]
+        return find_runners(self._store, key_of(body), body["metadata"]["uid"])
 
 
 async def _wait(done: Callable[[], bool], seconds: float) -> None:

@@ -37,6 +37,17 @@ def is_own(body: Body, store: Store) -> bool:
     return bool(owners) and owners[-1]["kind"] == KIND and key_of(owners[-1]) == key_of(body)
 
 
+def may_be_of(body: Body, uid: str, store: Store) -> bool:
+    """Tell whether an object may have been made for a resource that is gone or going.
+
+    What made the object goes one after the other, so a chain that breaks off proves nothing; one that ends at another
+    resource does, also at one of the same name, and so does an object that nothing made.
+    """
+    links = [_controller_of(each) for each in (body, *owners_of(body, store))]
+    resources = [link["uid"] for link in links if link is not None and link["kind"] == KIND]
+    return uid in resources if resources else links[0] is not None
+
+
 def _controller_of(body: Body) -> dict[str, Any] | None:
     references: list[dict[str, Any]] = body["metadata"].get("ownerReferences") or []
     return next((ref for ref in references if ref.get("controller")), None)

@@ -11,7 +11,7 @@ from outbox_operator.api.keys import Keys
 from outbox_operator.api.observed import Observed, Role
 from outbox_operator.api.resources import parse_processor
 from outbox_operator.decision.decide import decide
-from outbox_operator.reconcile.observe import Observer
+from outbox_operator.reconcile.observe import Observer, find_runners
 from outbox_operator.reconcile.reports import Reporters
 from outbox_operator.reconcile.slots import SlotKeeper
 from outbox_operator.settings import Budget, Images
@@ -38,6 +38,13 @@ async def test_what_only_carries_the_labels_is_not_counted():
     assert [pod.name for pod in seen.runners] == ["own"]
     assert [job.name for job in seen.jobs] == [JOB["metadata"]["name"]]
     assert seen.foreign == ("bare",)
+
+
+def test_a_resource_that_is_gone_is_not_waited_for_because_of_a_label():
+    """Its claim would be given up a minute later, and what wants it would wait for a pod that never goes."""
+    own, ended = build_pod("own", REPLICA_SET), build_pod("ended", REPLICA_SET, phase="Failed")
+    store = store_of(REPLICA_SET, own, ended, build_pod("bare", None), build_pod("claim", JOB, Role.CLAIM))
+    assert find_runners(store, ("shop", "orders"), RESOURCE["metadata"]["uid"]) == [own]
 
 
 @pytest.mark.parametrize("nowhere", [{"namespace": "", "name": "orders"}, {"namespace": "shop", "name": ""}])

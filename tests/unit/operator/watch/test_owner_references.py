@@ -6,7 +6,7 @@ import pytest
 
 from outbox_operator.api.observed import Role
 from outbox_operator.api.resources import KIND
-from outbox_operator.watch.owner_references import is_own
+from outbox_operator.watch.owner_references import is_own, may_be_of
 from outbox_operator.watch.store import Body, slim
 from tests.unit.operator.owned import (
     DEPLOYMENT,
@@ -73,6 +73,38 @@ def test_a_pod_outlives_the_resource_that_was_made_again_under_its_name():
     pod = build_pod("a", REPLICA_SET)
     again = build_object(KIND, "orders", uid="another")
     assert not is_own(pod, store_of(again, DEPLOYMENT, REPLICA_SET, pod))
+
+
+GOING = [
+    pytest.param((RESOURCE, DEPLOYMENT, REPLICA_SET), id="all is there"),
+    pytest.param((DEPLOYMENT, REPLICA_SET), id="the resource is gone"),
+    pytest.param((REPLICA_SET,), id="the Deployment too"),
+    pytest.param((), id="the ReplicaSet too"),
+    pytest.param((build_object("Deployment", "orders-worker"), REPLICA_SET), id="a Deployment that was kept"),
+]
+
+
+@pytest.mark.parametrize("there", GOING)
+def test_a_pod_may_be_of_a_resource_that_goes_with_what_made_it(there: tuple[Body, ...]):
+    pod = build_pod("a", REPLICA_SET)
+    assert may_be_of(pod, RESOURCE["metadata"]["uid"], store_of(*there, pod))
+
+
+NOT_OF_IT = [
+    pytest.param(build_pod("a", None), id="a bare pod"),
+    pytest.param(build_pod("a", OTHERS_SET), id="another resource's"),
+    pytest.param(build_pod("a", None, ownerReferences=[reference_to(RESOURCE, uid="forged")]), id="a forged resource"),
+]
+
+
+@pytest.mark.parametrize("pod", NOT_OF_IT)
+def test_a_pod_that_was_made_for_another_or_by_nothing_is_not_of_it(pod: Body):
+    assert not may_be_of(pod, RESOURCE["metadata"]["uid"], store_of(OTHER, OTHERS_SET, pod))
+
+
+def test_a_pod_is_not_of_the_resource_that_had_the_name_before():
+    pod = build_pod("a", REPLICA_SET)
+    assert not may_be_of(pod, "former", store_of(RESOURCE, DEPLOYMENT, REPLICA_SET, pod))
 
 
 def test_owners_that_own_each_other_end_the_look():
