@@ -98,6 +98,7 @@ def test_an_idle_operator_calls_as_little_with_many_resources_as_with_one_and_a_
 
     make("last", suspend=True).until_ready("Suspended")
     place = namespace, "last-worker"
+    wait("its Deployment", lambda: cluster.get("Deployment", *place), within=10)
     cluster.patch("Deployment", *place, {"spec": {"replicas": 3}})
     wait("it is put back", lambda: cluster.need("Deployment", *place)["spec"]["replicas"] == 0, within=10)
     cluster.delete("ConfigMap", namespace, "last-processor")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
     from tests.support.kubernetes.room import Resource, Room
 
-LEASE = 60.0
-"""The default of mode Competing."""
+LEASE = 20.0
+"""A third of the default of mode Competing: the promise says how long after a lease of any length."""
 TAKEN_OVER = LEASE + 5.0
 """Seconds in which what a lost consumer had is handled, from its end."""
 TOLD = 10.0
@@ -51,7 +51,7 @@ def what_a_lost_consumer_had_comes_back_within_its_lease(rooms: Rooms) -> None:
         processor = room.processor(
             "consumers",
             target={"sql": {"statement": statement}},
-            delivery={**COMPETING, "batchSize": 10},
+            delivery={**COMPETING, "competing": {"leaseDuration": f"{LEASE:.0f}s"}, "batchSize": 10},
             worker={"replicas": 3},
         )
         processor.until_ready()

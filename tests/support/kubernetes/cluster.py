@@ -231,12 +231,9 @@ def install_crd(cluster: Cluster) -> None:
     crds = ROOT / "crds"
     command = [str(tool("kubectl")), "--kubeconfig", str(kubeconfig()), "apply", "--server-side", "--force-conflicts"]
     subprocess.run([*command, "--field-manager=tests", "-f", str(crds)], check=True, capture_output=True)
-    wait(
-        "the CRD",
-        lambda: any(
-            c["type"] == "Established" and c["status"] == "True"
-            for crd in cluster.items("CustomResourceDefinition")
-            for c in crd.get("status", {}).get("conditions") or ()
-        ),
-        within=30,
-    )
+
+    def conditions() -> list[Body]:
+        crd = cluster.need("CustomResourceDefinition", "", f"{PLURALS['OutboxProcessor'][1]}.outbox-operator.dev")
+        return crd.get("status", {}).get("conditions") or []
+
+    wait("the CRD", lambda: any((c["type"], c["status"]) == ("Established", "True") for c in conditions()), within=30)

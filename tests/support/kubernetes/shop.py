@@ -157,6 +157,8 @@ def _postgres_pod(namespace: str) -> Body:
         "args": ["-c", "max_connections=300", "-c", "max_prepared_transactions=10", "-c", "fsync=off"],
         "env": [{"name": "POSTGRES_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "superuser", "key": "password"}}}],
         "securityContext": secure,
+        # Without a request it gets what every other pod and test leaves, on a busy machine nothing.
+        "resources": {"requests": {"cpu": "100m"}},
         "readinessProbe": {"exec": {"command": ["pg_isready", "-q"]}, "periodSeconds": 1, "timeoutSeconds": 5},
         "volumeMounts": [
             {"name": "data", "mountPath": "/var/lib/postgresql/data"},
