@@ -97,6 +97,11 @@ def _values(place: Place, **more: Any) -> Values:
     return {"image": images, "watchNamespaces": [place.served[0]], "clusterId": "chart-test", **more}
 
 
+def _bare_values(place: Place, **more: Any) -> Values:
+    """Where it is about the CRD alone: no pods, and no policies, which the control plane takes seconds to compile."""
+    return _values(place, replicas=0, podTemplates={"admissionPolicies": False}, **more)
+
+
 def _processor(namespace: str) -> list[Manifest]:
     """One that cannot reach its database: its workers run and say so."""
     secret = {
@@ -253,7 +258,7 @@ def _description(kubectl: Kubectl) -> str:
 
 def test_crd_goes_with_the_release(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str], tmp_path: Path):
     """No operator pod is wanted here: it is about the CRD alone."""
-    release("install", str(CHART), *kept_crd, values=_values(place, replicas=0))
+    release("install", str(CHART), *kept_crd, values=_bare_values(place))
     first = _description(kubectl)
     newer = tmp_path / "newer"
     shutil.copytree(CHART, newer)
@@ -262,20 +267,20 @@ def test_crd_goes_with_the_release(release: Helm, kubectl: Kubectl, place: Place
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "A newer {{ .Values.text }}."
     path.write_text(yaml.safe_dump(crd))
 
-    release("upgrade", str(newer), values=_values(place, replicas=0))
+    release("upgrade", str(newer), values=_bare_values(place))
     assert _description(kubectl) == "A newer {{ .Values.text }}.", "text of the CRD is no template"
     release("rollback", "1")
     assert _description(kubectl) == first
-    release("upgrade", str(CHART), values=_values(place, replicas=0, crds={"install": False}))
+    release("upgrade", str(CHART), values=_bare_values(place, crds={"install": False}))
     assert kubectl.get("crd", CRD)["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_another_releases_crd_is_not_taken_silently(release: Helm, kubectl: Kubectl, place: Place, kept_crd: list[str]):
-    release("install", str(CHART), *kept_crd, values=_values(place, replicas=0))
+    release("install", str(CHART), *kept_crd, values=_bare_values(place))
     arguments = ("install", "second", str(CHART), "--namespace", place.other)
-    second = helm(*arguments, values=_values(place, replicas=0), kubeconfig=kubectl.kubeconfig)
+    second = helm(*arguments, values=_bare_values(place), kubeconfig=kubectl.kubeconfig)
     assert second.returncode != 0
     assert "invalid ownership metadata" in second.stderr
-    without = _values(place, replicas=0, crds={"install": False})
+    without = _bare_values(place, crds={"install": False})
     both = helm(*arguments, "--dry-run=server", values=without, kubeconfig=kubectl.kubeconfig)
     assert both.returncode == 0, both.stderr
