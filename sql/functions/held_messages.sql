@@ -330,10 +330,13 @@ BEGIN
         -- A change of the table by hand may have left a key without a message that is due.
         PERFORM advance_keys(p_processor_id, p_partition, (
             SELECT array_agg(DISTINCT h.key) FROM held_messages h
-            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.behind));
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.blocks AND h.behind));
     END IF;
+    -- Two looks, because each has an index: what is behind blocks.
     any_held := EXISTS (SELECT 1 FROM held_messages h
-                        WHERE h.processor_id = p_processor_id AND h.partition = p_partition);
+                        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind)
+        OR EXISTS (SELECT 1 FROM held_messages h
+                   WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.blocks);
     blocking := EXISTS (SELECT 1 FROM held_messages h WHERE h.processor_id = p_processor_id
                         AND h.partition = p_partition AND h.blocks)
         OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id

@@ -91,9 +91,13 @@ WHERE (r.transaction_id, r.position) NOT IN (
     SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))
 
 -- name: count_failures
--- Held messages and dead letters of a processor, counted up to a cap.
+-- Held messages and dead letters of a processor, counted up to a cap. Held ones are in two indexes: what is behind blocks.
 SELECT (SELECT count(*) FROM (SELECT 1 FROM {schema}.held_messages AS h
-                              WHERE h.processor_id = %(processor_id)s LIMIT %(cap)s + 1) AS h),
+                              WHERE h.processor_id = %(processor_id)s AND NOT h.behind
+                              UNION ALL
+                              SELECT 1 FROM {schema}.held_messages AS h
+                              WHERE h.processor_id = %(processor_id)s AND h.blocks AND h.behind
+                              LIMIT %(cap)s + 1) AS h),
        (SELECT count(*) FROM (SELECT 1 FROM {schema}.dead_letters AS d
                               WHERE d.processor_id = %(processor_id)s LIMIT %(cap)s + 1) AS d)
 
