@@ -10,6 +10,8 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.range_reader import take_snapshot
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -60,6 +62,12 @@ def seeded(servers, request):
             "FROM generate_series(1, %s) AS i",
             (ROWS,),
         )
+        yield database
+
+
+@pytest.fixture(params=VERSIONS)
+def any_database(servers, request):
+    with servers.database(request.param) as database:
         yield database
 
 
@@ -140,3 +148,42 @@ def test_one_publication_costs_its_own_rows(seeded):
 
     assert len(batch.messages) == 5
     assert sum(n["Actual Rows"] for n in explaining.nodes() if "Index Name" in n) == 5
+
+
+@pytest.mark.parametrize("has_statistics", [False, True], ids=["never analyzed", "analyzed"])
+@pytest.mark.parametrize("table", ["held_messages", "dead_letters"])
+def test_what_is_aside_in_a_range_is_looked_up_by_key_or_read_once(any_database, table, has_statistics):
+    """A message that failed may stay for long, and each batch asks for it.
+
+    Of a backlog that one transaction wrote the planner expects one row, and of a table that was never analyzed too:
+    then any index seems as good as another.
+    """
+    connection = any_database.direct()
+    connection.execute(
+        "INSERT INTO outbox.messages (message_type, data) SELECT 't', '{}' FROM generate_series(1, 3000) AS i"
+    )
+    connection.execute("VACUUM ANALYZE outbox.messages")
+    if table == "held_messages":
+        columns, values = "place, next_attempt_at, behind", "i, 'infinity', false"
+    else:
+        columns, values = "error_class, error", "'E', 'no'"
+    connection.execute(
+        f"INSERT INTO outbox.{table} (processor_id, key, transaction_id, position, message_id, attempts, blocks, "
+        f"{columns}) SELECT 'orders', 'key' || i, '2', i, i::text, 1, true, {values} "
+        "FROM generate_series(1, 3000) AS i"
+    )
+    if has_statistics:
+        connection.execute(f"ANALYZE outbox.{table}")
+    reader = MessageReader(build_source())
+    first = reader.fetch_extent(connection, BEGINNING, LIMIT).examined
+    batch = reader.fetch_extent(connection, first, LIMIT)
+    explaining: Any = Explaining(connection)
+
+    rows = reader.keyed_relation(first, batch.examined, None)
+    places, aside = holding.survey(explaining, ProcessorKey("outbox", "orders"), rows, with_places=True)
+
+    assert (len(places), aside) == (LIMIT, ())
+    looks = [node for node in explaining.nodes() if node.get("Relation Name") in {"held_messages", "dead_letters"}]
+    assert len(looks) == 3
+    for node in looks:
+        assert (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] <= 3000

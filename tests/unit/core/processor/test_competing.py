@@ -163,6 +163,12 @@ def test_where_effects_are_in_a_transaction_a_piece_that_fails_is_handled_again_
     assert (state.claimed, state.block) == (None, None), "all of a batch at once, again"
 
 
+def test_parts_grow_only_after_a_piece_of_which_all_got_through():
+    assert isolating(handling(8), Sifted(8, END, (), block=6)).block == 12
+    assert isolating(handling(8), Sifted(4, ROW, (), block=6)).block == 6, "there was no time for the rest"
+    assert isolating(handling(8), Sifted(8, END, (refused(),), block=6)).block == 6
+
+
 def test_what_was_sifted_and_is_not_completed_yet_is_completed_also_after_a_fault_of_the_database():
     state = isolating(handling(8), Sifted(8, END, (refused(),), block=2, settled=False))
     assert (state.step, state.delivered) == (Step.STORE, True)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_core.processor.isolation import Search, decide_after_part, decide_after_refusal, decide_size, search_failed
+from outbox_core.processor.isolation import (
+    Search,
+    decide_after_part,
+    decide_after_refusal,
+    decide_block,
+    decide_size,
+    search_failed,
+)
 
 
 def run(search, bad, begun=lambda *_: None):
@@ -99,6 +106,16 @@ def test_the_size_is_remembered_for_what_comes_next():
     assert run(Search(1000, 1), set())[3].next_block >= 128
     stopped = decide_after_refusal(Search(1000, 1000), 1000)
     assert stopped.next_block == 500, "stopped in the middle of looking, it goes on with the half"
+
+
+@pytest.mark.parametrize("at", [0, 37, 500, 999])
+def test_after_a_lone_message_that_fails_batches_are_soon_tried_as_a_whole_again(at):
+    """Parts of two thirds of a batch are never two in a row: what grows them is a batch that gets through."""
+    block, batches = decide_block(run(search_failed(1000), {at})[3].next_block, 1000, through=False), 0
+    while block is not None:
+        batches += 1
+        block = decide_block(run(Search(1000, block), set())[3].next_block, 1000, through=True)
+    assert batches <= 3
 
 
 def test_a_message_that_gets_through_alone_the_second_time_ends_the_search_for_it():

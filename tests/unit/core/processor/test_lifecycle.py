@@ -12,7 +12,7 @@ from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.message import Batch
 from outbox_core.processor import lifecycle as p
 from outbox_core.processor import outcomes
-from outbox_core.processor.failing import Action, Verdict
+from outbox_core.processor.failing import Action, Failure, Verdict
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import NEEDS_CLAIM, NEEDS_LEASE, Policy, ProcessorState, Step, initial_state
 from outbox_core.processor.stopping import DECISION_POLL, NAMING_POLL, Named
@@ -382,6 +382,19 @@ def test_polling_adapts():
     trickle = decide(owner(step=Step.HANDLE, batch=batch(full=False)), outcomes.Stored(B, 5))
     assert busy.due == NOW
     assert 0 < trickle.due - NOW <= 0.01
+
+
+def test_parts_grow_only_after_a_batch_of_which_all_got_through():
+    whole, part = batch(), batch(examined=Checkpoint(100, 5))
+    failure = Failure(B, Verdict(Action.HOLD, 1, "E", "no", 1.0, blocks=True))
+
+    def block(found: Batch, failed: tuple[Failure, ...] = ()) -> int | None:
+        isolated = outcomes.Isolated(found, failed, 8, next_block=6, stored=True)
+        return decide(owner(step=Step.ISOLATE, batch=whole, block=4), isolated).block
+
+    assert block(whole) == 12
+    assert block(part) == 6, "there was no time for the rest"
+    assert block(whole, (failure,)) == 6
 
 
 def test_a_changed_handler_restarts_what_was_given_up():

@@ -19,6 +19,7 @@ from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claimed_batch import Action, Verdict
 from outbox_core.processor.claiming import decide_after_claim
+from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
@@ -253,17 +254,17 @@ def _after_nothing(state: ProcessorState, found: outcomes.NothingTaken, now: flo
 
 def _grown(state: ProcessorState, policy: Policy) -> ProcessorState:
     """All of a chunk got through."""
-    return state if state.block is None else replace(state, block=_block(state.block * 2, policy))
-
-
-def _block(block: int, policy: Policy) -> int | None:
-    return None if block >= policy.delivery.batch_limit else block
+    if state.block is None:
+        return state
+    return replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
 
 
 def _after_sifting(state: ProcessorState, sifted: outcomes.Sifted, now: float, policy: Policy) -> ProcessorState:
     again = state.claimed is not None and state.claimed.again
     if not again:
-        state = replace(state, block=_block(sifted.block, policy))
+        whole = state.batch is not None and sifted.behind == state.batch.matched_count
+        through = whole and not sifted.refusals and sifted.stop is None
+        state = replace(state, block=decide_block(sifted.block, policy.delivery.batch_limit, through=through))
     state = replace(state, failures=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
     if sifted.refusals and not sifted.handled and not again:
         error = sifted.refusals[-1].error

@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from outbox_core.processor import failing, outcomes
+from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.processor.turns import Turn, decide_after_turn, decide_turn
 from outbox_core.report import Reason, WorkerState
@@ -68,7 +69,9 @@ def after_holding(
         case outcomes.HeldSorted():
             return replace(
                 _after_turn(state, now), step=Step.FETCH, due=now, batch=None, held_due=now, failures=0,
-                held_block=smaller_block(outcome.next_block, policy),
+                held_block=decide_block(
+                    outcome.next_block, policy.delivery.batch_limit, through=not (outcome.failed or outcome.more)
+                ),
             )  # fmt: skip
         case outcomes.HeldChanged():
             return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
@@ -95,7 +98,7 @@ def _after_held(state: ProcessorState, now: float, policy: Policy) -> ProcessorS
     limit = None if state.held_limit is None else state.held_limit * 2
     if limit is not None and limit >= policy.delivery.batch_limit:
         limit = None
-    block = None if state.held_block is None else smaller_block(state.held_block * 2, policy)
+    block = state.held_block and decide_block(state.held_block, policy.delivery.batch_limit, through=True)
     return replace(
         state, step=Step.FETCH, due=now, batch=None, held_due=now, held_limit=limit, held_block=block, failures=0,
         idle=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
@@ -117,8 +120,3 @@ def after_held_failure(
     attempt = held.attempts + 1
     verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
     return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, held_limit=1, failures=0)
-
-
-def smaller_block(block: int, policy: Policy) -> int | None:
-    """Return how many messages are tried at once next time; None: all of a batch."""
-    return block if block < policy.delivery.batch_limit else None

@@ -84,6 +84,19 @@ def search_failed(count: int) -> Search:
     return Search(count, max(1, count // _FIRST))
 
 
+def decide_block(block: int, most: int, *, through: bool) -> int | None:
+    """Say how many messages of the next batch are tried at once; None: all of them.
+
+    Args:
+        block: how many were tried at once last.
+        most: messages of a batch.
+        through: all messages of the last batch got through, so twice as many are tried.
+
+    """
+    block = block * 2 if through else block
+    return block if block < most else None
+
+
 def decide_size(search: Search) -> int:
     """Say how many messages, from `at` on, are tried next: at least one."""
     if search.failing_before is None:

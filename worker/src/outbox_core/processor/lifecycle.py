@@ -21,7 +21,8 @@ from outbox_core import retry
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claiming import decide_after_claim
-from outbox_core.processor.holding import after_held_failure, after_holding, or_held, smaller_block, with_newly_held
+from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
+from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
@@ -283,7 +284,7 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
     if state.batch is not None:
         turns = decide_after_turn(turns, Turn.FRESH, now - state.turn_began)
     if state.step is Step.HANDLE and state.block is not None:
-        state = replace(state, block=smaller_block(state.block * 2, policy))
+        state = replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
     state = with_newly_held(_narrowed(_trusted(state), pair), now)
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
@@ -296,9 +297,9 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
 
 def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float, policy: Policy) -> ProcessorState:
     """What failed is held, or will be with the checkpoint."""
-    state = replace(
-        state, batch=found.batch, failed=found.failed, block=smaller_block(found.next_block, policy)
-    )  # fmt: skip
+    whole = state.batch is not None and found.batch.examined == state.batch.examined
+    block = decide_block(found.next_block, policy.delivery.batch_limit, through=whole and not found.failed)
+    state = replace(state, batch=found.batch, failed=found.failed, block=block)
     if not found.stored:
         return replace(state, step=Step.STORE, due=now, delivered=True)
     return _after_store(state, found.batch.examined, now, policy)

@@ -95,7 +95,9 @@ class CursorFeed(Feed):
             if not batch.matched_count or not state.blocking:
                 return batch
             rows = self._reader.relation(batch)
-        places, excluded = holding.survey(connection, self._context.key, rows)
+        # While failing messages are looked for, the search asks for the places next.
+        searched = state.block is not None
+        places, excluded = holding.survey(connection, self._context.key, rows, with_places=searched)
         if not excluded:
             return replace(batch, places=places)
         out = set(excluded)

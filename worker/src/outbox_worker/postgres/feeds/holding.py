@@ -71,10 +71,13 @@ def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Comp
 
 
 def survey(
-    connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable
+    connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable, *, with_places: bool
 ) -> tuple[tuple[Place, ...], tuple[Checkpoint, ...]]:
-    """Return where the messages of a range are that are to be handled now, and those that are not, both in order."""
-    statement = load("survey_range").format(rows=rows, **_identified(key))
+    """Return where the messages of a range are that are to be handled now, and those that are not, both in order.
+
+    The first are left out without `with_places`: of a batch of which none fails, nobody asks where each message is.
+    """
+    statement = load("survey_range").format(rows=rows, all=sql.Literal(with_places), **_identified(key))
     with translated():
         found = connection.execute(statement).fetchall()
     places: list[Place] = []
