@@ -7,14 +7,21 @@ operator asks the same rules again (`resources.py`): a cluster may lack the poli
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from outbox_operator.api.pod_rules import CONNECTIONS, EXECUTOR, OVERLAY, REMEDY, SETTINGS, SPARK_CONFIG, TEMPLATES
 from outbox_operator.api.resources import GROUP, PLURAL, VERSION
-from outbox_operator.api.shapes import SEPARATOR, literal
+from outbox_operator.api.shapes import SEPARATOR, Fields, literal
 
 MARKER: Final = "sparkexecutors"
 """A resource that does not exist: the right to create it marks the service accounts of Spark drivers."""
+_PATH: Final = "template.path + ''"
+_SPECS: Final = (
+    "variables.templates.filter(template, type(template.value) == map && has(template.value.spec) "
+    "&& type(template.value.spec) == map)"
+)
+"""The templates whose spec is an object; of another the outline says so."""
 
 
 def build_policies() -> dict[str, dict[str, Any]]:
@@ -28,14 +35,13 @@ def _build_for_resources() -> dict[str, Any]:
         _if_there(place, f"[{{'path': dyn('spec.{place}'), 'own': dyn('{own}'), 'value': dyn({{}})}}]")
         for place, own in TEMPLATES.items()
     ]
-    overlay = OVERLAY.cel("template.value", "template.path + ''")
     settings = SPARK_CONFIG.cel(f"object.spec.{SETTINGS}", literal(f"spec.{SETTINGS}"))
     return _build_policy(
         {"apiGroups": [GROUP], "apiVersions": [VERSION], "resources": [PLURAL]},
         # What changes no spec is let through: finalizers and annotations of a resource from before the policy.
         {"spec-changes": "request.operation == 'CREATE' || object.spec != oldObject.spec"},
         {"secrets": " + ".join(secrets), "templates": " + ".join(templates)},
-        f"(variables.templates.map(template, {overlay}) + {_if_there(SETTINGS, f'[{settings}]')})",
+        {**_build_parts(OVERLAY), "settings": _if_there(SETTINGS, f"[{settings}]")},
     )
 
 
@@ -46,20 +52,41 @@ def _build_for_executors() -> dict[str, Any]:
         {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]},
         {"by-a-spark-driver": f"{account} && request.userInfo.username.endsWith('-driver') && {marked}"},
         # Without a type: the rules ask of every value what it is.
-        {"pod": "dyn(object)"},
-        f"[{EXECUTOR.cel('variables.pod', literal('pod'))}]",
+        {"templates": "[{'path': dyn('pod'), 'value': dyn(object)}]"},
+        _build_parts(EXECUTOR),
     )
 
 
+def _build_parts(shape: Fields) -> dict[str, str]:
+    """Write the rules of a pod as one CEL expression for each field of its spec, by name.
+
+    The API server compiles one nested expression of them all in more than twice the time.
+    """
+    spec = shape.allowed["spec"]
+    if not isinstance(spec, Fields):
+        raise TypeError("a pod's spec is an object")
+    outline = replace(shape, allowed={**shape.allowed, "spec": replace(spec, allowed=dict.fromkeys(spec.allowed))})
+    parts = {"outline": f"variables.templates.map(template, {outline.cel('template.value', _PATH)})"}
+    for name, inner in spec.allowed.items():
+        if inner is not None:
+            part = Fields({name: inner}, closed=False).cel("template.value.spec", f"{_PATH[:-1]}.spec'")
+            parts[name] = f"variables.specs.map(template, {part})"
+    return parts
+
+
 def _build_policy(
-    resources: dict[str, list[str]], conditions: dict[str, str], variables: dict[str, str], violations: str
+    resources: dict[str, list[str]], conditions: dict[str, str], variables: dict[str, str], parts: dict[str, str]
 ) -> dict[str, Any]:
-    found = f"{violations}.filter(text, text != '').join({literal(SEPARATOR)})"
+    every = " + ".join(f"variables.{name}" for name in parts)
+    found = {"violations": f"({every}).filter(text, text != '').join({literal(SEPARATOR)})"}
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": [{**resources, "operations": ["CREATE", "UPDATE"]}]},
         "matchConditions": [{"name": name, "expression": text} for name, text in conditions.items()],
-        "variables": [{"name": n, "expression": text} for n, text in {**variables, "violations": found}.items()],
+        "variables": [
+            {"name": name, "expression": text}
+            for name, text in {**variables, "specs": _SPECS, **parts, **found}.items()
+        ],
         "validations": [
             {
                 "expression": "variables.violations == ''",
