@@ -195,7 +195,7 @@ class MessageReader:
         if examined.window is not None:
             return self._windows.relation(columns, after, examined)
         wanted = ReadRange(after, up_to=examined)
-        return Template(self._rows(columns, wanted, only_matching=True)).fill(wanted.numbers)
+        return self._templates.fill(f"keyed {key}", wanted, lambda: self._rows(columns, wanted, only_matching=True))
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
