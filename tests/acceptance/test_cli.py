@@ -114,6 +114,7 @@ def waiting_goes_on_while_the_api_server_is_away_and_ends_when_the_resource_goes
             waiting = [_resume(room, going.name, kubeconfig()), _resume(room, staying.name, through)]
             going.until("it is asked", lambda: not going.read()["spec"]["suspend"])
             staying.until("it is asked", lambda: not staying.read()["spec"]["suspend"])
+            time.sleep(2)  # The answer to that request is on its way: only what follows is waiting.
             relay.cut()
             going.delete()
             _, said = waiting[0].communicate(timeout=60)

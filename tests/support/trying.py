@@ -135,7 +135,8 @@ class Trial:
         found += [str(path) for path in self.cache.glob("try/.*")]
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and self._is_ours(entry):
-                found.append(f"{entry.name}: {(entry / 'cmdline').read_bytes()!r}")
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                    found.append(f"{entry.name}: {(entry / 'cmdline').read_bytes()!r}")
         return found
 
     def _is_ours(self, entry: Path) -> bool:
