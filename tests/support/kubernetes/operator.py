@@ -74,7 +74,7 @@ def installed(
 ) -> Iterator[Installed]:
     """Install the chart, serving these namespaces only: others use the cluster too. Without pods, for processes.
 
-    A release without pods has no admission policies either: the control plane compiles them for ten CPU seconds.
+    A release without pods has no admission policies either: the control plane compiles them for five CPU seconds.
     """
     values = {
         "image": {"registry": REGISTRY, "tag": "dev"},

@@ -75,7 +75,7 @@ def survey(
 ) -> tuple[tuple[Place, ...], tuple[Checkpoint, ...]]:
     """Return where the messages of a range are that are to be handled now, and those that are not, both in order.
 
-    The first are left out without `with_places`: of a batch of which none fails, nobody asks where each message is.
+    The first are left out without `with_places`: the search for messages that fail needs them, nothing else.
     """
     statement = load("survey_range").format(rows=rows, all=sql.Literal(with_places), **_identified(key))
     with translated():
