@@ -33,6 +33,7 @@ from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
+from outbox_worker.targets.trace_context import TRACE_HEADERS, read_trace
 
 if TYPE_CHECKING:
     import ssl
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 
 
 _UNCHANGED: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
-_TRACE: Final = {
-    "traceparent": r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}",
-    "tracestate": r"[!-~]([ -~]{0,510}[!-~])?",
-}
 
 
 class _Secret(NamedTuple):
@@ -217,7 +214,7 @@ def encode_header(value: str) -> str:
 def build_request(message: Message, target: HttpTarget) -> tuple[dict[str, str], bytes]:
     """Build headers and body, but for what the Secret adds; HandlerError: the message cannot be a CloudEvent."""
     attributes, data = _attributes(message, target), message.data
-    headers = {name: attributes[name] for name in _TRACE if name in attributes}
+    headers = {name: attributes[name] for name in TRACE_HEADERS if name in attributes}
     headers["Idempotency-Key"] = encode_header(message.message_id)
     media = "application/json" if (is_json := _is_json(data)) else "text/plain; charset=utf-8"
     if target.content_mode == "Binary":
@@ -241,20 +238,12 @@ def _attributes(message: Message, target: HttpTarget) -> dict[str, str]:
         "type": re.sub(r"\{(\w+)\}", lambda place: row[place[1]] or "", target.type),
         "time": None if message.scheduled is None else message.scheduled.isoformat(),
         "partitionkey": message.partition_key,
-        **_read_trace(message.metadata),
+        **read_trace(message.metadata),
     }
     if empty := [name for name in ("id", "source", "type") if not found[name]]:
         why = f"its {empty[0]} would be empty; fill the column of its row, or set target.http.source and type"
         raise HandlerError(f"{message.checkpoint} cannot be a CloudEvent: {why}", reason=Reason.MESSAGE_REJECTED)
     return {name: value for name, value in found.items() if value}
-
-
-def _read_trace(metadata: str | None) -> dict[str, str]:
-    """Read the W3C trace context that the producer stored in the message's metadata."""
-    stored = json.loads(metadata) if metadata and "traceparent" in metadata and _is_json(metadata) else None
-    found = {name: stored.get(name) for name in _TRACE} if isinstance(stored, dict) else {}
-    valid = {name: text for name, text in found.items() if isinstance(text, str) and re.fullmatch(_TRACE[name], text)}
-    return valid if "traceparent" in valid else {}
 
 
 def _is_json(text: str | None) -> bool:

@@ -7,13 +7,10 @@ process.
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pamqp import commands, frame, header
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
@@ -22,7 +19,8 @@ from outbox_core.processor.taken import TakenMessages
 from outbox_core.report import Reason
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.amqp.broker import read_broker_address
-from outbox_worker.targets.amqp.connection import CHANNEL, AmqpConnection
+from outbox_worker.targets.amqp.connection import AmqpConnection
+from outbox_worker.targets.amqp.encoder import PLACE, PLACEHOLDER, MessageEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,15 +33,8 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
     from outbox_worker.targets.amqp.connection import Returned
 
-_WINDOW: Final = 4_194_304
-"""Bytes encoded before they are written: a batch of large messages is not held twice."""
-_SHORT: Final = 255
-"""Bytes that AMQP's short strings hold."""
-_PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
-_FRAME_OVERHEAD: Final = 8
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_PLACE: Final = "x-outbox-checkpoint"
-"""The header that names a message that comes back."""
+_WINDOW: Final = 65_536
+"""Bytes encoded before they are written: the broker works while the next ones are encoded."""
 
 
 @dataclass(slots=True)
@@ -74,15 +65,15 @@ class RabbitmqSink(OutsideTransaction):
         self._timeout = timeout
         self._processor_id = processor_id
         self._pod = pod
+        self._encoder = MessageEncoder(target, processor_id=processor_id, pod=pod)
         self._connection: AmqpConnection | None = None
-        self._methods: dict[str, bytes] = {}
         self._taken = TakenMessages()
 
     @override
     def check(self) -> None:
         """Look at the Secret and the routing key. The broker itself is asked when there is something to publish."""
         read_broker_address(self._directory)
-        unknown = set(_PLACEHOLDER.findall(self._target.routing_key)) - {"messageType", "publicationId", "partitionKey"}
+        unknown = set(PLACEHOLDER.findall(self._target.routing_key)) - {"messageType", "publicationId", "partitionKey"}
         if unknown:
             raise ConfigurationError(
                 f"target.rabbitmq.routingKey names {sorted(unknown)}; it knows {{messageType}}, {{publicationId}} and "
@@ -159,13 +150,14 @@ class RabbitmqSink(OutsideTransaction):
             HandlerError: the broker does not say which messages it returned.
 
         """
-        places = {str(message.checkpoint): message.checkpoint for message in attempt.messages}
-        for returned in connection.returned:
-            place = places.get(_place(returned) or "")
-            if place is None:
-                raise _unroutable(returned)
-            attempt.failed[place] = _unroutable(returned)
-        connection.returned.clear()
+        if connection.returned:
+            places = {str(message.checkpoint): message.checkpoint for message in attempt.messages}
+            for returned in connection.returned:
+                place = places.get(_place(returned) or "")
+                if place is None:
+                    raise _unroutable(returned)
+                attempt.failed[place] = _unroutable(returned)
+            connection.returned.clear()
         for tag in connection.confirms.take_nacked():
             attempt.failed[attempt.tags[tag].checkpoint] = HandlerError(
                 "the broker refused the message (nack); see its log: a full queue with overflow reject-publish does "
@@ -179,7 +171,7 @@ class RabbitmqSink(OutsideTransaction):
         size = 0
         for message in attempt.messages:
             try:
-                frames = self._frames(message, epoch, connection.frame_max - _FRAME_OVERHEAD)
+                frames = self._encoder.encode(message, epoch, connection.frame_max)
             except HandlerError as err:
                 attempt.failed[message.checkpoint] = err
                 continue
@@ -192,79 +184,10 @@ class RabbitmqSink(OutsideTransaction):
         if pieces:
             yield b"".join(pieces)
 
-    def _frames(self, message: Message, epoch: int, largest: int) -> list[bytes]:
-        payload = b"" if message.data is None else message.data.encode()
-        for name, value in (("message_id", message.message_id), ("type", message.message_type)):
-            if value is not None and len(value.encode()) > _SHORT:
-                raise _inexpressible(message, f"its {name} is longer than the {_SHORT} bytes that AMQP allows")
-        content = frame.marshal(
-            header.ContentHeader(body_size=len(payload), properties=self._properties(message, epoch)), CHANNEL
-        )
-        if len(content) > largest + _FRAME_OVERHEAD:
-            raise _inexpressible(message, f"its headers are longer than the {largest} bytes of the broker's frame_max")
-        frames = [self._method(message), content]
-        for start in range(0, len(payload), largest):
-            piece = payload[start : start + largest]
-            # What pamqp's ContentBody gives, without its copies: type 3, channel, size, payload, end mark.
-            frames.append(b"\x03" + CHANNEL.to_bytes(2, "big") + len(piece).to_bytes(4, "big") + piece + b"\xce")
-        return frames
-
-    def _method(self, message: Message) -> bytes:
-        key = self._routing_key(message)
-        if key not in self._methods:
-            if len(key.encode()) > _SHORT:
-                raise _inexpressible(message, f"its routing key is longer than the {_SHORT} bytes that AMQP allows")
-            if len(self._methods) > 10_000:
-                self._methods.clear()
-            publish = commands.Basic.Publish(
-                exchange=self._target.exchange, routing_key=key, mandatory=self._target.mandatory
-            )
-            self._methods[key] = frame.marshal(publish, CHANNEL)
-        return self._methods[key]
-
-    def _routing_key(self, message: Message) -> str:
-        values = {
-            "messageType": message.message_type,
-            "publicationId": message.publication_id,
-            "partitionKey": message.partition_key or "",
-        }
-
-        def value(place: re.Match[str]) -> str:
-            found = values[place[1]]
-            if found is None:
-                raise _inexpressible(message, f"target.rabbitmq.routingKey names {place[0]}, which is null in its row")
-            return found
-
-        return _PLACEHOLDER.sub(value, self._target.routing_key)
-
-    def _properties(self, message: Message, epoch: int) -> commands.Basic.Properties:
-        headers: dict[str, Any] = {
-            _PLACE: str(message.checkpoint),
-            "x-outbox-processor": self._processor_id,
-            "x-outbox-pod": self._pod,
-            "x-outbox-epoch": epoch,
-        }
-        if message.publication_id is not None:
-            headers["x-outbox-publication"] = message.publication_id
-        if message.partition_key is not None:
-            headers["x-outbox-partition-key"] = message.partition_key
-        if message.data is None:
-            headers["x-outbox-tombstone"] = True
-        # AMQP counts seconds from 1970 without a sign.
-        dated = message.scheduled is not None and message.scheduled >= _EPOCH
-        return commands.Basic.Properties(
-            content_type=None if message.data is None else "application/json",
-            headers=headers,
-            delivery_mode=2 if self._target.persistent else 1,
-            message_id=message.message_id,
-            timestamp=message.scheduled if dated else None,
-            message_type=message.message_type,
-        )
-
 
 def _place(returned: Returned) -> str | None:
     """Return the place of a returned message, as it was published; None: the broker does not give headers back."""
-    place = returned.headers.get(_PLACE)
+    place = returned.headers.get(PLACE)
     return None if place is None else str(place)
 
 
@@ -275,12 +198,6 @@ def _unroutable(returned: Returned) -> HandlerError:
         f"{returned.routing_key!r}; bind a queue, or set target.rabbitmq.mandatory to false to let the broker drop "
         "such messages",
         reason=Reason.MESSAGE_UNROUTABLE,
-    )
-
-
-def _inexpressible(message: Message, why: str) -> HandlerError:
-    return HandlerError(
-        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
     )
 
 

@@ -20,11 +20,11 @@ from pamqp import commands, exceptions, frame, header, heartbeat
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.confirm import ConfirmTracker
+from outbox_worker.targets.amqp.encoder import CHANNEL
 
 if TYPE_CHECKING:
     from outbox_worker.targets.amqp.broker import BrokerAddress
 
-CHANNEL: Final = 1
 _CONNECT_SECONDS: Final = 10.0
 _HEARTBEAT_SECONDS: Final = 60
 _FRAME_MAX: Final = 131_072
