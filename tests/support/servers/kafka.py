@@ -1,0 +1,239 @@
+"""A real Kafka broker for a test session: one process that is controller and broker, on ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.cimpl import NewTopic
+
+from tests.support.servers.certificates import make_certificates
+from tests.support.servers.postgres import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
+
+    from confluent_kafka import Message
+
+_VERSIONS: Final = Path(__file__).parents[2] / "tools" / "cluster" / "versions.sh"
+_PROPERTIES: Final = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:{tls_port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://localhost:{tls_port}
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=SCRAM-SHA-256,SCRAM-SHA-512
+ssl.keystore.type=PEM
+ssl.keystore.location={directory}/keystore.pem
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:tests
+log.dirs={directory}/data
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=400
+num.network.threads=2
+num.io.threads=2
+background.threads=1
+num.recovery.threads.per.data.dir=1
+"""
+_LOGGING: Final = """
+<Configuration status="WARN"><Appenders><Console name="out"><PatternLayout pattern="%d %p %c %m%n%throwable"/></Console>
+</Appenders><Loggers><Root level="WARN"><AppenderRef ref="out"/></Root></Loggers></Configuration>
+"""
+_JAVA: Final = ["-Xms96m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+
+
+def _find_jars() -> Path:
+    """Where `tests/tools/cluster/setup.sh kafka` puts them."""
+    found = re.search(r"^KAFKA_VERSION=(\S+)", _VERSIONS.read_text(), re.MULTILINE)
+    assert found, f"{_VERSIONS} names no version of Kafka"
+    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
+    jars = cache / "kafka" / found[1]
+    if not jars.is_dir():
+        raise FileNotFoundError(f"no Kafka at {jars}: run tests/tools/cluster/setup.sh kafka")
+    return jars
+
+
+class KafkaServer:
+    """One broker. `stop` and `start` keep its data. User `tests` may do everything, with the password `s3cret word`."""
+
+    user, password = "tests", "s3cret word"
+
+    def __init__(self, *, patience: float = 60) -> None:
+        """Start one; `patience` is how many seconds each start may take."""
+        self._patience = patience
+        self._jars = _find_jars()
+        self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-", dir="/tmp"))
+        self.port, self.tls_port, controller_port = free_port(), free_port(), free_port()
+        make_certificates(self.directory, "DNS:localhost,IP:127.0.0.1")
+        pem = "".join((self.directory / name).read_text() for name in ("server.key", "server.crt", "ca.crt"))
+        (self.directory / "keystore.pem").write_text(pem)
+        (self.directory / "log4j2.xml").write_text(_LOGGING)
+        properties = _PROPERTIES.format(
+            port=self.port, tls_port=self.tls_port, controller_port=controller_port, directory=self.directory
+        )
+        self._properties = self.directory / "server.properties"
+        # A password in single quotes would be one more layer of escaping: JAAS wants the module's name only.
+        jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        names = "".join(f"listener.name.sasl_ssl.{name}.sasl.jaas.config={jaas}\n" for name in _MECHANISMS)
+        self._properties.write_text(properties + names)
+        self._process: subprocess.Popen[bytes] | None = None
+        identity = "MkU3OEVBNTcwNTJENDM2Qk"
+        self._java("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(self._properties)).wait(60)
+        self.start()
+        self.set_password(self.user, self.password)
+
+    @property
+    def servers(self) -> str:
+        """The plain listener, where nobody logs in."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def tls_servers(self) -> str:
+        """The listener with TLS and a login."""
+        return f"localhost:{self.tls_port}"
+
+    def files(self, directory: Path, **values: str) -> None:
+        """Write the keys of a target's Secret; `ca_crt` is `ca.crt`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, value in ({"bootstrapServers": self.servers} | values).items():
+            (directory / name.replace("_", ".")).write_text(value)
+
+    def secure_files(self, directory: Path, **values: str) -> None:
+        """The same for the listener with TLS and a login, as user `tests`."""
+        login = {"username": self.user, "password": self.password, "saslMechanism": "SCRAM-SHA-512"}
+        authority = {"ca_crt": (self.directory / "ca.crt").read_text()}
+        self.files(directory, **({"bootstrapServers": self.tls_servers} | login | authority | values))
+
+    def start(self) -> None:
+        """Start the broker and wait until a client gets an answer."""
+        process = self._process = self._java("kafka.Kafka", str(self._properties))
+
+        def answers() -> bool:
+            assert process.poll() is None, self.console()
+            with contextlib.suppress(KafkaException):
+                return bool(self.admin().list_topics(timeout=1).brokers)
+            return False
+
+        wait_until(answers, "Kafka answers", seconds=self._patience)
+
+    def stop(self) -> None:
+        """Stop the broker as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def console(self) -> str:
+        return (self.directory / "console").read_text(errors="replace")
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+
+    def set_password(self, user: str, password: str) -> None:
+        """Create a user, or give it another password."""
+        admin = self.admin()
+        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
+            _await_all(admin.alter_user_scram_credentials([change]))
+
+    def create_topic(self, name: str, partitions: int = 3, **settings: str) -> str:
+        """Create a topic; a setting's dots are written as underscores."""
+        config = {key.replace("_", "."): value for key, value in settings.items()}
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
+        admin = self.admin()
+        _await_all(admin.create_topics([topic]))
+        return name
+
+    @contextlib.contextmanager
+    def topic(self, partitions: int = 3, **settings: str) -> Iterator[Topic]:
+        """A topic of one test."""
+        name = f"orders-{uuid.uuid4().hex[:8]}"
+        self.create_topic(name, partitions, **settings)
+        with contextlib.closing(Topic(self, name)) as made:
+            yield made
+        admin = self.admin()
+        _await_all(admin.delete_topics([name]))
+
+    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"
+        with (self.directory / "console").open("ab") as console:
+            return subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", "java", *_JAVA, logging, "-cp", f"{self._jars}/*", *arguments],
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+            )
+
+
+def _await_all(answers: dict[Any, Future[Any]]) -> None:
+    """Its caller holds the client: an answer is lost with it."""
+    for each in answers.values():
+        each.result(30)
+
+
+_MECHANISMS: Final = ("scram-sha-256", "scram-sha-512")
+
+
+class Topic:
+    """What a reader of a topic sees: all messages of all partitions, from the beginning."""
+
+    def __init__(self, server: KafkaServer, name: str) -> None:
+        self._server, self.name = server, name
+        self._seen: list[Message] = []
+        self._consumer: Consumer | None = None
+
+    def read(self) -> Sequence[Message]:
+        """All that is there now; the messages of one partition in their order."""
+        if self._consumer is None:
+            settings = {"bootstrap.servers": self._server.servers, "group.id": self.name, "log_level": 0}
+            self._consumer = Consumer(settings | {"enable.auto.commit": False})
+            found = self._consumer.list_topics(self.name, timeout=10).topics[self.name].partitions
+            self._consumer.assign([TopicPartition(self.name, number, OFFSET_BEGINNING) for number in found])
+        while more := self._consumer.consume(10_000, timeout=0.2):
+            self._seen += (each for each in more if each.error() is None)
+        return self._seen
+
+    def ids(self) -> list[str]:
+        """The ids of the outbox's messages, as `read` orders them."""
+        return [headers(each)["x-outbox-message-id"] for each in self.read()]
+
+    def wait_for(self, count: int, seconds: float = 30.0) -> list[str]:
+        """Wait until so many messages are there; return the ids."""
+        wait_until(lambda: len(self.read()) >= count, f"{count} messages in {self.name}", seconds)
+        return self.ids()
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+
+def headers(message: Message) -> dict[str, str]:
+    """The headers of a message as text."""
+    found = cast("list[tuple[str, bytes]]", message.headers() or [])
+    return {name: value.decode() for name, value in found}
