@@ -18,6 +18,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "sql": {"statement": "SELECT"},
     "python": {"module": "orders"},
     "rabbitmq": {"connection": {"secretRef": {"name": "broker"}}},
+    "kafka": {"connection": {"secretRef": {"name": "broker"}}, "topic": "orders"},
     "http": {"url": "https://shop.test/events"},
     "log": {},
     "parquet": {"path": "/data"},
@@ -77,6 +78,6 @@ def test_exactly_one_target():
 
 def test_the_operator_names_no_target_outside_the_database():
     outside = "|".join(kind.name for kind in TARGETS if not kind.transactional)
-    named = re.compile(rf"\btarget\.({outside})\b|({outside})target|rabbitmq", re.IGNORECASE)
+    named = re.compile(rf"\btarget\.({outside})\b|({outside})target|rabbitmq|kafka", re.IGNORECASE)
     sources = (ROOT / "operator" / "src").rglob("*.py")
     assert [str(path) for path in sources if named.search(path.read_text())] == []

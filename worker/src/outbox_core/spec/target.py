@@ -70,6 +70,22 @@ class RabbitmqTarget(SpecModel):
 
 
 Template = Annotated[str, Field(max_length=512, pattern=r"^([^{}]|\{(messageType|publicationId|partitionKey)\})+$")]
+TopicTemplate = Annotated[
+    str, Field(max_length=249, pattern=r"^([a-zA-Z0-9._-]|\{(messageType|publicationId|partitionKey)\})+$")
+]
+
+
+class KafkaTarget(SpecModel):
+    """Messages published to Kafka by an idempotent producer, each of a key to one partition of its topic."""
+
+    connection: Connection = Field(
+        description="The brokers: Secret with the keys `bootstrapServers` (host:port, several with commas between) and "
+        "where they ask for it `username`, `password`, `saslMechanism` (PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512), `tls` "
+        "(true or false) and `ca.crt` (authority of the brokers' certificates)."
+    )
+    topic: TopicTemplate = Field(
+        description="Topic; {messageType}, {publicationId} and {partitionKey} are replaced. It must exist."
+    )
 
 
 class HttpTarget(SpecModel):
@@ -165,6 +181,9 @@ class Target(SpecModel):
     )
     rabbitmq: Annotated[RabbitmqTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="RabbitMQ (engine Worker)."
+    )
+    kafka: Annotated[KafkaTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
+        None, description="Kafka (engine Worker)."
     )
     http: Annotated[HttpTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="HTTP: each message posted as a CloudEvent (engine Worker)."

@@ -1,0 +1,338 @@
+"""Target `kafka`: a batch is handed to an idempotent producer and counts as delivered when the brokers confirmed all.
+
+AtLeastOnce: what is published again has the same header `x-outbox-message-id`. One request holds many messages, and the
+brokers refuse all of it for one of them. That ends the producer, before anything that comes later is sent; a new one
+sends the same messages one by one, so that the message itself is named. What was taken is not published again by this
+process, and nothing overtakes an earlier message of its key.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from confluent_kafka import KafkaException
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.ports import OutsideTransaction
+from outbox_core.processor.taken import TakenMessages
+from outbox_core.progress.barrier import key_of
+from outbox_core.report import Reason
+from outbox_core.spec import Blocks, Mode, PartitionKey
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.targets.librdkafka.answers import build_refusal, classify_error, is_not_tried, is_refusal
+from outbox_worker.targets.librdkafka.producer import KafkaProducer, Record
+from outbox_worker.targets.librdkafka.settings import read_broker_settings
+from outbox_worker.targets.trace_context import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+    from pathlib import Path
+
+    from confluent_kafka import KafkaError
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch, Message
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.spec.target import KafkaTarget
+    from outbox_worker.settings import Settings
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+_TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+_MOST_TOPICS: Final = 1000
+"""A producer remembers each topic that it ever sent to; beyond so many, another one is made."""
+
+
+class Part(NamedTuple):
+    """Messages that are sent together, in the order of the batch."""
+
+    messages: list[Message]
+    one_by_one: bool = False
+
+
+class Refused(NamedTuple):
+    """A message in a request that the brokers refused."""
+
+    message: Message
+    error: KafkaError
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt at a batch: what was taken, which messages failed and why, and the keys that wait behind them."""
+
+    messages: list[Message]
+    epoch: int
+    deadline: float
+    taken: list[Message] = field(default_factory=list)
+    failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
+    blocked: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the brokers said of one part."""
+
+    attempt: _Attempt
+    refused: list[Refused] = field(default_factory=list)
+    fault: tuple[KafkaError, str] | None = None
+
+    def note(self, message: Message, topic: str, error: KafkaError | None, partition: int) -> None:
+        if error is None:
+            self.attempt.taken.append(message)
+        elif is_refusal(error):
+            self.refused.append(Refused(message, error, topic, partition))
+        elif not is_not_tried(error):
+            self.fault = self.fault or (error, topic)
+
+
+class KafkaSink(OutsideTransaction):
+    """Publisher of one processor."""
+
+    def __init__(self, target: KafkaTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
+        """Keep the settings; nothing is opened.
+
+        Args:
+            target: the resource's words.
+            directory: the mounted Secret of `target.connection`.
+            config: the processor's, for its name, key and time limits.
+            pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
+
+        """
+        self._target, self._directory = target, directory
+        self._delivery, self._processor_id, self._pod = config.delivery, config.processor_id, pod
+        self._key = config.delivery.message_key or PartitionKey()
+        self._settings: BrokerSettings | None = None
+        self._producer: KafkaProducer | None = None
+        self._topics: set[str] = set()
+        self._taken = TakenMessages()
+
+    @override
+    def check(self) -> None:
+        """Look at Secret and key. The brokers themselves are asked when there is something to publish."""
+        if self._key.column not in (None, "partition_key"):
+            where = "source.table.columns.partitionKey"
+            raise ConfigurationError(f"target.kafka sees the key in a column only where {where} names it: do that")
+        read_broker_settings(self._directory)
+
+    @override
+    def keep_alive(self) -> None:
+        """Hear what librdkafka has to say; it looks after its connections by itself."""
+        if self._producer is not None:
+            self._producer.serve()
+            if self._producer.fatal is not None:
+                self.close()
+
+    @override
+    def close(self) -> None:
+        """Drop the producer, and what it has not sent yet."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+            self._topics.clear()
+
+    @override
+    def deliver(self, batch: Batch, epoch: int) -> int:
+        """Publish what the brokers have not taken yet of the batch, and await every confirm.
+
+        Raises:
+            MessagesFailedError: the brokers took all messages of the batch but those named.
+            HandlerError: the only message of the batch failed.
+            OutboxError: the brokers did not answer for all of the batch.
+
+        """
+        deadline = time.monotonic() + self._delivery.timeout.total_seconds()
+        attempt = _Attempt(self._taken.left_of(batch, epoch), epoch, deadline)
+        try:
+            self._publish(attempt)
+        except BaseException as err:
+            self.close()
+            self._taken.add(batch, attempt.taken)
+            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:  # of several, half may be in time
+                raise TransientError(
+                    "Kafka did not confirm one message within delivery.timeout; it is published until it does",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                ) from err
+            raise
+        return self._taken.conclude(batch, attempt.messages, attempt.failed)
+
+    def _publish(self, attempt: _Attempt) -> None:
+        settings = read_broker_settings(self._directory)
+        parts = [Part(attempt.messages)]
+        while parts:
+            part = parts.pop(0)
+            if part.messages:
+                parts[:0] = self._send(attempt, part, self._open(settings, one_by_one=part.one_by_one))
+
+    def _open(self, settings: BrokerSettings, *, one_by_one: bool) -> KafkaProducer:
+        producer = self._producer
+        if (
+            producer is None
+            or producer.one_by_one != one_by_one
+            or settings != self._settings
+            or len(self._topics) > _MOST_TOPICS
+        ):
+            self.close()
+            name = f"outbox {self._processor_id} {self._pod}"
+            producer = self._producer = KafkaProducer(settings, name, one_by_one=one_by_one)
+            self._settings = settings
+        producer.begin()
+        return producer
+
+    def _send(self, attempt: _Attempt, part: Part, producer: KafkaProducer) -> list[Part]:
+        """Send a part; return what is left of it, to be sent by another producer.
+
+        Raises:
+            OutboxError: no message is to blame.
+
+        """
+        answers = _Answers(attempt)
+        for message in part.messages:
+            if not self._hand_over(message, answers, producer):
+                break
+        producer.await_answers(attempt.deadline)
+        if answers.fault is not None:
+            raise self._classify(*answers.fault)
+        done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
+        left = [message for message in part.messages if message.checkpoint not in done]
+        if left and not answers.refused:
+            raise self._describe_end(producer)
+        if left or producer.fatal is not None:
+            self.close()
+        for each in find_blamed(answers.refused, one_by_one=part.one_by_one):
+            self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
+        left = [message for message in left if message.checkpoint not in attempt.failed]
+        return split(left, {each.message.checkpoint for each in answers.refused}, one_by_one=part.one_by_one)
+
+    def _hand_over(self, message: Message, answers: _Answers, producer: KafkaProducer) -> bool:
+        """Give one message to the producer; False: it takes no more."""
+        attempt = answers.attempt
+        try:
+            record = self._build_record(message, attempt)
+            return producer.send(record, partial(answers.note, message, record.topic), attempt.deadline)
+        except HandlerError as err:
+            self._fail(attempt, message, err)
+        except KafkaException as err:
+            error: KafkaError = err.args[0]
+            if not is_refusal(error):
+                answers.fault = (error, record.topic)
+                return False
+            self._fail(attempt, message, build_refusal(error, record.topic, message.checkpoint))
+        return True
+
+    def _fail(self, attempt: _Attempt, message: Message, error: HandlerError) -> None:
+        attempt.failed[message.checkpoint] = error
+        if (behind := self._blocked_by(message)) is not None:
+            attempt.blocked.add(behind)
+
+    def _blocked_by(self, message: Message) -> str | None:
+        """Return the key that waits when this message fails; None: nothing does."""
+        if self._delivery.mode is Mode.COMPETING or self._delivery.blocking is Blocks.NOTHING:
+            return None
+        return key_of(message, self._key)
+
+    def _classify(self, error: KafkaError, topic: str) -> OutboxError:
+        settings = self._settings
+        servers, user = ("", None) if settings is None else (settings.servers, settings.username)
+        return classify_error(error, servers, topic=topic, user=user)
+
+    def _describe_end(self, producer: KafkaProducer) -> OutboxError:
+        if producer.fatal is not None:
+            return self._classify(producer.fatal, "")
+        return TransientError(
+            "the Kafka client gave messages up and does not say why; they are tried again with another producer",
+            reason=Reason.TARGET_UNAVAILABLE,
+        )
+
+    def _build_record(self, message: Message, attempt: _Attempt) -> Record:
+        """Build what is sent.
+
+        Raises:
+            HandlerError: the message cannot be sent now.
+
+        """
+        if attempt.blocked and self._blocked_by(message) in attempt.blocked:
+            raise HandlerError(
+                "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
+            )
+        topic, key = build_topic(message, self._target.topic), key_of(message, self._key)
+        self._topics.add(topic)
+        told = {"x-outbox-processor": self._processor_id, "x-outbox-pod": self._pod, "x-outbox-epoch": attempt.epoch}
+        value = None if message.data is None else message.data.encode()
+        return Record(topic, None if key is None else key.encode(), value, build_headers(message, told))
+
+
+def build_topic(message: Message, template: str) -> str:
+    """Fill in the template.
+
+    Raises:
+        HandlerError: the row lacks a value, or what comes out is no name of a topic.
+
+    """
+    row = {"messageType": message.message_type, "publicationId": message.publication_id}
+    row["partitionKey"] = message.partition_key
+
+    def value(place: re.Match[str]) -> str:
+        found = row[place[1]]
+        if found is None:
+            raise _unsendable(message, f"target.kafka.topic names {place[0]}, which is null in its row")
+        return found
+
+    topic = _PLACEHOLDER.sub(value, template)
+    if not _TOPIC.fullmatch(topic):
+        why = "a topic has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
+        raise _unsendable(message, f"its topic would be {topic[:300]!r}, and {why}")
+    return topic
+
+
+def build_headers(message: Message, told: dict[str, object]) -> list[tuple[str, bytes]]:
+    """Build a message's headers: those of the publisher (`told`), those of its row, and its trace context."""
+    found: dict[str, object] = {
+        "x-outbox-checkpoint": message.checkpoint,
+        **told,
+        "x-outbox-message-id": message.message_id,
+        "x-outbox-message-type": message.message_type,
+        "x-outbox-publication": message.publication_id,
+        "x-outbox-partition-key": message.partition_key,
+        "x-outbox-scheduled": None if message.scheduled is None else message.scheduled.isoformat(),
+        "x-outbox-tombstone": "true" if message.data is None else None,
+        **read_trace(message.metadata),
+    }
+    return [(name, str(value).encode()) for name, value in found.items() if value is not None]
+
+
+def find_blamed(refused: Iterable[Refused], *, one_by_one: bool) -> list[Refused]:
+    """Find those that were alone in their request: no other message can be to blame."""
+    refused = list(refused)
+    together = Counter((each.topic, each.partition) for each in refused)
+    return [each for each in refused if one_by_one or together[each.topic, each.partition] == 1]
+
+
+def split(left: list[Message], refused: Container[Checkpoint], *, one_by_one: bool) -> list[Part]:
+    """Divide what is left of a part: one by one up to the last that may be to blame, then together what comes behind.
+
+    Both are pieces of the batch in its order, so that each key keeps it.
+    """
+    if one_by_one:
+        return [Part(left, one_by_one=True)]
+    end = max((at + 1 for at, message in enumerate(left) if message.checkpoint in refused), default=0)
+    return [Part(left[:end], one_by_one=True), Part(left[end:])]
+
+
+def _unsendable(message: Message, why: str) -> HandlerError:
+    return HandlerError(
+        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
+    )
+
+
+def build(target: KafkaTarget, config: ProcessorConfig, settings: Settings) -> KafkaSink:
+    """Build the target."""
+    return KafkaSink(target, settings.connections / "target", config, settings.pod)

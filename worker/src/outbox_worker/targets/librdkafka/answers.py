@@ -1,0 +1,127 @@
+"""PURE: what an answer of the brokers, or of librdkafka for them, means for a message and for the target."""
+
+# The client library names the errors of its own with an underscore.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.targets.librdkafka.settings import LARGEST_MESSAGE
+
+_REFUSED: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "it is too large; raise `max.message.bytes` of the topic, or make it smaller "
+    f"(this target sends at most {LARGEST_MESSAGE} bytes)",
+    KafkaError.RECORD_LIST_TOO_LARGE: "it is larger than a segment of the topic; raise `segment.bytes` of the topic, "
+    "or make it smaller",
+    KafkaError.INVALID_MSG_SIZE: "its size is not valid; make it smaller",
+    KafkaError.INVALID_RECORD: "it is not valid there; a compacted topic takes no message without a key, for example",
+    KafkaError.INVALID_TIMESTAMP: "its time is outside of what the topic takes; see `message.timestamp.type` and "
+    "`message.timestamp.before.max.ms` of the topic",
+    KafkaError.TOPIC_EXCEPTION: "the name of its topic is not valid; correct target.kafka.topic, or the row",
+    KafkaError.POLICY_VIOLATION: "a policy of the brokers forbids it; ask who runs them",
+}
+"""The message's own fault. All messages of one request have this answer, though one alone may have caused it."""
+
+_NOT_TRIED: Final = frozenset(
+    {
+        KafkaError._FATAL,
+        KafkaError._GAPLESS_GUARANTEE,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._INVALID_DIFFERENT_RECORD,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
+_LOGINS: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+    }
+)
+_FORBIDDEN: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_TOPIC_MISSING: Final = frozenset(
+    {
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Say whether it may be the message's own fault."""
+    return error.code() in _REFUSED
+
+
+def is_not_tried(error: KafkaError) -> bool:
+    """Say whether the message was given up for another's sake: it is sent again."""
+    return error.code() in _NOT_TRIED
+
+
+def is_login(error: KafkaError) -> bool:
+    """Say whether no message can be sent before the Secret or the brokers' settings change."""
+    code = error.code()
+    return code in _LOGINS or code in _FORBIDDEN or code == KafkaError._SSL
+
+
+def build_refusal(error: KafkaError, topic: str, place: object) -> HandlerError:
+    """Say that the brokers do not take a message."""
+    return HandlerError(
+        f"topic {topic} does not take the message at {place}: {_REFUSED[error.code()]} ({error.name()})",
+        reason=Reason.MESSAGE_REJECTED,
+        classes=(error.name(),),
+    )
+
+
+def classify_error(error: KafkaError, servers: str, *, topic: str = "", user: str | None = None) -> OutboxError:
+    """Say what is wrong with the target, and what to do."""
+    code, said = error.code(), f"{error.name()}: {error.str()}"
+    where, classes = f"Kafka at {servers}", (error.name(),)
+    if code in _LOGINS:
+        who = f"the login of user {user}" if user else "a connection without a login"
+        return TransientError(
+            f"{where} refuses {who} ({said}); correct `username`, `password` and `saslMechanism` in the target's "
+            "Secret; it is tried again",
+            reason=Reason.AUTHENTICATION_FAILED,
+            classes=classes,
+        )
+    if code in _FORBIDDEN:
+        who, what = f"user {user}" if user else "a client without a login", f" topic {topic}" if topic else ""
+        return ConfigurationError(
+            f"{where} does not let {who} write to{what or ' a topic'} ({said}); allow it the operation Write on the "
+            "topic, which includes idempotent writes since Kafka 2.8",
+            reason=Reason.PERMISSION_DENIED,
+            classes=classes,
+        )
+    if code in _TOPIC_MISSING:
+        return TransientError(
+            f"{where} has no topic {topic} ({said}); create the topic, or correct target.kafka.topic; it is tried "
+            "again until it is there",
+            reason=Reason.MESSAGE_UNROUTABLE,
+            classes=classes,
+        )
+    if code == KafkaError._SSL and "certificate verify failed" in said:
+        return ConfigurationError(
+            f"{where}: its certificate is not trusted ({said}); put the right CA into `ca.crt` of the target's Secret",
+            reason=Reason.CONNECTION_SECRET_INVALID,
+            classes=classes,
+        )
+    return TransientError(
+        f"{where} did not take the messages ({said}); they are tried again",
+        reason=Reason.TARGET_UNAVAILABLE,
+        classes=classes,
+    )

@@ -1,0 +1,164 @@
+"""One idempotent producer. librdkafka sends in threads of its own; all callbacks run in the thread that waits here."""
+
+# The client library names the errors of its own with an underscore.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from outbox_core.errors import OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.logs import get_logger
+from outbox_worker.targets.librdkafka.answers import classify_error, is_login
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message as Report
+
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
+
+    Answer = Callable[[KafkaError | None, int], None]
+    """Called with why a message was not taken, or None, and with its partition."""
+
+_SLICE: Final = 0.1
+"""Seconds of one wait: between two of them signals are handled."""
+_DOWN_SECONDS: Final = 3.0
+"""So long no broker at all can be reached before a batch is given up."""
+_log = get_logger(__name__)
+
+
+class Record(NamedTuple):
+    """What is sent of one message."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class _Heard:
+    """What librdkafka said. It does not know the producer, which would otherwise outlive its last use."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self.waiting = 0
+        self.fault: OutboxError | None = None
+        self.fatal: KafkaError | None = None
+        self.down_since: float | None = None
+        self.last = ""
+
+    def note_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = self.fatal or error
+        elif is_login(error):
+            self.fault = classify_error(error, self._settings.servers, user=self._settings.username)
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.down_since = self.down_since or time.monotonic()
+        else:
+            self.last = error.str()
+
+    def note_report(self, answer: Answer, error: KafkaError | None, report: Report) -> None:
+        self.waiting -= 1
+        if error is None:
+            self.down_since = None
+        partition = report.partition()
+        answer(error, -1 if partition is None else partition)
+
+
+class KafkaProducer:
+    """Sends messages and waits for what becomes of them."""
+
+    def __init__(self, settings: BrokerSettings, client: str, *, one_by_one: bool) -> None:
+        """Make it; it connects by itself.
+
+        Args:
+            settings: of the Secret.
+            client: its name in the brokers' logs.
+            one_by_one: each message goes in a request of its own, so that what is refused is that very message.
+
+        """
+        self._settings, self.one_by_one = settings, one_by_one
+        self._heard = _Heard(settings)
+        config = settings.as_config(client) | ({"batch.num.messages": 1} if one_by_one else {})
+        try:
+            self._producer = Producer(config, logger=_log, error_cb=self._heard.note_error)
+        except KafkaException as err:
+            raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
+
+    @property
+    def fatal(self) -> KafkaError | None:
+        """Why it can send nothing more; None: it can."""
+        return self._heard.fatal
+
+    def begin(self) -> None:
+        """Begin with a batch: a broker that was down while nothing was sent has a moment more."""
+        if self._heard.down_since is not None:
+            self._heard.down_since = time.monotonic()
+
+    def send(self, record: Record, answer: Answer, deadline: float) -> bool:
+        """Hand one message over, waiting for a place in the queue; False: no message can be sent any more.
+
+        Raises:
+            KafkaException: this message cannot be sent.
+            OutboxError: the brokers do not take what is in the queue.
+
+        """
+        report = partial(self._heard.note_report, answer)
+        while self._heard.fatal is None:
+            try:
+                self._producer.produce(
+                    record.topic, record.value, record.key, on_delivery=report, headers=list(record.headers)
+                )
+            except BufferError:
+                self._producer.poll(_SLICE)
+                self._look(deadline)
+            except KafkaException as err:
+                if err.args[0].code() == KafkaError._FATAL:
+                    return False
+                raise
+            else:
+                self._heard.waiting += 1
+                return True
+        return False
+
+    def serve(self) -> None:
+        """Call what is due: reports, errors, lines of the log."""
+        self._producer.poll(0)
+
+    def await_answers(self, deadline: float) -> None:
+        """Wait until each message that was sent has its answer.
+
+        Raises:
+            OutboxError: the brokers do not answer.
+
+        """
+        while self._heard.waiting:
+            self._producer.flush(_SLICE)  # sends at once, without lingering
+            if self._heard.waiting:
+                self._look(deadline)
+
+    def _look(self, deadline: float) -> None:
+        heard, now = self._heard, time.monotonic()
+        if heard.fault is not None:
+            raise heard.fault
+        last = f" ({heard.last})" if heard.last else ""
+        if heard.down_since is not None and now - heard.down_since > _DOWN_SECONDS:
+            raise self._unavailable(f"cannot be reached{last}")
+        if now > deadline:
+            raise self._unavailable(f"did not confirm all messages within delivery.timeout{last}")
+
+    def _unavailable(self, what: str) -> TransientError:
+        return TransientError(
+            f"Kafka at {self._settings.servers} {what}; it is tried again until it answers",
+            reason=Reason.TARGET_UNAVAILABLE,
+        )
+
+    def close(self) -> None:
+        """Give up what is still waiting, and all connections. Nothing waits for the brokers."""
+        self._producer.purge(blocking=False)
