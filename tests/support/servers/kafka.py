@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from confluent_kafka.cimpl import NewTopic
 
@@ -144,6 +147,16 @@ class KafkaServer:
             self._process.wait()
             self._process = None
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It takes connections and requests, and answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -161,6 +174,13 @@ class KafkaServer:
             change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
             _await_all(admin.alter_user_scram_credentials([change]))
 
+    def allow(self, user: str) -> None:
+        """Let a user write to every topic."""
+        pattern = (ResourceType.TOPIC, "*", ResourcePatternType.LITERAL)
+        rule = AclBinding(*pattern, f"User:{user}", "*", AclOperation.WRITE, AclPermissionType.ALLOW)
+        admin = self.admin()
+        _await_all(admin.create_acls([rule]))
+
     def create_topic(self, name: str, partitions: int = 3, **settings: str) -> str:
         """Create a topic; a setting's dots are written as underscores."""
         config = {key.replace("_", "."): value for key, value in settings.items()}
@@ -169,6 +189,10 @@ class KafkaServer:
         _await_all(admin.create_topics([topic]))
         return name
 
+    def delete_topic(self, name: str) -> None:
+        admin = self.admin()
+        _await_all(admin.delete_topics([name]))
+
     @contextlib.contextmanager
     def topic(self, partitions: int = 3, **settings: str) -> Iterator[Topic]:
         """A topic of one test."""
@@ -176,8 +200,7 @@ class KafkaServer:
         self.create_topic(name, partitions, **settings)
         with contextlib.closing(Topic(self, name)) as made:
             yield made
-        admin = self.admin()
-        _await_all(admin.delete_topics([name]))
+        self.delete_topic(name)
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
         logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"

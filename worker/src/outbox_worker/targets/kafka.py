@@ -1,9 +1,9 @@
 """Target `kafka`: a batch is handed to an idempotent producer and counts as delivered when the brokers confirmed all.
 
-AtLeastOnce: what is published again has the same header `x-outbox-message-id`. One request holds many messages, and the
-brokers refuse all of it for one of them. That ends the producer, before anything that comes later is sent; a new one
-sends the same messages one by one, so that the message itself is named. What was taken is not published again by this
-process, and nothing overtakes an earlier message of its key.
+AtLeastOnce: what is published again has the same header `x-outbox-message-id`. A batch is sent in rounds, each awaited
+before the next: in a round each partition gets one request, so that nothing overtakes an earlier message of its key. A
+broker refuses all of a request for one message of it: halves of those messages are sent again, until the one to blame
+is alone. It is named in the error; what was taken is not published again by this process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.answers import build_refusal, classify_error, is_not_tried, is_refusal
 from outbox_worker.targets.librdkafka.producer import KafkaProducer, Record
-from outbox_worker.targets.librdkafka.settings import read_broker_settings
+from outbox_worker.targets.librdkafka.settings import ROUND_BYTES, ROUND_MESSAGES, read_broker_settings
 from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from confluent_kafka import KafkaError
@@ -46,14 +46,7 @@ if TYPE_CHECKING:
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _MOST_TOPICS: Final = 1000
-"""A producer remembers each topic that it ever sent to; beyond so many, another one is made."""
-
-
-class Part(NamedTuple):
-    """Messages that are sent together, in the order of the batch."""
-
-    messages: list[Message]
-    one_by_one: bool = False
+"""A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
 
 
 class Refused(NamedTuple):
@@ -79,7 +72,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Answers:
-    """What the brokers said of one part."""
+    """What the brokers said of one round."""
 
     attempt: _Attempt
     refused: list[Refused] = field(default_factory=list)
@@ -112,7 +105,6 @@ class KafkaSink(OutsideTransaction):
         self._key = config.delivery.message_key or PartitionKey()
         self._settings: BrokerSettings | None = None
         self._producer: KafkaProducer | None = None
-        self._topics: set[str] = set()
         self._taken = TakenMessages()
 
     @override
@@ -137,7 +129,6 @@ class KafkaSink(OutsideTransaction):
         if self._producer is not None:
             self._producer.close()
             self._producer = None
-            self._topics.clear()
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
@@ -165,68 +156,77 @@ class KafkaSink(OutsideTransaction):
         return self._taken.conclude(batch, attempt.messages, attempt.failed)
 
     def _publish(self, attempt: _Attempt) -> None:
-        settings = read_broker_settings(self._directory)
-        parts = [Part(attempt.messages)]
+        if not attempt.messages:
+            return
+        producer = self._open(read_broker_settings(self._directory))
+        parts = [attempt.messages]
         while parts:
             part = parts.pop(0)
-            if part.messages:
-                parts[:0] = self._send(attempt, part, self._open(settings, one_by_one=part.one_by_one))
+            if part:
+                parts[:0] = self._send_round(attempt, part, producer)
 
-    def _open(self, settings: BrokerSettings, *, one_by_one: bool) -> KafkaProducer:
+    def _open(self, settings: BrokerSettings) -> KafkaProducer:
         producer = self._producer
-        if (
-            producer is None
-            or producer.one_by_one != one_by_one
-            or settings != self._settings
-            or len(self._topics) > _MOST_TOPICS
-        ):
+        if producer is None or settings != self._settings or len(producer.topics) > _MOST_TOPICS:
             self.close()
-            name = f"outbox {self._processor_id} {self._pod}"
-            producer = self._producer = KafkaProducer(settings, name, one_by_one=one_by_one)
+            producer = self._producer = KafkaProducer(settings, f"outbox {self._processor_id} {self._pod}")
             self._settings = settings
         producer.begin()
         return producer
 
-    def _send(self, attempt: _Attempt, part: Part, producer: KafkaProducer) -> list[Part]:
-        """Send a part; return what is left of it, to be sent by another producer.
+    def _send_round(self, attempt: _Attempt, part: list[Message], producer: KafkaProducer) -> list[list[Message]]:
+        """Send the first messages of a part, as many as make a round; return what is left of it, in parts.
 
         Raises:
             OutboxError: no message is to blame.
 
         """
-        answers = _Answers(attempt)
-        for message in part.messages:
-            if not self._hand_over(message, answers, producer):
+        answers, count, size = _Answers(attempt), 0, 0
+        for message in part:
+            if (taken := self._hand_over(message, answers, producer, room=ROUND_BYTES - size, first=not size)) is None:
+                break
+            count, size = count + 1, size + taken
+            if size >= ROUND_BYTES or count >= ROUND_MESSAGES:
                 break
         producer.await_answers(attempt.deadline)
         if answers.fault is not None:
             raise self._classify(*answers.fault)
-        done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
-        left = [message for message in part.messages if message.checkpoint not in done]
-        if left and not answers.refused:
-            raise self._describe_end(producer)
-        if left or producer.fatal is not None:
-            self.close()
-        for each in find_blamed(answers.refused, one_by_one=part.one_by_one):
+        if producer.fatal is not None and not answers.refused:
+            raise self._classify(producer.fatal, "")
+        for each in find_blamed(answers.refused):
             self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
-        left = [message for message in left if message.checkpoint not in attempt.failed]
-        return split(left, {each.message.checkpoint for each in answers.refused}, one_by_one=part.one_by_one)
+        done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
+        left = [message for message in part[:count] if message.checkpoint not in done]
+        if left and not answers.refused:
+            raise TransientError(
+                "the Kafka client gave messages up and does not say why; they are tried again with another producer",
+                reason=Reason.TARGET_UNAVAILABLE,
+            )
+        half = (len(left) + 1) // 2
+        return [left[:half], left[half:], part[count:]]
 
-    def _hand_over(self, message: Message, answers: _Answers, producer: KafkaProducer) -> bool:
-        """Give one message to the producer; False: it takes no more."""
+    def _hand_over(
+        self, message: Message, answers: _Answers, producer: KafkaProducer, *, room: int, first: bool
+    ) -> int | None:
+        """Give one message to the producer; return its size. None: it is not for this round, or no more can be sent."""
         attempt = answers.attempt
         try:
             record = self._build_record(message, attempt)
-            return producer.send(record, partial(answers.note, message, record.topic), attempt.deadline)
+            if record.size > room and not first:
+                return None
+            producer.find_topic(record.topic, attempt.deadline)
+            given = producer.send(record, partial(answers.note, message, record.topic), attempt.deadline)
         except HandlerError as err:
             self._fail(attempt, message, err)
         except KafkaException as err:
             error: KafkaError = err.args[0]
             if not is_refusal(error):
                 answers.fault = (error, record.topic)
-                return False
+                return None
             self._fail(attempt, message, build_refusal(error, record.topic, message.checkpoint))
-        return True
+        else:
+            return record.size if given else None
+        return 0
 
     def _fail(self, attempt: _Attempt, message: Message, error: HandlerError) -> None:
         attempt.failed[message.checkpoint] = error
@@ -244,14 +244,6 @@ class KafkaSink(OutsideTransaction):
         servers, user = ("", None) if settings is None else (settings.servers, settings.username)
         return classify_error(error, servers, topic=topic, user=user)
 
-    def _describe_end(self, producer: KafkaProducer) -> OutboxError:
-        if producer.fatal is not None:
-            return self._classify(producer.fatal, "")
-        return TransientError(
-            "the Kafka client gave messages up and does not say why; they are tried again with another producer",
-            reason=Reason.TARGET_UNAVAILABLE,
-        )
-
     def _build_record(self, message: Message, attempt: _Attempt) -> Record:
         """Build what is sent.
 
@@ -264,7 +256,6 @@ class KafkaSink(OutsideTransaction):
                 "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
             )
         topic, key = build_topic(message, self._target.topic), key_of(message, self._key)
-        self._topics.add(topic)
         told = {"x-outbox-processor": self._processor_id, "x-outbox-pod": self._pod, "x-outbox-epoch": attempt.epoch}
         value = None if message.data is None else message.data.encode()
         return Record(topic, None if key is None else key.encode(), value, build_headers(message, told))
@@ -309,22 +300,11 @@ def build_headers(message: Message, told: dict[str, object]) -> list[tuple[str, 
     return [(name, str(value).encode()) for name, value in found.items() if value is not None]
 
 
-def find_blamed(refused: Iterable[Refused], *, one_by_one: bool) -> list[Refused]:
+def find_blamed(refused: Iterable[Refused]) -> list[Refused]:
     """Find those that were alone in their request: no other message can be to blame."""
     refused = list(refused)
     together = Counter((each.topic, each.partition) for each in refused)
-    return [each for each in refused if one_by_one or together[each.topic, each.partition] == 1]
-
-
-def split(left: list[Message], refused: Container[Checkpoint], *, one_by_one: bool) -> list[Part]:
-    """Divide what is left of a part: one by one up to the last that may be to blame, then together what comes behind.
-
-    Both are pieces of the batch in its order, so that each key keeps it.
-    """
-    if one_by_one:
-        return [Part(left, one_by_one=True)]
-    end = max((at + 1 for at, message in enumerate(left) if message.checkpoint in refused), default=0)
-    return [Part(left[:end], one_by_one=True), Part(left[end:])]
+    return [each for each in refused if together[each.topic, each.partition] == 1]
 
 
 def _unsendable(message: Message, why: str) -> HandlerError:

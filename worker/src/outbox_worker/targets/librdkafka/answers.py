@@ -30,7 +30,6 @@ _REFUSED: Final = {
 _NOT_TRIED: Final = frozenset(
     {
         KafkaError._FATAL,
-        KafkaError._GAPLESS_GUARANTEE,
         KafkaError._PURGE_QUEUE,
         KafkaError._PURGE_INFLIGHT,
         KafkaError._INVALID_DIFFERENT_RECORD,
@@ -70,6 +69,11 @@ def is_refusal(error: KafkaError) -> bool:
 def is_not_tried(error: KafkaError) -> bool:
     """Say whether the message was given up for another's sake: it is sent again."""
     return error.code() in _NOT_TRIED
+
+
+def is_settling(error: KafkaError) -> bool:
+    """Say whether a topic may be there in a moment."""
+    return error.code() in _TOPIC_MISSING or error.code() == KafkaError.LEADER_NOT_AVAILABLE
 
 
 def is_login(error: KafkaError) -> bool:

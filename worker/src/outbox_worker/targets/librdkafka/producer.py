@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from outbox_core.errors import OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
-from outbox_worker.targets.librdkafka.answers import classify_error, is_login
+from outbox_worker.targets.librdkafka.answers import classify_error, is_login, is_settling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,8 @@ _SLICE: Final = 0.1
 """Seconds of one wait: between two of them signals are handled."""
 _DOWN_SECONDS: Final = 3.0
 """So long no broker at all can be reached before a batch is given up."""
+_TOPIC_SECONDS: Final = 2.0
+"""So long a topic may be missing: the brokers may be making it."""
 _log = get_logger(__name__)
 
 
@@ -40,6 +42,12 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in a request."""
+        named = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        return 64 + len(self.key or b"") + len(self.value or b"") + named
 
 
 class _Heard:
@@ -74,20 +82,20 @@ class _Heard:
 class KafkaProducer:
     """Sends messages and waits for what becomes of them."""
 
-    def __init__(self, settings: BrokerSettings, client: str, *, one_by_one: bool) -> None:
+    def __init__(self, settings: BrokerSettings, client: str) -> None:
         """Make it; it connects by itself.
 
         Args:
             settings: of the Secret.
             client: its name in the brokers' logs.
-            one_by_one: each message goes in a request of its own, so that what is refused is that very message.
 
         """
-        self._settings, self.one_by_one = settings, one_by_one
+        self._settings = settings
         self._heard = _Heard(settings)
-        config = settings.as_config(client) | ({"batch.num.messages": 1} if one_by_one else {})
+        self.topics: set[str] = set()
+        """Those that it knows, until its end."""
         try:
-            self._producer = Producer(config, logger=_log, error_cb=self._heard.note_error)
+            self._producer = Producer(settings.as_config(client), logger=_log, error_cb=self._heard.note_error)
         except KafkaException as err:
             raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
 
@@ -100,6 +108,32 @@ class KafkaProducer:
         """Begin with a batch: a broker that was down while nothing was sent has a moment more."""
         if self._heard.down_since is not None:
             self._heard.down_since = time.monotonic()
+
+    def find_topic(self, topic: str, deadline: float) -> None:
+        """Have the partitions of a topic known before anything is sent to it: else a round would not be one request.
+
+        Raises:
+            OutboxError: it is not there, or nothing answers.
+
+        """
+        if topic in self.topics:
+            return
+        until = time.monotonic() + _TOPIC_SECONDS
+        while True:
+            try:
+                error = self._producer.list_topics(topic, timeout=5 * _SLICE).topics[topic].error
+            except KafkaException as err:
+                self._hear(self._producer.poll, _SLICE)
+                self._heard.last = self._heard.last or err.args[0].str()
+                self._look(deadline)
+                continue
+            if error is None:
+                self.topics.add(topic)
+                return
+            if not is_settling(error) or time.monotonic() > until:
+                raise classify_error(error, self._settings.servers, topic=topic, user=self._settings.username)
+            self._hear(self._producer.poll, _SLICE)
+            self._look(deadline)
 
     def send(self, record: Record, answer: Answer, deadline: float) -> bool:
         """Hand one message over, waiting for a place in the queue; False: no message can be sent any more.
@@ -116,7 +150,7 @@ class KafkaProducer:
                     record.topic, record.value, record.key, on_delivery=report, headers=list(record.headers)
                 )
             except BufferError:
-                self._producer.poll(_SLICE)
+                self._hear(self._producer.poll, _SLICE)
                 self._look(deadline)
             except KafkaException as err:
                 if err.args[0].code() == KafkaError._FATAL:
@@ -129,7 +163,7 @@ class KafkaProducer:
 
     def serve(self) -> None:
         """Call what is due: reports, errors, lines of the log."""
-        self._producer.poll(0)
+        self._hear(self._producer.poll, 0)
 
     def await_answers(self, deadline: float) -> None:
         """Wait until each message that was sent has its answer.
@@ -139,9 +173,15 @@ class KafkaProducer:
 
         """
         while self._heard.waiting:
-            self._producer.flush(_SLICE)  # sends at once, without lingering
+            self._hear(self._producer.flush, _SLICE)  # sends at once, without lingering
             if self._heard.waiting:
                 self._look(deadline)
+
+    def _hear(self, call: Callable[[float], int], seconds: float) -> None:
+        try:
+            call(seconds)
+        except KafkaException as err:  # how the end of the producer is told
+            self._heard.note_error(err.args[0])
 
     def _look(self, deadline: float) -> None:
         heard, now = self._heard, time.monotonic()

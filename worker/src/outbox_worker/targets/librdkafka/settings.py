@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 LARGEST_MESSAGE: Final = 32 * 1024 * 1024
 """Bytes of the largest message that is sent at all. Brokers take 1 MiB where nothing else is set."""
+ROUND_BYTES: Final = 512 * 1024
+ROUND_MESSAGES: Final = 5000
+"""So much is sent before its answers are awaited: less than the request that brokers take where nothing else is set."""
 _QUEUE_KIBIBYTES: Final = 64 * 1024
 """Above the largest message: one that fits into no queue would wait for ever."""
 _KEYS: Final = ("bootstrapServers", "username", "password", "saslMechanism", "tls", "ca.crt")
@@ -49,13 +52,12 @@ class BrokerSettings:
 _PRODUCER: Final[dict[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
-    # What the brokers refuse ends the producer. Without it, later messages of the same key would go through meanwhile.
-    "enable.gapless.guarantee": True,
-    # A broker takes any first number of a producer it does not know: a request behind one that is refused could get in.
-    "max.in.flight.requests.per.connection": 1,
-    # No message times out for itself, for the same reason: delivery.timeout is for all of a batch.
+    # No message times out for itself: a later one of its key could get through. delivery.timeout is for the batch.
     "message.timeout.ms": 0,
-    "linger.ms": 5,
+    # All of a round goes at once, when it is awaited: each partition gets one request, and takes or refuses all of it.
+    "linger.ms": 1000,
+    "batch.size": 2 * ROUND_BYTES,
+    "batch.num.messages": 2 * ROUND_MESSAGES,
     "compression.type": "lz4",
     # As producers in Java: a key is in the partition where consumers of several topics expect it.
     "partitioner": "murmur2_random",
