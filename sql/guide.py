@@ -147,7 +147,7 @@ def build_manifest(*, schema: str, table: str, columns: Mapping[str, str] | None
             "    cursor: Snapshot",
             *mapping,
             "  startFrom: {type: Beginning}",
-            "  target: {log: {}}  # the real one has another name, and sql, python or rabbitmq",
+            "  target: {log: {}}  # the real one has another name, and sql, python, rabbitmq or kafka",
         ]
     )
 

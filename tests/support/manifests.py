@@ -16,6 +16,7 @@ Body = dict[str, Any]
 SOURCE: Body = {"connection": {"secretRef": {"name": "db"}}}
 SQL: Body = {"sql": {"statement": "INSERT INTO seen SELECT position FROM batch"}}
 HTTP = {"http": {"url": "https://shop.test/events", "connection": {"secretRef": {"name": "receiver"}}}}
+KAFKA = {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": "shop.{messageType}"}}
 RABBITMQ = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}, "exchange": "orders"}}
 APART = {"sql": {**SQL["sql"], "connection": {"secretRef": {"name": "reporting"}}}}
 REBUILD = {"processorId": "orders-v1", "swapStatement": "SELECT 1"}
@@ -47,6 +48,7 @@ VALID = [
     pytest.param(worker(), id="the least worker"),
     pytest.param(worker(target={"python": {"module": "orders", "configMapRef": {"name": "code"}}}), id="python"),
     pytest.param(worker(target=RABBITMQ), id="rabbitmq"),
+    pytest.param(worker(target=KAFKA), id="kafka"),
     pytest.param(worker(target=HTTP), id="http"),
     pytest.param(
         worker(target={"http": {"url": "http://receiver:8080/a?b=c", "source": "shop:{partitionKey}"}}),
@@ -107,6 +109,15 @@ INVALID = [
         worker(target=RABBITMQ, delivery={"guarantee": "Transactional"}),
         "set delivery.guarantee: AtLeastOnce",
         id="a transactional broker",
+    ),
+    pytest.param(
+        worker(target=KAFKA, delivery={"guarantee": "Transactional"}),
+        "set delivery.guarantee: AtLeastOnce",
+        id="a transactional topic",
+    ),
+    pytest.param(worker(target={"kafka": {"topic": "orders"}}), "connection: Required value", id="no brokers"),
+    pytest.param(
+        worker(target={"kafka": KAFKA["kafka"] | {"topic": "shop/{messageType}"}}), "target.kafka.topic", id="no topic"
     ),
     pytest.param(
         worker(target=HTTP, delivery={"guarantee": "Transactional"}),

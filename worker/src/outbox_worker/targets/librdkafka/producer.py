@@ -177,9 +177,9 @@ class KafkaProducer:
             if self._heard.waiting:
                 self._look(deadline)
 
-    def _hear(self, call: Callable[[float], int], seconds: float) -> None:
+    def _hear(self, wait: Callable[[float], int], seconds: float) -> None:
         try:
-            call(seconds)
+            wait(seconds)
         except KafkaException as err:  # how the end of the producer is told
             self._heard.note_error(err.args[0])
 

@@ -1,0 +1,211 @@
+"""Target `kafka`, what is decided without a broker: the Secret, topics and headers, whose fault an answer is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from traceback import format_exception
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+
+from outbox_core.errors import ConfigurationError, HandlerError, TransientError
+from outbox_core.message import Message
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import Reason
+from outbox_worker.targets.kafka import Refused, build_headers, build_topic, find_blamed
+from outbox_worker.targets.librdkafka import answers
+from outbox_worker.targets.librdkafka.producer import Record
+from outbox_worker.targets.librdkafka.settings import (
+    LARGEST_MESSAGE,
+    ROUND_BYTES,
+    BrokerSettings,
+    read_broker_settings,
+)
+from tests.support.servers.certificates import make_certificates
+
+LOGIN = {"username": "outbox", "password": "s3cret"}
+
+
+def write(directory, **keys):
+    for name, value in ({"bootstrapServers": "kafka:9092"} | keys).items():
+        (directory / name.replace("_crt", ".crt")).write_text(value)
+    return directory
+
+
+def message(**fields):
+    chosen: dict[str, Any] = {
+        "message_id": "m-1", "message_type": "Placed", "publication_id": "shop", "partition_key": "k", "data": "{}",
+        "metadata": None, "scheduled": None,
+    }  # fmt: skip
+    return Message(Checkpoint(7, 8), **(chosen | fields))
+
+
+class TestTheSecret:
+    @pytest.mark.parametrize(
+        ("keys", "protocol"),
+        [({}, "plaintext"), ({"tls": "true"}, "ssl"), ({"tls": "false"}, "plaintext"), (LOGIN, "sasl_plaintext"),
+         (LOGIN | {"tls": "true"}, "sasl_ssl")],
+    )  # fmt: skip
+    def test_the_protocol_follows_from_what_is_there(self, tmp_path, keys, protocol):
+        config = read_broker_settings(write(tmp_path, **keys)).as_config("outbox")
+        assert config["security.protocol"] == protocol
+        assert ("sasl.password" in config) == ("sasl" in protocol)
+
+    def test_an_authority_means_tls(self, tmp_path):
+        make_certificates(tmp_path)
+        settings = read_broker_settings(write(tmp_path))
+        assert settings.tls
+        assert settings.as_config("outbox")["ssl.ca.pem"] == (tmp_path / "ca.crt").read_text().strip()
+
+    def test_mechanism_servers_and_what_is_printed(self, tmp_path):
+        keys = LOGIN | {"bootstrapServers": " a.test:1,\n[::1]:2 ", "saslMechanism": "SCRAM-SHA-256\n"}
+        settings = read_broker_settings(write(tmp_path, **keys))
+        assert settings.servers == "a.test:1,[::1]:2"
+        assert settings.as_config("outbox")["sasl.mechanisms"] == "SCRAM-SHA-256"
+        assert "s3cret" not in repr(settings)
+
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"bootstrapServers": ""}, "host:port"),
+            ({"bootstrapServers": "kafka"}, "host:port"),
+            ({"bootstrapServers": "https://kafka:1"}, "host:port"),
+            ({"username": "outbox"}, "belong together"),
+            ({"password": "s3cret"}, "belong together"),
+            (LOGIN | {"saslMechanism": "GSSAPI"}, "one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+            ({"saslMechanism": "PLAIN"}, "needs `username`"),
+            ({"tls": "yes"}, "true or false"),
+            ({"ca_crt": "no certificate"}, "no PEM certificate"),
+            ({"ca_crt": "no certificate", "tls": "false"}, "take one of them away"),
+        ],
+    )
+    def test_what_cannot_be_used_is_said_without_values(self, tmp_path, keys, said):
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            read_broker_settings(write(tmp_path, **keys))
+        assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+        assert "s3cret" not in "".join(format_exception(caught.value))
+
+    def test_a_folder_that_is_missing(self, tmp_path):
+        with pytest.raises(ConfigurationError, match="there is no folder"):
+            read_broker_settings(tmp_path / "none")
+
+    def test_the_client_takes_these_settings_and_keeps_the_promises(self):
+        """No broker is there: the producer is made, and not asked for anything."""
+        for settings in (BrokerSettings("localhost:1", tls=False), BrokerSettings("localhost:1", tls=True, **LOGIN)):
+            config = settings.as_config("outbox")
+            Producer(config | {"log_level": 0})  # raises where it does not know one
+            assert (config["enable.idempotence"], config["acks"], config["message.timeout.ms"]) == (True, "all", 0)
+            # One request for each partition and round; and the largest message has a place in the queue.
+            assert config["batch.size"] > ROUND_BYTES
+            assert config["queue.buffering.max.kbytes"] * 1024 > LARGEST_MESSAGE == config["message.max.bytes"]
+
+
+class TestTopics:
+    @pytest.mark.parametrize(
+        ("template", "topic"),
+        [("orders", "orders"), ("a.{messageType}-{publicationId}_{partitionKey}", "a.Placed-shop_k"), ("..a", "..a")],
+    )
+    def test_they_are_made_of_the_message(self, template, topic):
+        assert build_topic(message(), template) == topic
+
+    @pytest.mark.parametrize(
+        ("template", "fields", "said"),
+        [
+            ("{messageType}", {"message_type": None}, "{messageType}, which is null"),
+            ("{publicationId}", {"publication_id": None}, "null"),
+            ("{partitionKey}", {"partition_key": None}, "null"),
+            ("{messageType}", {"message_type": ""}, "1 to 249"),
+            ("{messageType}", {"message_type": "a b"}, "'a b'"),
+            ("{messageType}", {"message_type": "a\n"}, "1 to 249"),
+            ("{messageType}", {"message_type": "."}, "1 to 249"),
+            ("{messageType}", {"message_type": ".."}, "1 to 249"),
+            ("{messageType}", {"message_type": "Bestellung-ö"}, "1 to 249"),
+            ("{messageType}", {"message_type": "a" * 250}, "1 to 249"),
+        ],
+    )
+    def test_what_is_no_topic_is_the_messages_fault(self, template, fields, said):
+        with pytest.raises(HandlerError, match=said) as caught:
+            build_topic(message(**fields), template)
+        assert caught.value.reason is Reason.MESSAGE_REJECTED
+        assert "7:8" in str(caught.value)
+
+
+class TestHeaders:
+    def test_what_is_null_has_none(self):
+        least = message(message_type=None, publication_id=None, partition_key=None, data=None)
+        assert build_headers(least, {"x-outbox-epoch": 3}) == [
+            ("x-outbox-checkpoint", b"7:8"), ("x-outbox-epoch", b"3"), ("x-outbox-message-id", b"m-1"),
+            ("x-outbox-tombstone", b"true"),
+        ]  # fmt: skip
+
+    def test_the_time_and_the_trace(self):
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        found = dict(build_headers(
+            message(scheduled=datetime(2026, 5, 1, tzinfo=UTC), metadata=f'{{"traceparent": "{trace}"}}'), {}
+        ))  # fmt: skip
+        assert found["x-outbox-scheduled"] == b"2026-05-01T00:00:00+00:00"
+        assert found["traceparent"] == trace.encode()
+        assert "tracestate" not in found
+
+    @pytest.mark.parametrize("metadata", ["{}", "traceparent", '["traceparent"]', '{"traceparent": "00-no"}', "["])
+    def test_what_is_no_trace_is_left_out(self, metadata):
+        assert "traceparent" not in dict(build_headers(message(metadata=metadata), {}))
+
+    def test_the_size_of_a_record_counts_all_of_it(self):
+        assert Record("t", b"k" * 10, b"v" * 100, [("name", b"h" * 20)]).size >= 134
+        assert Record("t", None, None, []).size > 0
+
+
+class TestWhoseFault:
+    @pytest.mark.parametrize(
+        ("code", "reason", "kind", "said"),
+        [
+            (KafkaError.SASL_AUTHENTICATION_FAILED, Reason.AUTHENTICATION_FAILED, TransientError, "login of user anna"),
+            (KafkaError._AUTHENTICATION, Reason.AUTHENTICATION_FAILED, TransientError, "`saslMechanism`"),
+            (KafkaError.TOPIC_AUTHORIZATION_FAILED, Reason.PERMISSION_DENIED, ConfigurationError, "write to topic t"),
+            (KafkaError.CLUSTER_AUTHORIZATION_FAILED, Reason.PERMISSION_DENIED, ConfigurationError, "operation Write"),
+            (KafkaError.UNKNOWN_TOPIC_OR_PART, Reason.MESSAGE_UNROUTABLE, TransientError, "create the topic"),
+            (KafkaError._UNKNOWN_TOPIC, Reason.MESSAGE_UNROUTABLE, TransientError, "no topic t"),
+            (KafkaError._TRANSPORT, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
+            (KafkaError._SSL, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
+            (KafkaError.NOT_ENOUGH_REPLICAS, Reason.TARGET_UNAVAILABLE, TransientError, "NOT_ENOUGH_REPLICAS"),
+            (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
+        ],
+    )
+    def test_the_targets(self, code, reason, kind, said):
+        found = answers.classify_error(KafkaError(code, "said so"), "kafka:1", topic="t", user="anna")
+        assert (found.reason, type(found)) == (reason, kind)
+        assert said in str(found)
+        assert "kafka:1" in str(found)
+        assert "said so" in str(found)
+        assert not answers.is_refusal(KafkaError(code))
+
+    def test_a_certificate_that_is_not_trusted_is_the_secrets(self):
+        error = KafkaError(KafkaError._SSL, "handshake: certificate verify failed: self-signed")
+        found = answers.classify_error(error, "kafka:1")
+        assert (found.reason, type(found)) == (Reason.CONNECTION_SECRET_INVALID, ConfigurationError)
+        assert answers.is_login(error)
+
+    @pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "RECORD_LIST_TOO_LARGE"])
+    def test_the_messages(self, name):
+        error = KafkaError(getattr(KafkaError, name))
+        assert answers.is_refusal(error)
+        assert not answers.is_not_tried(error)
+        found = answers.build_refusal(error, "orders", Checkpoint(7, 8))
+        assert (found.reason, found.error_class) == (Reason.MESSAGE_REJECTED, name)
+        assert "topic orders does not take the message at 7:8" in str(found)
+
+    def test_what_is_given_up_for_another_is_nobodys(self):
+        for code in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._INVALID_DIFFERENT_RECORD):
+            assert answers.is_not_tried(KafkaError(code))
+            assert not answers.is_refusal(KafkaError(code))
+
+    def test_only_what_was_alone_in_its_request_is_blamed(self):
+        def refused(name, topic, partition):
+            error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+            return Refused(message(message_id=name), error, topic, partition)
+
+        several = [refused("a", "t", 0), refused("b", "t", 0), refused("c", "t", 1), refused("d", "u", 0)]
+        assert [each.message.message_id for each in find_blamed(several)] == ["c", "d"]
+        assert find_blamed([]) == []
