@@ -42,6 +42,7 @@ _HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > c
 _TEST_CLOCK: Final = (
     "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]"
 )
+_KAFKA: Final = "tests/integration/worker/targets/test_kafka_sink.py"
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
@@ -306,6 +307,34 @@ BROKER: Final = (
         '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))\n',
         "",
         "tests/integration/worker/targets/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
+    ),
+    _fault(
+        "a record that Kafka refuses counts as taken",
+        f"{WORKER}/targets/kafka.py",
+        "        if error is None:\n            self.attempt.taken",
+        "        if error is None or is_refusal(error):\n            self.attempt.taken",
+        f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
+    ),
+    _fault(
+        "all records of a request that Kafka refuses are blamed",
+        f"{WORKER}/targets/kafka.py",
+        "for each in refused if together[each.topic, each.partition] == 1]",
+        "for each in refused if together]",
+        f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
+    ),
+    _fault(
+        "a record overtakes one of its key that Kafka refused",
+        f"{WORKER}/targets/kafka.py",
+        "            attempt.blocked.add(behind)",
+        "            pass",
+        f"{_KAFKA}::TestRefusals::test_each_key_keeps_its_order_and_waits_behind_what_failed",
+    ),
+    _fault(
+        "Kafka's answers are not awaited",
+        f"{WORKER}/targets/librdkafka/producer.py",
+        "        while self._heard.waiting:\n",
+        "        while False:\n",
+        f"{_KAFKA}::TestWhatIsSent",
     ),
 )
 

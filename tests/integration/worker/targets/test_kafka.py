@@ -168,6 +168,39 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
         assert [headers(each)["x-outbox-pod"] for each in topic.read()] == ["pod-0"] * 20 + ["pod-1"] * 10
 
 
+def test_a_broker_that_is_killed_while_a_backlog_is_published(outbox, kafka, start):
+    """Nothing is lost, and the first arrivals of each key are in its order."""
+    ids = outbox.produce(20_000)
+    with kafka.topic(partitions=2) as topic:
+        worker = start(topic.name, {"batchSize": 100, "timeout": "5s", "retry": QUICK})
+        worker.wait_for("some are published", lambda r: r.handled >= 200)
+        kafka.stop()
+        assert worker.report().handled < 20_000
+        kafka.start()
+        worker.wait_for("all is stored", lambda r: r.handled == 20_000, 90)
+        wait_until(lambda: set(topic.ids()) == set(ids), "all arrive", 60)
+        place = {each: at for at, each in enumerate(ids)}
+        for arrived in by_key(topic.read()).values():
+            first = [place[each] for each in dict.fromkeys(arrived)]
+            assert first == sorted(first)
+
+
+def test_a_frozen_publisher_hands_nothing_over_after_its_lease(outbox, kafka, start):
+    with kafka.topic(partitions=1) as topic:
+        ids = outbox.produce(5)
+        first = start(topic.name)
+        first.wait_for("all is stored", lambda r: r.handled == 5)
+        second = start(topic.name)
+        second.wait_state("Standby")
+        first.send(signal.SIGSTOP)
+        second.wait_state("Active")
+        more = outbox.produce(5, start=5)
+        second.wait_for("the rest is stored", lambda r: r.handled == 5)
+        first.send(signal.SIGCONT)
+        first.wait_state("Standby")
+        assert topic.wait_for(10) == ids + more
+
+
 def test_a_broker_that_confirms_nothing_uses_up_no_attempt(outbox, kafka, start):
     with kafka.topic(partitions=1) as topic:
         worker = start(topic.name, {"timeout": "1s", "retry": {"maxAttempts": 1} | QUICK})

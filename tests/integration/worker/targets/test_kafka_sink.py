@@ -275,18 +275,43 @@ class TestTheTargetsOwnFaults:
             sink.deliver(batch(message(1)), 1)
         assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
 
-    def test_a_producer_that_ended_is_replaced(self, kafka, make):
+    def test_a_producer_that_ends_is_replaced(self, kafka, make):
+        def end(sink):
+            sink._producer._heard.note_error(KafkaError(KafkaError._FENCED, "as if", fatal=True))
+
         with kafka.topic() as topic:
             sink = make(topic.name)
             sink.deliver(batch(message(1)), 1)
-            sink._producer._heard.note_error(KafkaError(KafkaError._FENCED, "as if", fatal=True))
+            first = sink._producer
+            first.begin = lambda: end(sink)
             with pytest.raises(TransientError, match="as if"):
                 sink.deliver(batch(message(2)), 1)
             assert sink.deliver(batch(message(2)), 1) == 1
-            sink._producer._heard.note_error(KafkaError(KafkaError._FENCED, "as if", fatal=True))
-            sink.keep_alive()
+            end(sink)  # while nothing is sent
             assert sink.deliver(batch(message(3)), 1) == 1
-            assert sorted(topic.wait_for(3)) == ["m-1", "m-2", "m-3"]
+            end(sink)
+            sink.keep_alive()
+            assert sink._producer is None
+            assert sink.deliver(batch(message(4)), 1) == 1
+            assert sorted(topic.wait_for(4)) == ["m-1", "m-2", "m-3", "m-4"]
+
+    def test_a_login_that_is_refused_while_nothing_is_sent_spoils_no_later_batch(self, kafka, make):
+        with kafka.topic() as topic:
+            sink = make(topic.name)
+            sink.deliver(batch(message(1)), 1)
+            sink._producer._heard.note_error(KafkaError(KafkaError._AUTHENTICATION, "as if"))
+            assert sink.deliver(batch(message(2)), 1) == 1
+            assert sorted(topic.wait_for(2)) == ["m-1", "m-2"]
+
+    def test_topics_are_not_remembered_without_end(self, kafka, make, monkeypatch):
+        monkeypatch.setattr("outbox_worker.targets.kafka._MOST_TOPICS", 1)
+        with kafka.topic() as one, kafka.topic() as two:
+            sink = make("{messageType}")
+            sink.deliver(batch(message(1, message_type=one.name), message(2, message_type=two.name)), 1)
+            first = sink._producer
+            sink.deliver(batch(message(3, message_type=one.name)), 1)
+            assert sink._producer is not first
+            assert sorted(one.wait_for(2)) == ["m-1", "m-3"]
 
 
 class TestWhatItKeeps:

@@ -120,7 +120,7 @@ class KafkaSink(OutsideTransaction):
         """Hear what librdkafka has to say; it looks after its connections by itself."""
         if self._producer is not None:
             self._producer.serve()
-            if self._producer.fatal is not None:
+            if self._producer.is_broken:
                 self.close()
 
     @override
@@ -167,7 +167,8 @@ class KafkaSink(OutsideTransaction):
 
     def _open(self, settings: BrokerSettings) -> KafkaProducer:
         producer = self._producer
-        if producer is None or settings != self._settings or len(producer.topics) > _MOST_TOPICS:
+        changed = settings != self._settings
+        if producer is None or producer.is_broken or changed or len(producer.topics) > _MOST_TOPICS:
             self.close()
             producer = self._producer = KafkaProducer(settings, f"outbox {self._processor_id} {self._pod}")
             self._settings = settings

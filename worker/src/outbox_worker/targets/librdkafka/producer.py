@@ -100,6 +100,11 @@ class KafkaProducer:
             raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
 
     @property
+    def is_broken(self) -> bool:
+        """Whether another one must be made: it ended, or was refused while nothing was sent."""
+        return self._heard.fatal is not None or self._heard.fault is not None
+
+    @property
     def fatal(self) -> KafkaError | None:
         """Why it can send nothing more; None: it can."""
         return self._heard.fatal

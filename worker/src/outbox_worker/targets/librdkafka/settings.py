@@ -42,6 +42,8 @@ class BrokerSettings:
         protocol = "ssl" if self.tls else "plaintext"
         if self.authority is not None:
             config["ssl.ca.pem"] = self.authority
+        elif self.tls:
+            config["ssl.ca.location"] = "probe"  # where this system keeps what it trusts
         if self.username is not None:
             protocol = f"sasl_{protocol}"
             config["sasl.mechanisms"] = self.mechanism
