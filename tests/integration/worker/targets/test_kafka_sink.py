@@ -202,6 +202,16 @@ class TestTheTargetsOwnFaults:
         assert caught.value.reason is Reason.MESSAGE_UNROUTABLE
         assert time.monotonic() - began < 15
 
+    def test_what_comes_before_an_unknown_topic_is_published_once(self, kafka, make):
+        with kafka.topic() as topic:
+            sink = make("{messageType}")
+            messages = [message(n, message_type="nowhere" if n == 3 else topic.name) for n in range(1, 6)]
+            for _ in range(3):
+                with pytest.raises(TransientError, match="has no topic nowhere"):
+                    sink.deliver(batch(*messages), 1)
+            time.sleep(1.5)  # longer than the client lingers
+            assert topic.wait_for(2) == ["m-1", "m-2"]
+
     def test_a_topic_that_is_deleted_and_made_again(self, kafka, make):
         name = f"again-{uuid.uuid4().hex[:8]}"
         kafka.create_topic(name, 1)

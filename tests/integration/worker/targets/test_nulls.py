@@ -14,6 +14,7 @@ from outbox_core.spec import Source
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.integration.cli.conftest import Cli
 from tests.integration.worker.targets.test_rabbitmq import build_target
+from tests.support.servers.kafka import headers
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_TARGET, build_config
 
@@ -84,10 +85,14 @@ def produce(outbox, rows):
             )
 
 
-def run(outbox, workers, target, mode, cursor, *, handler=None, uri=None, **delivery):
+def configure(outbox, target, mode, cursor, **delivery):
     columns = {name: column for name, column in COLUMNS.items() if mode != "Ordered" or name != "deliverAfter"}
     source = {"cursor": cursor, "table": {"schemaName": "public", "name": "legacy", "columns": columns}}
-    config = build_config(outbox.database, target, source=source, delivery=SETTINGS[mode] | delivery)
+    return build_config(outbox.database, target, source=source, delivery=SETTINGS[mode] | delivery)
+
+
+def run(outbox, workers, target, mode, cursor, *, handler=None, uri=None, **delivery):
+    config = configure(outbox, target, mode, cursor, **delivery)
     return workers.start(config, outbox.database.uri(), handler=handler, target=uri)
 
 
@@ -150,6 +155,28 @@ def test_a_broker_gets_a_tombstone(outbox, workers, rabbitmq, mode, cursor):
     assert (tombstone.body, tombstone.headers["x-outbox-tombstone"]) == (b"", True)
     assert not nothing.message_type
     assert not {"x-outbox-publication", "x-outbox-partition-key"} & nothing.headers.keys()
+
+
+@pytest.mark.parametrize(("mode", "cursor"), MODES)
+def test_a_topic_gets_a_tombstone(outbox, workers, kafka, mode, cursor):
+    prepare(outbox)
+    produce(outbox, ROWS)
+    with kafka.topic() as topic:
+        target = {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": topic.name}}
+        home = workers.prepare(configure(outbox, target, mode, cursor), outbox.database.uri())
+        kafka.files(home / "connections/target")
+        worker = workers.launch(home)
+        worker.wait_for("all are published", lambda r: r.handled == len(ROWS))
+        topic.wait_for(len(ROWS))
+        found = {headers(each)["x-outbox-message-id"]: each for each in topic.read()}
+    assert len(found) == len(ROWS)
+    assert (found["first"].key(), json.loads(found["first"].value())) == (b"anna", {"n": 1})
+    assert "x-outbox-tombstone" not in headers(found["first"])
+    assert (found["tombstone"].key(), found["tombstone"].value()) == (b"anna", None)
+    assert headers(found["tombstone"])["x-outbox-tombstone"] == "true"
+    assert (found["no-key"].key(), found["nothing"].key()) == (None, None)
+    null = {"x-outbox-message-type", "x-outbox-publication", "x-outbox-partition-key", "x-outbox-scheduled"}
+    assert not null & headers(found["nothing"]).keys()
 
 
 @pytest.mark.parametrize(("mode", "cursor"), MODES)

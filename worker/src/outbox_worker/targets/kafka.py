@@ -72,11 +72,12 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Answers:
-    """What the brokers said of one round."""
+    """What the brokers said of one round. `fault`: what no message is to blame for, the first of it."""
 
     attempt: _Attempt
+    settings: BrokerSettings
     refused: list[Refused] = field(default_factory=list)
-    fault: tuple[KafkaError, str] | None = None
+    fault: OutboxError | None = None
 
     def note(self, message: Message, topic: str, error: KafkaError | None, partition: int) -> None:
         if error is None:
@@ -84,7 +85,11 @@ class _Answers:
         elif is_refusal(error):
             self.refused.append(Refused(message, error, topic, partition))
         elif not is_not_tried(error):
-            self.fault = self.fault or (error, topic)
+            self.note_fault(error, topic)
+
+    def note_fault(self, error: KafkaError, topic: str) -> None:
+        found = classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
+        self.fault = self.fault or found
 
 
 class KafkaSink(OutsideTransaction):
@@ -103,7 +108,6 @@ class KafkaSink(OutsideTransaction):
         self._target, self._directory = target, directory
         self._delivery, self._processor_id, self._pod = config.delivery, config.processor_id, pod
         self._key = config.delivery.message_key or PartitionKey()
-        self._settings: BrokerSettings | None = None
         self._producer: KafkaProducer | None = None
         self._taken = TakenMessages()
 
@@ -158,20 +162,23 @@ class KafkaSink(OutsideTransaction):
     def _publish(self, attempt: _Attempt) -> None:
         if not attempt.messages:
             return
-        producer = self._open(read_broker_settings(self._directory))
+        producer = self._open()
         parts = [attempt.messages]
         while parts:
             part = parts.pop(0)
             if part:
                 parts[:0] = self._send_round(attempt, part, producer)
 
-    def _open(self, settings: BrokerSettings) -> KafkaProducer:
-        producer = self._producer
-        changed = settings != self._settings
-        if producer is None or producer.is_broken or changed or len(producer.topics) > _MOST_TOPICS:
+    def _open(self) -> KafkaProducer:
+        settings, producer = read_broker_settings(self._directory), self._producer
+        if (
+            producer is None
+            or producer.is_broken
+            or producer.settings != settings
+            or len(producer.topics) > _MOST_TOPICS
+        ):
             self.close()
             producer = self._producer = KafkaProducer(settings, f"outbox {self._processor_id} {self._pod}")
-            self._settings = settings
         producer.begin()
         return producer
 
@@ -182,7 +189,7 @@ class KafkaSink(OutsideTransaction):
             OutboxError: no message is to blame.
 
         """
-        answers, count, size = _Answers(attempt), 0, 0
+        answers, count, size = _Answers(attempt, producer.settings), 0, 0
         for message in part:
             if (taken := self._hand_over(message, answers, producer, room=ROUND_BYTES - size, first=not size)) is None:
                 break
@@ -190,10 +197,10 @@ class KafkaSink(OutsideTransaction):
             if size >= ROUND_BYTES or count >= ROUND_MESSAGES:
                 break
         producer.await_answers(attempt.deadline)
-        if answers.fault is not None:
-            raise self._classify(*answers.fault)
         if producer.fatal is not None and not answers.refused:
-            raise self._classify(producer.fatal, "")
+            answers.note_fault(producer.fatal, "")
+        if answers.fault is not None:
+            raise answers.fault
         for each in find_blamed(answers.refused):
             self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
         done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
@@ -222,9 +229,12 @@ class KafkaSink(OutsideTransaction):
         except KafkaException as err:
             error: KafkaError = err.args[0]
             if not is_refusal(error):
-                answers.fault = (error, record.topic)
+                answers.note_fault(error, record.topic)
                 return None
             self._fail(attempt, message, build_refusal(error, record.topic, message.checkpoint))
+        except OutboxError as err:  # what was given before it is awaited first
+            answers.fault = answers.fault or err
+            return None
         else:
             return record.size if given else None
         return 0
@@ -239,11 +249,6 @@ class KafkaSink(OutsideTransaction):
         if self._delivery.mode is Mode.COMPETING or self._delivery.blocking is Blocks.NOTHING:
             return None
         return key_of(message, self._key)
-
-    def _classify(self, error: KafkaError, topic: str) -> OutboxError:
-        settings = self._settings
-        servers, user = ("", None) if settings is None else (settings.servers, settings.username)
-        return classify_error(error, servers, topic=topic, user=user)
 
     def _build_record(self, message: Message, attempt: _Attempt) -> Record:
         """Build what is sent.

@@ -90,7 +90,7 @@ class KafkaProducer:
             client: its name in the brokers' logs.
 
         """
-        self._settings = settings
+        self.settings = settings
         self._heard = _Heard(settings)
         self.topics: set[str] = set()
         """Those that it knows, until its end."""
@@ -110,7 +110,8 @@ class KafkaProducer:
         return self._heard.fatal
 
     def begin(self) -> None:
-        """Begin with a batch: a broker that was down while nothing was sent has a moment more."""
+        """Begin with a batch: what was heard before it is over, and a broker that was down has a moment more."""
+        self._heard.last = ""
         if self._heard.down_since is not None:
             self._heard.down_since = time.monotonic()
 
@@ -124,7 +125,7 @@ class KafkaProducer:
         if topic in self.topics:
             return
         until = time.monotonic() + _TOPIC_SECONDS
-        while True:
+        while self._heard.fatal is None:
             try:
                 error = self._producer.list_topics(topic, timeout=5 * _SLICE).topics[topic].error
             except KafkaException as err:
@@ -136,7 +137,7 @@ class KafkaProducer:
                 self.topics.add(topic)
                 return
             if not is_settling(error) or time.monotonic() > until:
-                raise classify_error(error, self._settings.servers, topic=topic, user=self._settings.username)
+                raise classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
             self._hear(self._producer.poll, _SLICE)
             self._look(deadline)
 
@@ -200,7 +201,7 @@ class KafkaProducer:
 
     def _unavailable(self, what: str) -> TransientError:
         return TransientError(
-            f"Kafka at {self._settings.servers} {what}; it is tried again until it answers",
+            f"Kafka at {self.settings.servers} {what}; it is tried again until it answers",
             reason=Reason.TARGET_UNAVAILABLE,
         )
 
