@@ -233,7 +233,7 @@ class TestTheTargetsOwnFaults:
         with pytest.raises(TransientError, match=r"cannot be reached.*refused") as caught:
             sink.deliver(batch(message(1), message(2)), 1)
         assert caught.value.reason is Reason.TARGET_UNAVAILABLE
-        assert 2 < time.monotonic() - began < 10
+        assert 2 < time.monotonic() - began < 20
 
     def test_a_broker_that_does_not_answer_is_given_up_in_time_and_nothing_is_lost(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
@@ -244,7 +244,7 @@ class TestTheTargetsOwnFaults:
                 with pytest.raises(TransientError, match=r"did not confirm all messages within delivery\.timeout"):
                     sink.deliver(batch(message(2), message(3)), 1)
                 sink.close()
-                assert time.monotonic() - began < 4
+                assert time.monotonic() - began < 15
             sink.deliver(batch(message(2), message(3)), 1)
             arrived = topic.wait_for(3)
         assert list(dict.fromkeys(arrived)) == ["m-1", "m-2", "m-3"]
