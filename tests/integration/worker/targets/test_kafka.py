@@ -201,17 +201,32 @@ def test_a_frozen_publisher_hands_nothing_over_after_its_lease(outbox, kafka, st
         assert topic.wait_for(10) == ids + more
 
 
-def test_a_broker_that_confirms_nothing_uses_up_no_attempt(outbox, kafka, start):
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_broker_that_confirms_nothing_uses_up_no_attempt(outbox, kafka, start, count):
     with kafka.topic(partitions=1) as topic:
         worker = start(topic.name, {"timeout": "1s", "retry": {"maxAttempts": 1} | QUICK})
         outbox.produce(1)
         worker.wait_for("one is stored", lambda r: r.handled == 1)
         with kafka.frozen():
-            outbox.produce(4, start=1)
+            outbox.produce(count, start=1)
             report = worker.wait_state("Retrying", "TargetUnavailable", 40)
             assert "did not confirm" in report.message
-        worker.wait_for("all is stored", lambda r: r.handled == 5, 40)
-        assert list(dict.fromkeys(topic.wait_for(5))) == [f"message-{n}" for n in range(1, 6)]
+        worker.wait_for("all is stored", lambda r: r.handled == 1 + count, 40)
+        assert list(dict.fromkeys(topic.wait_for(1 + count))) == [f"message-{n}" for n in range(1, 2 + count)]
+
+
+def test_a_worker_stops_though_the_broker_does_not_answer(outbox, kafka, start):
+    ids = outbox.produce(5)
+    with kafka.topic(partitions=1) as topic:
+        first = start(topic.name, {"timeout": "2s", "retry": {"initialBackoff": "50ms", "maxBackoff": "50ms"}})
+        first.wait_for("the first are stored", lambda r: r.handled == 5)
+        with kafka.frozen():
+            ids += outbox.produce(5, start=5)
+            first.wait_state("Retrying")
+            assert first.terminate(60) == 0
+        second = start(topic.name)
+        second.wait_for("all is stored", lambda r: r.handled == 5)
+        assert list(dict.fromkeys(topic.wait_for(10))) == ids
 
 
 def test_a_wrong_login_is_said_and_recovers(outbox, kafka, start):
