@@ -22,6 +22,8 @@ from tests.integration.test_query_plans import Explaining
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
 
 LIMIT = 100
+BEYOND = Checkpoint(2**62, 0)
+AFTER_A_SHORT_PAGE = pytest.mark.parametrize("short", [False, True], ids=["", "after a short page"])
 KEYS = [
     pytest.param({}, "partition_key", id="the partition key column"),
     pytest.param({"column": "publication_id"}, "publication_id", id="another column"),
@@ -68,7 +70,8 @@ def test_the_partitions_together_are_the_outbox_and_each_is_in_order(seeded, key
 @pytest.mark.parametrize("count", [2, 8, 64])
 @pytest.mark.parametrize("fields", [{}, {"messageTypes": ["t1"]}, {"publications": ["p7", "p8"]}], ids=str)
 @pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
-def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics):
+@AFTER_A_SHORT_PAGE
+def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics, short):
     connection = seeded.direct()
     assert ensure_slot_index(connection, build_source(), PartitionKey()) is None
     if has_statistics:
@@ -78,6 +81,8 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics)
     reader = reader_of(1, count, **fields)
     explaining: Any = Explaining(seeded.connect())
     middle = Checkpoint(300, 0)
+    if short:
+        assert not reader.fetch(connection, BEYOND, LIMIT).messages
 
     batch = reader.fetch(explaining, middle, LIMIT)
     reader.fetch_extent(explaining, middle, LIMIT)
@@ -110,6 +115,21 @@ def test_paging_and_types_see_the_same_as_one_look(seeded):
         assert reader.lag(connection, BEGINNING, cap=100_000).messages == len(whole)
         related = connection.execute(reader.batch_relation(BEGINNING, after)).fetchall()
         assert len(related) == len(whole)
+
+
+@pytest.mark.parametrize("fields", [{}, {"messageTypes": ["t1", "t2"]}, {"publications": ["p1", "p2"]}], ids=str)
+def test_a_page_after_a_short_one_begins_as_any_other_and_may_be_shorter(seeded, fields):
+    connection = seeded.direct()
+    ensure_slot_index(connection, build_source(), PartitionKey())
+    for partition in range(3):
+        reader = reader_of(partition, 3, **fields)
+        assert not reader.fetch(connection, BEYOND, 777).messages
+        short = reader.fetch(connection, BEGINNING, 777)
+        whole = reader_of(partition, 3, **fields).fetch(connection, BEGINNING, 777).messages
+        assert short.messages
+        assert short.messages == whole[: len(short)]
+        assert short.full, "so the next page is read at once"
+        assert reader.fetch(connection, short.examined, 777).messages[: 777 - len(short)] == whole[len(short) :]
 
 
 def test_it_is_built_once_and_again_after_a_builder_was_cut(database):
@@ -254,11 +274,14 @@ def test_rows_with_neither_key_nor_id_are_of_one_partition(unnamed, line):
 
 
 @pytest.mark.parametrize("count", [2, 8, 64])
-def test_rows_with_neither_key_nor_id_are_read_by_the_index_of_slots(analyzed, count):
+@AFTER_A_SHORT_PAGE
+def test_rows_with_neither_key_nor_id_are_read_by_the_index_of_slots(analyzed, count, short):
     database, has_statistics = analyzed
     reader = reader_of(0, count, table=UNNAMED)
     explaining: Any = Explaining(database.connect())
     middle = Checkpoint(200, 0)
+    if short:
+        assert not reader.fetch(database.direct(), BEYOND, LIMIT).messages
 
     batch = reader.fetch(explaining, middle, LIMIT)
     reader.fetch_extent(explaining, middle, LIMIT)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Relation: TypeAlias = sql.Composed
 """A SELECT of messages, to stand in another statement."""
 
+Form: TypeAlias = tuple[bool, bool, bool, bool]
 _MARK = "\0"
 """No identifier and no literal of PostgreSQL can hold it."""
 
@@ -62,6 +63,7 @@ class ReadRange:
         listed: only those at these pairs.
         excluded: positions that are left out.
         priority: of a queue's messages.
+        is_short: most likely few messages are there, because the page read last was not full.
 
     """
 
@@ -73,6 +75,7 @@ class ReadRange:
     listed: tuple[Checkpoint, ...] = ()
     excluded: tuple[int, ...] = ()
     priority: int = 0
+    is_short: bool = False
 
     @classmethod
     def of(cls, claimed: ClaimedBatch, upto: Checkpoint | None = None, limit: int | None = None) -> ReadRange:
@@ -83,9 +86,9 @@ class ReadRange:
         )  # fmt: skip
 
     @property
-    def form(self) -> tuple[bool, bool, bool]:
+    def form(self) -> Form:
         """What a statement over a range without a snapshot range depends on, but for its numbers."""
-        return self.up_to is not None, self.below_high_water_mark, self.limit is not None
+        return self.up_to is not None, self.below_high_water_mark, self.limit is not None, self.is_short
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -101,7 +104,7 @@ class Templates:
 
     def __init__(self) -> None:
         """Begin without one."""
-        self._known: dict[tuple[str, tuple[bool, bool, bool]], Template] = {}
+        self._known: dict[tuple[str, Form], Template] = {}
 
     def fill(self, name: str, wanted: ReadRange, compose: Callable[[], sql.Composable]) -> sql.Composed:
         """Return the statement over this range; it is composed once for each form of a range."""

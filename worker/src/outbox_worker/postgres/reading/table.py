@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from psycopg import sql
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from outbox_core.spec import PartitionKey, Source
 
+Slot: TypeAlias = int | sql.Composable | None
+"""A hash slot: its number, or where the statement has it; None: rows with neither key nor id."""
 OWN_TABLE: Final = "messages"
 OWN_COLUMNS: Final = Columns(
     publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled",
@@ -81,7 +83,7 @@ class OutboxTable:
             _column(self.columns.message_id, "text", row=row),
         )
 
-    def slot_order(self, slot: sql.Composable | None, number: int | None) -> sql.Composable:
+    def slot_order(self, slot: sql.Composable | None, number: Slot) -> sql.Composable:
         """Return what the rows of one slot are sorted by, which is the order of their pairs, in the index's own words.
 
         With a number the planner knows that the slot is always the same; of IS NULL it does not know that.
@@ -238,15 +240,15 @@ def within_python(moment: sql.Composable) -> sql.Composed:
     return sql.SQL(bounded).format(moment)
 
 
-def is_slot(slot: sql.Composable, number: int | None) -> sql.Composed:
+def is_slot(slot: sql.Composable, number: Slot) -> sql.Composed:
     """Whether a row is of this slot; None: it has neither key nor id."""
     if number is None:
         return sql.SQL("{} IS NULL").format(slot)
-    return sql.SQL("{} = {}").format(slot, sql.Literal(number))
+    return sql.SQL("{} = {}").format(slot, _slot_value(number))
 
 
 def compare(
-    slot: sql.Composable | None, number: int | None, left: sql.Composable, sign: str, right: sql.Composable
+    slot: sql.Composable | None, number: Slot, left: sql.Composable, sign: str, right: sql.Composable
 ) -> sql.Composed:
     """Compare rows, of one slot where a number says which.
 
@@ -254,7 +256,11 @@ def compare(
     """
     if number is None:  # no slot; or the one that is null, with which nothing compares
         return sql.SQL("({}) {} ({})").format(left, sql.SQL(sign), right)
-    return sql.SQL("({}, {}) {} ({}, {})").format(slot, left, sql.SQL(sign), sql.Literal(number), right)
+    return sql.SQL("({}, {}) {} ({}, {})").format(slot, left, sql.SQL(sign), _slot_value(number), right)
+
+
+def _slot_value(number: int | sql.Composable) -> sql.Composable:
+    return sql.Literal(number) if isinstance(number, int) else number
 
 
 def build_message(row: tuple[Any, ...]) -> Message:
