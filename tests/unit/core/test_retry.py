@@ -31,6 +31,11 @@ def test_an_idle_wait_stays_below_the_poll_interval(looks, interval):
     assert 0 < retry.idle_wait(looks, interval) <= interval
 
 
+@given(st.integers(0, 10_000))
+def test_looks_in_vain_become_rarer(useless):
+    assert 0 < retry.wake_wait(useless) <= retry.wake_wait(useless + 1) <= 0.1
+
+
 @pytest.mark.parametrize(("attempt", "stop", "delay"), [(1, False, 1), (2, False, 2), (4, False, 8), (5, True, 0)])
 def test_attempts_run_out(attempt, stop, delay):
     settings = Retry(max_attempts=5, initial_backoff="1s", max_backoff="8s", jitter=0)

@@ -29,6 +29,10 @@ OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNRO
 """Faults of the target, and deadlocks: the owner stays owner. A resource may count them as attempts."""
 
 _FIRST_IDLE_WAIT: Final = 0.01
+_FIRST_WAKE_WAIT: Final = 0.0005
+"""A commit is visible this soon after it is flushed, and others that come with it are handled in one batch."""
+_LONGEST_WAKE_WAIT: Final = 0.1
+"""A server that writes for others all the time is asked ten times a second."""
 _LARGEST_EXPONENT: Final = 30
 """2**30 initial waits is longer than any ceiling; larger exponents would overflow a float."""
 
@@ -120,6 +124,11 @@ def infrastructure_backoff(failures: int, retry: Retry, chance: float) -> float:
 def claim_backoff(refusals: int, chance: float) -> float:
     """Seconds until a claim that another resource holds is asked for again."""
     return backoff(refusals, initial=1.0, ceiling=CLAIM_CEILING, jitter=0.2, chance=chance)
+
+
+def wake_wait(useless: int) -> float:
+    """Seconds until a look because the server wrote something, after `useless` such looks in a row in vain."""
+    return min(_FIRST_WAKE_WAIT * 2.0 ** min(useless, _LARGEST_EXPONENT), _LONGEST_WAKE_WAIT)
 
 
 def idle_wait(idle_looks: int, poll_interval: float) -> float:

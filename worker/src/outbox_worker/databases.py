@@ -8,12 +8,15 @@ checkpoint remembers which source its pairs are of.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.spec import Engine
 from outbox_worker.postgres import identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.ahead import ReadAhead
+from outbox_worker.postgres.reading.wal_watch import WalWatch
 from outbox_worker.session import Session
 
 if TYPE_CHECKING:
@@ -31,13 +34,15 @@ class Databases:
     """The sessions of one thread, and what must be so in both databases before anything is done.
 
     `ahead`: a third connection, that reads the next batch of a backlog. None where the messages are in another server
-    than the checkpoint: what says there in which run it is, need not be.
+    than the checkpoint: what says there in which run it is, need not be. `wal`: a connection to the source that waits
+    for messages; None: for engine Spark, whose batches are worth waiting for.
     """
 
     config: ProcessorConfig
     target: Session
     source: Session
     ahead: ReadAhead | None = None
+    wal: WalWatch | None = None
 
     @property
     def has_remote_target(self) -> bool:
@@ -55,6 +60,8 @@ class Databases:
         self.source.discard()
         if self.ahead is not None:
             self.ahead.close()
+        if self.wal is not None:
+            self.wal.close()
 
     def prepare(self) -> identity.Identity:
         """Check, or bring up, schema and table; and whether the rows were written in this database. Return home's.
@@ -98,12 +105,10 @@ class Databases:
 
 def open_databases(config: ProcessorConfig, connections: Path, application_name: str) -> Databases:
     """Make the sessions of one thread; nothing is connected yet."""
-    source = ConnectionFiles(connections / SOURCE)
-    if not config.has_remote_target:
-        session = Session(source, application_name)
-        return Databases(config, session, session, ReadAhead(session.another))
-    return Databases(
-        config,
-        Session(ConnectionFiles(connections / TARGET), application_name, "the target's database"),
-        Session(source, application_name, "the source's database"),
-    )
+    remote = config.has_remote_target
+    source = Session(ConnectionFiles(connections / SOURCE), application_name, "the source's database" if remote else "")
+    wal = WalWatch(partial(source.another, "waiting")) if config.engine is Engine.WORKER else None
+    if not remote:
+        return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal)
+    target = Session(ConnectionFiles(connections / TARGET), application_name, "the target's database")
+    return Databases(config, target, source, wal=wal)

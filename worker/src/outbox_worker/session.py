@@ -35,14 +35,14 @@ class Session:
             self.opened += 1
         return self._connection
 
-    def another(self) -> Connection:
-        """Open one connection more, in autocommit: the caller's own, for reading ahead.
+    def another(self, purpose: str) -> Connection:
+        """Open one connection more, in autocommit: the caller's own. The server's views show what for.
 
         Raises:
             OutboxError: it cannot be opened.
 
         """
-        return self._connect(f"{self._name} ahead")
+        return self._connect(f"{self._name} {purpose}")
 
     def _connect(self, name: str) -> Connection:
         try:

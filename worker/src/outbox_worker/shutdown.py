@@ -73,9 +73,9 @@ class Waker:
         with contextlib.suppress(BlockingIOError):  # full: it will wake
             os.write(self._writing, b"!")
 
-    def wait(self, seconds: float) -> None:
-        """Wait so long, or until woken."""
-        select.select([self._reading], [], [], max(0.0, seconds))
+    def wait(self, seconds: float, socket: int | None = None) -> None:
+        """Wait so long, or until woken, or until there is something to read from the socket."""
+        select.select([self._reading] if socket is None else [self._reading, socket], [], [], max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):  # nothing woke us
             os.read(self._reading, 4096)
 

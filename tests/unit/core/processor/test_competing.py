@@ -280,6 +280,14 @@ def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
     assert (state.step, state.claimed) == (Step.FETCH, WORK)
 
 
+def test_a_source_that_moved_is_looked_at_soon():
+    idle = decide(ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE, joined=True, idle=9), NothingTaken())
+    moved = decide(idle, outcomes.SourceMoved(useless=0))
+    assert (moved.step, moved.idle) == (Step.FETCH, 0)
+    assert moved.due < idle.due
+    assert moved.awaits_messages
+
+
 NAMED = Named("10:93", "message 'm-93'", "outbox dead-letters add orders --at 10:93")
 
 

@@ -384,6 +384,31 @@ def test_polling_adapts():
     assert 0 < trickle.due - NOW <= 0.01
 
 
+def test_a_source_that_moved_is_looked_at_soon_and_then_closely():
+    idle = owner(due=NOW + 5.0, idle=9)
+    moved = decide(idle, outcomes.SourceMoved(useless=0))
+    assert (moved.step, moved.idle) == (Step.FETCH, 0)
+    assert NOW < moved.due < NOW + 0.001
+    in_vain = decide(idle, outcomes.SourceMoved(useless=20))
+    assert (in_vain.due, in_vain.idle) == (NOW + 0.1, 9), "others write all the time"
+    assert decide(owner(due=NOW), outcomes.SourceMoved(useless=20)).due == NOW, "never later than without it"
+
+
+@pytest.mark.parametrize(
+    ("state", "awaits"),
+    [
+        (owner(), True),
+        (owner(step=Step.TAKE_HELD), True),
+        (owner(step=Step.HANDLE), False),
+        (owner(lease=None), False),
+        (owner(state=WorkerState.RETRYING), False),
+    ],
+    ids=["idle", "held messages come next", "busy", "standby", "the breaker is open"],
+)
+def test_only_an_idle_owner_awaits_messages(state, awaits):
+    assert state.awaits_messages is awaits
+
+
 def test_parts_grow_only_after_a_batch_of_which_all_got_through():
     whole, part = batch(), batch(examined=Checkpoint(100, 5))
     failure = Failure(B, Verdict(Action.HOLD, 1, "E", "no", 1.0, blocks=True))

@@ -125,7 +125,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
         case outcomes.ClaimAnswered():
             return decide_after_claim(state, replace(_empty_handed(state), joined=False), outcome, now, chance)
-        case outcomes.Reviewed() | outcomes.Delivered() | outcomes.StopRequested():
+        case outcomes.Reviewed() | outcomes.Delivered() | outcomes.SourceMoved() | outcomes.StopRequested():
             return decide_next(state, outcome, now, policy, chance)
         case outcomes.TargetReady():
             return replace(state, step=Step.LOAD, due=now)

@@ -111,6 +111,8 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy
             return _after_failure(state, outcome, now, policy, chance)
         case outcomes.OwnershipLost():
             return _after_loss(state, outcome, now)
+        case outcomes.SourceMoved():
+            return _sooner(state, outcome.useless, now)
         case outcomes.HandlerChanged():
             return _after_mending(state, now)
         case outcomes.Assigned() | outcomes.Revoked() | outcomes.Released():
@@ -483,6 +485,12 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
     if state.lease is None or state.step not in (Step.HOLD, Step.FETCH, Step.TAKE_HELD):
         return state
     return replace(state, step=Step.LOAD, batch=None, forgiven=True)
+
+
+def _sooner(state: ProcessorState, useless: int, now: float) -> ProcessorState:
+    """Look for messages now, or soon where looks were in vain; what is not visible yet is looked for closely."""
+    due = min(state.due, now + retry.wake_wait(useless))
+    return replace(state, step=Step.FETCH, due=due, idle=state.idle if useless else 0)
 
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:

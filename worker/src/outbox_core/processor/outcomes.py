@@ -267,6 +267,13 @@ class OwnershipLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceMoved:
+    """The source's server wrote something: perhaps a message. `useless` times in a row before this it was none."""
+
+    useless: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandlerChanged:
     """What the target is made of was changed (the ConfigMap with the handler)."""
 
@@ -315,6 +322,7 @@ StepOutcome = (
     | Failed
     | Decision
     | OwnershipLost
+    | SourceMoved
     | HandlerChanged
     | Assigned
     | Revoked
@@ -410,6 +418,7 @@ ConsumerOutcome = (
     | Delivered
     | Failed
     | OwnershipLost
+    | SourceMoved
     | HandlerChanged
     | StopRequested
     | Throttled

@@ -207,6 +207,11 @@ class ProcessorState:
         return self.lease is not None or self.joined
 
     @property
+    def awaits_messages(self) -> bool:
+        """Nothing is in hand and nothing is wrong: a new message could be handled at once."""
+        return self.step in USES_TARGET and self.state is WorkerState.ACTIVE and self.owns
+
+    @property
     def rests(self) -> bool:
         """Before the step begins, the partition may be taken away: what was only read is read again elsewhere."""
         return self.step in _RESTS or (self.step is Step.STORE and not self.delivered)

@@ -38,6 +38,7 @@ class Loop:
         self._runners = runners
         self._target = runners[0].context.target
         self._throttle = runners[0].context.throttle
+        self._wal = runners[0].context.databases.wal
         self._waker = waker
         self._progress = progress
         self._is_rated = runners[0].context.config.delivery.rate_limit is not None
@@ -61,13 +62,29 @@ class Loop:
             self._progress.expect("loop", within=_LONG if runner.state.step in _LONG_STEPS else self._longest)
             left = runner.state.due - time.monotonic()
             if left <= 0:
-                runner.advance()
+                self._advance(runner)
                 continue
-            self._waker.wait(TICK if isinf(left) else min(left, TICK))
+            self._wait(live, TICK if isinf(left) else min(left, TICK))
             if self._tick():
                 for each in live:
                     each.advance(outcomes.HandlerChanged())
         self._activity.tell()
+
+    def _advance(self, runner: Runner) -> None:
+        runner.advance()
+        if self._wal is not None and runner.state.batch is not None:
+            self._wal.note_found()
+
+    def _wait(self, live: Sequence[Runner], seconds: float) -> None:
+        """Wait so long, or until woken, or until the source wrote something that may be a message."""
+        waiting = [each for each in live if each.state.awaits_messages]
+        if self._wal is None or not waiting:
+            self._waker.wait(seconds)
+            return
+        self._waker.wait(seconds, self._wal.begin())
+        if (useless := self._wal.take()) is not None:
+            for each in waiting:
+                each.advance(outcomes.SourceMoved(useless))
 
     def _share(self, live: Sequence[Runner]) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""

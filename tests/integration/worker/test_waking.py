@@ -1,0 +1,160 @@
+"""A worker looks for messages when the server wrote something, and polls where it cannot know that."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outbox_worker.postgres.reading.wal_watch import LONGEST, WalWatch
+from outbox_worker.session import Session
+from tests.support.servers.postgres import POOLED, VERSIONS, mostly_nightly, wait_until
+from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, build_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers.postgres import Database, Servers
+    from tests.support.worker import Outbox, Workers
+
+RARELY = {"pollInterval": "20s"}
+DIVIDED = {"mode": "Partitioned", "partitions": {"count": 4}}
+COMPETING = {"mode": "Competing", "competing": {}}
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_current_wal_insert_lsn()%' "
+    "AND pid <> pg_backend_pid()"
+)
+
+
+@pytest.fixture(params=mostly_nightly(*VERSIONS))
+def watch(servers: Servers, request: pytest.FixtureRequest) -> Iterator[tuple[WalWatch, Database]]:
+    """What waits for messages of a fresh database, and the database."""
+    with servers.database(request.param) as database:
+        found = WalWatch(partial(Session(database.files(), "test").another, "waiting"))
+        yield found, database
+        found.close()
+
+
+def await_news(watch: WalWatch, seconds: float = 2 * LONGEST) -> int | None:
+    """Wait as the loop does; None: nothing was written."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        watch.begin()
+        if (useless := watch.take()) is not None:
+            return useless
+        time.sleep(0.0005)
+    return None
+
+
+def settle(watch: WalWatch) -> None:
+    """Wait until the server writes nothing by itself."""
+    wait_until(lambda: await_news(watch) is None, "the log rests", 30.0)
+
+
+def write(database: Database) -> None:
+    database.direct().execute(
+        "INSERT INTO outbox.messages (publication_id, partition_key, message_id, message_type, data) "
+        "VALUES ('shop', 'a', gen_random_uuid()::text, 'OrderPlaced', '{}')"
+    )
+
+
+def test_a_commit_ends_the_wait(watch):
+    waiting, database = watch
+    settle(waiting)
+    waiting.note_found()  # the server looks every millisecond from now on
+    assert await_news(waiting, LONGEST) is None
+    began = time.monotonic()
+    write(database)
+    assert await_news(waiting) is not None
+    assert time.monotonic() - began < LONGEST / 2, "the statement ended by itself"
+
+
+def test_looks_in_vain_are_counted_until_something_is_found_or_the_log_rests(watch):
+    waiting, database = watch
+    settle(waiting)
+    counted: list[int | None] = []
+    for _ in range(3):
+        write(database)
+        counted.append(await_news(waiting))
+    assert counted[0] == 0
+    known = [each for each in counted if each is not None]
+    assert len(known) == 3
+    assert known == sorted(set(known)), "an insert and its commit may be told as two"
+    waiting.note_found()
+    write(database)
+    assert await_news(waiting) == 0
+    settle(waiting)
+    write(database)
+    assert await_news(waiting) == 0
+
+
+def test_what_is_written_between_two_waits_is_seen(watch):
+    waiting, database = watch
+    settle(waiting)
+    write(database)
+    assert await_news(waiting) is not None
+    write(database)  # while nothing waits
+    time.sleep(0.05)
+    assert await_news(waiting, LONGEST / 2) is not None
+
+
+def test_a_lost_session_is_silent_and_is_not_made_again_at_once(watch):
+    waiting, database = watch
+    settle(waiting)
+    assert waiting.begin() is not None
+    database.direct().execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'test waiting'"
+    )
+    wait_until(lambda: waiting.take() is None and waiting.begin() is None, "it pauses", 5.0)
+
+
+def has_handled(outbox: Outbox, count: int) -> bool:
+    return outbox.count() == count
+
+
+@pytest.mark.parametrize(
+    "delivery", [RARELY, RARELY | DIVIDED, RARELY | COMPETING], ids=["ordered", "partitioned", "competing"]
+)
+def test_a_message_does_not_wait_for_the_poll(delivery, outbox: Outbox, workers: Workers):
+    config = build_config(outbox.database, PYTHON_TARGET, delivery=delivery)
+    worker = workers.start(config, outbox.database.uri(), handler=PYTHON_HANDLER)
+    worker.wait_state("Active")
+    for handled in range(3):
+        time.sleep(3.0)  # the next look is seconds away by now
+        began = time.monotonic()
+        outbox.produce(1, start=handled)
+        wait_until(partial(has_handled, outbox, handled + 1), "the message is handled", 20.0)
+        assert time.monotonic() - began < 1.0
+
+
+def test_a_worker_whose_waiting_session_ends_polls_and_says_nothing(outbox: Outbox, workers: Workers):
+    config = build_config(outbox.database, SQL_TARGET)
+    worker = workers.start(config, outbox.database.uri())
+    worker.wait_state("Active")
+    wait_until(lambda: outbox.connection.execute(WAITING).fetchone() == (1,), "a session waits", 10.0)
+    told = worker.log()
+    outbox.connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% waiting'"
+    )
+    outbox.wait_handled(outbox.produce(3))
+    assert outbox.connection.execute(WAITING).fetchone() == (0,)
+    assert "terminat" not in worker.log().removeprefix(told)
+    assert worker.report().state == "Active"
+
+
+@pytest.mark.parametrize("each_database", [POOLED], indirect=True)
+def test_behind_a_pooler_no_session_is_kept_waiting(each_database: Database, workers: Workers):
+    looking = each_database.direct()
+    looking.execute("CREATE TABLE handled (n serial PRIMARY KEY, message_id text, total int)")
+    worker = workers.start(build_config(each_database, SQL_TARGET), each_database.uri())
+    worker.wait_state("Active")
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        assert looking.execute(WAITING).fetchone() == (0,)
+        time.sleep(0.01)
+    write(each_database)
+    wait_until(
+        lambda: looking.execute("SELECT count(*) FROM handled").fetchone() == (1,), "the message is handled", 10.0
+    )

@@ -1,0 +1,150 @@
+"""Says when the server wrote to its log (WAL), so that a worker looks for messages when there may be some.
+
+Every commit of a message moves the log: first where it is written (`insert`), then where it is flushed. A statement on
+a connection of its own waits for that on the server, and this process sleeps in `select` meanwhile. Producers pay
+nothing, no trigger is needed and no privilege. The log moves for other reasons too; then the worker looks in vain, and
+waits longer and longer before it does so again. ADR 0025 has the figures, and what else was considered.
+
+It only shortens a wait: whatever goes wrong here is silent, and the worker polls.
+"""
+
+from __future__ import annotations
+
+import time
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import pq, sql
+
+from outbox_core.errors import OutboxError
+from outbox_core.retry import wake_wait
+from outbox_worker.postgres.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LONGEST: Final = 0.9
+"""Seconds for one statement, or less where the server would log it as slow; so long a session may outlive us."""
+CLOSE: Final = 0.001
+"""Seconds between two looks at the log while messages come."""
+CALM: Final = 0.05
+"""The same when none came for `CALM_AFTER` seconds: a look costs the server about 30 us."""
+CALM_AFTER: Final = 5.0
+PAUSE: Final = 60.0
+"""Seconds without watching after a fault, or where a pooler stands between: it would lend us a session for good."""
+
+
+class WalWatch:
+    """At most one statement under way; shared by all partitions of a process, used by one thread."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        """Keep how to connect; there is no connection before the first wait."""
+        self._connect = connect
+        self._connection: psycopg.Connection[Any] | None = None
+        self._waits = False
+        self._place: tuple[str | None, str | None] = (None, None)
+        """Where the log was, written and flushed, before the last look at the outbox."""
+        self._longest = LONGEST
+        self._composed: tuple[tuple[float, float, int, str | None, str | None] | None, bytes] = (None, b"")
+        self._useless = 0
+        self._found_at = self._paused_until = 0.0
+
+    def begin(self) -> int | None:
+        """Let the server wait, if it does not already. Return the socket that becomes readable; None: do not wait.
+
+        Not before the look that is due because the log moved: where others write all the time it would move at once.
+        """
+        if not self._waits and time.monotonic() < self._paused_until:
+            return None
+        try:
+            if self._connection is None or self._connection.closed:
+                self.close()
+                self._connection = self._connect()
+                self._longest = _find_longest(self._connection)
+            if not self._waits:
+                self._send(self._connection)
+        except (OutboxError, psycopg.Error):
+            self._pause()
+            return None
+        return self._connection.pgconn.socket
+
+    def take(self) -> int | None:
+        """Say whether the log moved: how many looks in a row found nothing though it had; None: it did not."""
+        if not self._waits or self._connection is None:
+            return None
+        session = self._connection.pgconn
+        try:
+            session.consume_input()
+            if session.is_busy():
+                return None
+            moved = self._note(_receive(session), session.backend_pid)
+        except psycopg.Error:
+            self._pause()
+            return None
+        return self._useless - 1 if moved else None
+
+    def _note(self, result: pq.abc.PGresult | None, pid: int) -> bool:
+        """Remember where the log is now; say whether it moved."""
+        self._waits = False
+        if result is None or result.status != pq.ExecStatus.TUPLES_OK:
+            self._pause()
+            return False
+        answered, written, flushed = ((result.get_value(0, column) or b"").decode() for column in range(3))
+        if int(answered) != pid:
+            self._pause()
+            return False
+        if self._place == (written, flushed):
+            self._useless = 0
+            return False
+        self._place = (written, flushed)
+        self._paused_until = time.monotonic() + wake_wait(self._useless)
+        self._useless += 1
+        return True
+
+    def note_found(self) -> None:
+        """Called when a look found messages."""
+        self._useless, self._found_at = 0, time.monotonic()
+
+    def close(self) -> None:
+        """Close the connection, in every state; what another one sees is compared with nothing."""
+        self._waits, self._place = False, (None, None)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _pause(self) -> None:
+        self.close()
+        self._paused_until = time.monotonic() + PAUSE
+
+    def _send(self, connection: psycopg.Connection[Any]) -> None:
+        step = CLOSE if time.monotonic() - self._found_at < CALM_AFTER else CALM
+        wanted = (self._longest, step, connection.pgconn.backend_pid, *self._place)
+        if self._composed[0] != wanted:  # while nothing is written it is the same for hours
+            self._composed = (wanted, _compose(*wanted))
+        connection.pgconn.send_query(self._composed[1])
+        connection.pgconn.flush()
+        self._waits = True
+
+
+def _find_longest(connection: psycopg.Connection[Any]) -> float:
+    """Return how long a statement may take and not be logged as slow; where all are logged, few are best."""
+    row = connection.execute(load("fetch_log_threshold")).fetchone()
+    seconds = 0.0 if row is None else 0.9 * row[0] / 1000
+    return min(LONGEST, seconds) if seconds > 0 else LONGEST
+
+
+def _compose(longest: float, step: float, pid: int, written: str | None, flushed: str | None) -> bytes:
+    statement = load("await_wal").format(
+        steps=sql.Literal(ceil(longest / step)), seconds=sql.Literal(step), longest=sql.Literal(longest),
+        pid=sql.Literal(pid), inserted=sql.Literal(written), flushed=sql.Literal(flushed),
+    )  # fmt: skip
+    return statement.as_bytes(None)
+
+
+def _receive(session: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    """Take all that the statement returned; the first result is what it says."""
+    result = session.get_result()
+    while session.get_result() is not None:
+        pass
+    return result
