@@ -129,6 +129,27 @@ def test_a_message_does_not_wait_for_the_poll(delivery, outbox: Outbox, workers:
         assert time.monotonic() - began < 1.0
 
 
+def test_while_the_server_writes_nothing_the_poll_is_rare(outbox: Outbox, workers: Workers):
+    config = build_config(outbox.database, SQL_TARGET, delivery={"pollInterval": "100ms", "leaseDuration": "60s"})
+    worker = workers.start(config, outbox.database.uri())
+    worker.wait_state("Active")
+    outbox.wait_handled(outbox.produce(3))
+    time.sleep(3.0)
+    before = count_scans(outbox)
+    time.sleep(8.0)
+    assert count_scans(outbox) - before < 30, "a poll every 100 ms would be 80"
+    outbox.wait_handled([f"message-{n}" for n in range(1, 4)] + outbox.produce(2, start=3), seconds=1.0)
+
+
+def count_scans(outbox: Outbox) -> int:
+    """How often an index of the outbox was asked, as far as sessions have told: they do so every second or two."""
+    row = outbox.connection.execute(
+        "SELECT idx_scan FROM pg_stat_user_tables WHERE relid = 'outbox.messages'::regclass"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def test_a_worker_whose_waiting_session_ends_polls_and_says_nothing(outbox: Outbox, workers: Workers):
     config = build_config(outbox.database, SQL_TARGET)
     worker = workers.start(config, outbox.database.uri())

@@ -23,7 +23,7 @@ from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claiming import decide_after_claim
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
-from outbox_core.processor.state import Policy, ProcessorState, Step
+from outbox_core.processor.state import SETTLED_LOOKS, Policy, ProcessorState, Step
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import Reason, WorkerState
@@ -488,9 +488,9 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
 
 
 def _sooner(state: ProcessorState, useless: int, now: float) -> ProcessorState:
-    """Look for messages now, or soon where looks were in vain; what is not visible yet is looked for closely."""
+    """Look for messages now, or soon where looks were in vain; what is not visible yet is looked for again."""
     due = min(state.due, now + retry.wake_wait(useless))
-    return replace(state, step=Step.FETCH, due=due, idle=state.idle if useless else 0)
+    return replace(state, step=Step.FETCH, due=due, idle=min(state.idle, SETTLED_LOOKS - 1) if useless else 0)
 
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:

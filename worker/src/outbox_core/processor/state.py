@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery, Guarantee
 
+SETTLED_LOOKS: Final = 7
+"""Looks in vain, in about a second, after which what was written before them is visible, if it was committed."""
+_REST: Final = 4.5
+"""Seconds more until the next look while the source's server writes nothing."""
 STANDBY_POLL: Final = 1.0
 """Longest wait of a standby between two looks at the lease: a takeover takes the lease and less than this."""
 
@@ -210,6 +214,17 @@ class ProcessorState:
     def awaits_messages(self) -> bool:
         """Nothing is in hand and nothing is wrong: a new message could be handled at once."""
         return self.step in USES_TARGET and self.state is WorkerState.ACTIVE and self.owns
+
+    @property
+    def due_at_rest(self) -> float:
+        """When the step is due as long as the source's server writes nothing: no message can have come meanwhile.
+
+        Not put off are held messages, a place that is to be stored, and mode Competing, where a look finds what is due.
+        """
+        certain = self.lease is not None and self.awaits_messages and self.idle >= SETTLED_LOOKS
+        if self.step is not Step.FETCH or not certain or self.unstored_rows:
+            return self.due
+        return max(self.due, min(self.due + _REST, self.held_due))
 
     @property
     def rests(self) -> bool:

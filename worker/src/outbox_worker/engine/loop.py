@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from math import isinf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import outcomes
@@ -54,13 +55,16 @@ class Loop:
                 self._activity.look()
             if self._interrupt(live):
                 continue
+            at_rest = self._hear(live)
             if self._is_rated:
                 self._share(live)
-            runner = min(live, key=lambda each: each.state.due)
-            if isinf(runner.state.due) and all(each.is_obsolete for each in live):
+            due, runner = min(
+                ((each.state.due_at_rest if at_rest else each.state.due, each) for each in live), key=itemgetter(0)
+            )
+            if isinf(due) and all(each.is_obsolete for each in live):
                 return
             self._progress.expect("loop", within=_LONG if runner.state.step in _LONG_STEPS else self._longest)
-            left = runner.state.due - time.monotonic()
+            left = due - time.monotonic()
             if left <= 0:
                 self._advance(runner)
                 continue
@@ -77,14 +81,18 @@ class Loop:
 
     def _wait(self, live: Sequence[Runner], seconds: float) -> None:
         """Wait so long, or until woken, or until the source wrote something that may be a message."""
-        waiting = [each for each in live if each.state.awaits_messages]
-        if self._wal is None or not waiting:
-            self._waker.wait(seconds)
-            return
-        self._waker.wait(seconds, self._wal.begin())
+        waits = self._wal is not None and any(each.state.awaits_messages for each in live)
+        self._waker.wait(seconds, self._wal.begin() if self._wal is not None and waits else None)
+
+    def _hear(self, live: Sequence[Runner]) -> bool:
+        """Tell those who wait that the source's server wrote something; say whether it is known to write nothing."""
+        if self._wal is None:
+            return False
         if (useless := self._wal.take()) is not None:
-            for each in waiting:
-                each.advance(outcomes.SourceMoved(useless))
+            for each in live:
+                if each.state.awaits_messages:
+                    each.advance(outcomes.SourceMoved(useless))
+        return self._wal.rests
 
     def _share(self, live: Sequence[Runner]) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""

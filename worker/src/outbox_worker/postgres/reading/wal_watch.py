@@ -5,7 +5,8 @@ a connection of its own waits for that on the server, and this process sleeps in
 nothing, no trigger is needed and no privilege. The log moves for other reasons too; then the worker looks in vain, and
 waits longer and longer before it does so again. ADR 0025 has the figures, and what else was considered.
 
-It only shortens a wait: whatever goes wrong here is silent, and the worker polls.
+While the log rests nothing can have been committed, and the worker polls less often. Whatever goes wrong here is
+silent, and the worker polls as if there were no log.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ CLOSE: Final = 0.001
 CALM: Final = 0.05
 """The same when none came for `CALM_AFTER` seconds: a look costs the server about 30 us."""
 CALM_AFTER: Final = 5.0
+BELIEVED: Final = 60.0
+"""Seconds after which a log that was never seen to move may be one that this server does not show."""
 PAUSE: Final = 60.0
 """Seconds without watching after a fault, or where a pooler stands between: it would lend us a session for good."""
+
+
+_NOWHERE: Final[tuple[str | None, str | None]] = (None, None)
 
 
 class WalWatch:
@@ -43,12 +49,12 @@ class WalWatch:
         self._connect = connect
         self._connection: psycopg.Connection[Any] | None = None
         self._waits = False
-        self._place: tuple[str | None, str | None] = (None, None)
+        self._place = _NOWHERE
         """Where the log was, written and flushed, before the last look at the outbox."""
         self._longest = LONGEST
         self._composed: tuple[tuple[float, float, int, str | None, str | None] | None, bytes] = (None, b"")
         self._useless = 0
-        self._found_at = self._paused_until = 0.0
+        self._found_at = self._paused_until = self._moved_at = 0.0
 
     def begin(self) -> int | None:
         """Let the server wait, if it does not already. Return the socket that becomes readable; None: do not wait.
@@ -78,29 +84,40 @@ class WalWatch:
             session.consume_input()
             if session.is_busy():
                 return None
-            moved = self._note(_receive(session), session.backend_pid)
+            moved = self._note(_receive(session), self._connection)
         except psycopg.Error:
             self._pause()
             return None
         return self._useless - 1 if moved else None
 
-    def _note(self, result: pq.abc.PGresult | None, pid: int) -> bool:
+    def _note(self, result: pq.abc.PGresult | None, connection: psycopg.Connection[Any]) -> bool:
         """Remember where the log is now; say whether it moved."""
         self._waits = False
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
             self._pause()
             return False
         answered, written, flushed = ((result.get_value(0, column) or b"").decode() for column in range(3))
-        if int(answered) != pid:
+        if int(answered) != connection.pgconn.backend_pid:
             self._pause()
             return False
         if self._place == (written, flushed):
             self._useless = 0
+            self._send(connection)
             return False
+        if self._place != _NOWHERE:
+            self._moved_at = time.monotonic()
         self._place = (written, flushed)
         self._paused_until = time.monotonic() + wake_wait(self._useless)
         self._useless += 1
         return True
+
+    @property
+    def rests(self) -> bool:
+        """Whether the log is known not to have moved since before the last look.
+
+        Believed only of a server whose log was seen to move lately: each heartbeat moves it.
+        """
+        return self._waits and self._place != _NOWHERE and time.monotonic() - self._moved_at < BELIEVED
 
     def note_found(self) -> None:
         """Called when a look found messages."""
@@ -108,7 +125,7 @@ class WalWatch:
 
     def close(self) -> None:
         """Close the connection, in every state; what another one sees is compared with nothing."""
-        self._waits, self._place = False, (None, None)
+        self._waits, self._place = False, _NOWHERE
         if self._connection is not None:
             self._connection.close()
             self._connection = None
