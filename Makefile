@@ -44,6 +44,10 @@ scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RU
 	@tests/tools/cluster/setup.sh python cluster
 	@$(PY) -m tests.tools.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
+bench: ## Measure the worker beside its peers on the same rows (CASE=name,name SECONDS=10 RUNS=5 FORCE=1 TO=folder); docs/performance
+	@tests/tools/cluster/setup.sh python postgres rabbitmq
+	@$(PY) -m tests.tools.bench $(if $(CASE),--case '$(CASE)') $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RUNS),--runs $(RUNS)) $(if $(FORCE),--force) $(if $(TO),--to '$(TO)')
+
 mutants: ## Plant known faults into a copy, and see the tests catch them (ONLY='word,word')
 	@tests/tools/cluster/setup.sh python postgres rabbitmq kafka spark cluster
 	@$(PY) -m tests.tools.mutants $(if $(ONLY),--only '$(ONLY)')
@@ -77,4 +81,4 @@ test: ## Run every test (sets up what they need)
 test-all: ## Before a release: also on every version of PostgreSQL, the longer chaos, sabotage, the large models, upgrades
 	@tests/run.sh --nightly
 
-.PHONY: help init lint check format crds lock model chaos scale mutants follow up images push try demo down test test-all
+.PHONY: help init lint check format crds lock model chaos scale bench mutants follow up images push try demo down test test-all

@@ -120,6 +120,10 @@ class Daemon:
                 _as_server_user(self._command), stdout=log, stderr=subprocess.STDOUT, cwd=self.directory
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_ready(self, probe: Callable[[], object]) -> None:
         def answers() -> bool:
             assert self._process.poll() is None, (self.directory / "log").read_text()
@@ -141,9 +145,9 @@ class Daemon:
 
 
 class PostgresServer:
-    """One server with a migrated template database."""
+    """One server with a migrated template database; `settings` are laid over those that make tests fast."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, settings: dict[str, str] | None = None) -> None:
         self.version = version
         programs = binaries(version)
         directory = _own_directory(f"outbox-pg{version}-")
@@ -159,13 +163,13 @@ class PostgresServer:
         )  # fmt: skip
         hba = data / "pg_hba.conf"
         hba.write_text("host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n")
-        settings = [f"--{name}={value}" for name, value in _SETTINGS.items()]
+        chosen = [f"--{name}={value}" for name, value in (_SETTINGS | (settings or {})).items()]
         port = free_port()
         self._daemon = Daemon(
             f"PostgreSQL {version}",
             port,
             directory,
-            [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory), *settings],
+            [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory), *chosen],
         )
         self._daemon.wait_ready(lambda: self.connect("postgres").close())
         self._prepare()
@@ -173,6 +177,10 @@ class PostgresServer:
     @property
     def port(self) -> int:
         return self._daemon.port
+
+    @property
+    def pid(self) -> int:
+        return self._daemon.pid
 
     def uri(self, database: str, user: str = "postgres", port: int | None = None) -> str:
         return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
@@ -319,7 +327,8 @@ END $$
 class Servers:
     """Starts what is asked for, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self._settings = settings
         self._shared: dict[str, Database] = {}
         self._servers: dict[str, PostgresServer] = {}
         self._pool: PgBouncer | None = None
@@ -327,7 +336,7 @@ class Servers:
 
     def get(self, version: str = DEFAULT_VERSION) -> PostgresServer:
         if version not in self._servers:
-            self._servers[version] = PostgresServer(version)
+            self._servers[version] = PostgresServer(version, self._settings)
         return self._servers[version]
 
     def pool(self) -> PgBouncer:

@@ -46,8 +46,8 @@ def _own(command: list[str]) -> list[str]:
 class RabbitmqServer:
     """One node. `stop` and `start` keep its data."""
 
-    def __init__(self, *, patience: float = 60) -> None:
-        """Start one; `patience` is how many seconds each start may take."""
+    def __init__(self, *, patience: float = 60, emulator: str = "+S 1:1 +sbwt none +A 4") -> None:
+        """Start one; `patience` is how many seconds each start may take, `emulator` what Erlang is told."""
         self._patience = patience
         if not (_PROGRAMS / "rabbitmq-server").exists():
             raise FileNotFoundError("no RabbitMQ: run tests/tools/cluster/setup.sh rabbitmq")
@@ -70,7 +70,7 @@ class RabbitmqServer:
             "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
             "RABBITMQ_CONF_ENV_FILE": str(self.directory / "none.conf"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +A 4",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": emulator,
             "LANG": "C.UTF-8",
         }
         if os.geteuid() == 0:
@@ -78,6 +78,12 @@ class RabbitmqServer:
         self._mapper = subprocess.Popen(_own(["epmd", "-port", str(self._mapper_port)]), env=self._environment)
         self._node: subprocess.Popen[bytes] | None = None
         self.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the node, below which everything of it runs."""
+        assert self._node is not None
+        return self._node.pid
 
     @property
     def uri(self) -> str:

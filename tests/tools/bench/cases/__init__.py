@@ -1,0 +1,19 @@
+"""The table of cases. A new one is a module beside this with a `Case`, and a line below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.tools.bench.cases import rabbitmq
+
+if TYPE_CHECKING:
+    from tests.tools.bench.case import Case
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        rabbitmq.QUORUM,
+        rabbitmq.CLASSIC,
+    )
+}
+"""In the order in which they run."""

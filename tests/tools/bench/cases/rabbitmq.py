@@ -1,0 +1,39 @@
+"""Mode Ordered into a queue of RabbitMQ: persistent messages, confirms awaited."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.tools.bench import throughput
+from tests.tools.bench.candidates.minimal import MinimalPublisher
+from tests.tools.bench.candidates.targets import Queue
+from tests.tools.bench.candidates.worker import OurWorker
+from tests.tools.bench.case import Case
+
+if TYPE_CHECKING:
+    from tests.tools.bench.case import Candidate
+
+
+def _candidates(kind: str) -> list[Candidate]:
+    return [
+        OurWorker("Ordered, batch 1000", Queue(kind)),
+        OurWorker("Ordered, batch 5000", Queue(kind), delivery={"batchSize": 5000}),
+        MinimalPublisher(kind, 1000),
+        MinimalPublisher(kind, 5000),
+    ]
+
+
+def _case(kind: str, note: str) -> Case:
+    return Case(
+        name=f"rabbitmq-{kind}",
+        title=f"Mode Ordered into a {kind} queue of RabbitMQ",
+        about=f"A backlog is published in order to one {kind} queue ({note}), persistent, confirms awaited.",
+        candidates=partial(_candidates, kind),
+        measure=throughput.measure,
+        figures=(throughput.RATE,),
+    )
+
+
+QUORUM = _case("quorum", "one node, so nothing is replicated")
+CLASSIC = _case("classic", "durable")

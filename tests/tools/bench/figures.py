@@ -1,0 +1,78 @@
+"""PURE: what a case measured, and the numbers that the report shows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+SPREAD = 0.15
+"""Most that the runs of one candidate may differ, as a part of their median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number that a case measures in every run, for example messages a second."""
+
+    name: str
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one candidate did in one run.
+
+    Attributes:
+        values: the number of each figure, by the figure's name. Empty: the candidate did not finish.
+        cpu: CPU time by process: microseconds a message, or what the case says.
+        failure: what the ledger found wrong; empty: the target is exactly as it must be.
+
+    """
+
+    values: dict[str, float]
+    cpu: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """All runs of one candidate."""
+
+    name: str
+    ours: bool
+    settings: str
+    turns: list[Turn] = field(default_factory=list)
+    peak_mb: float = 0.0
+
+    def numbers(self, figure: str) -> list[float]:
+        """Return the figure of each run that has it; a run that failed does not count."""
+        return [turn.values[figure] for turn in self.turns if figure in turn.values and not turn.failure]
+
+    def failures(self) -> list[str]:
+        """Return what was wrong, by run."""
+        return [f"run {number}: {turn.failure}" for number, turn in enumerate(self.turns, 1) if turn.failure]
+
+    def cpu(self) -> dict[str, float]:
+        """Return the median CPU time of each process."""
+        counted = [turn.cpu for turn in self.turns if turn.cpu and not turn.failure]
+        names = dict.fromkeys(name for cpu in counted for name in cpu)
+        return {name: median(cpu[name] for cpu in counted if name in cpu) for name in names}
+
+
+def calculate_spread(numbers: list[float]) -> float:
+    """Return how far the numbers lie apart, as a part of their median."""
+    middle = median(numbers) if numbers else 0.0
+    return (max(numbers) - min(numbers)) / middle if middle else 0.0
+
+
+def calculate_ratio(ours: list[float], theirs: list[float], figure: Figure) -> float | None:
+    """Return how many times better our median is; None where one of them has no number."""
+    if not ours or not theirs:
+        return None
+    better, worse = (ours, theirs) if figure.higher_is_better else (theirs, ours)
+    return median(better) / median(worse) if median(worse) else None
+
+
+def calculate_percentile(numbers: list[float], share: float) -> float:
+    """Return the number below which this share of them lies (nearest rank)."""
+    ordered = sorted(numbers)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,95 @@
+"""Whether the machine was quiet enough for figures to mean something. `decide_*` are pure; `Load` reads /proc/stat."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Self
+
+from tests.tools.bench.figures import SPREAD, Figure, Result, calculate_spread
+from tests.tools.bench.processes import cpu_of_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FOREIGN = 0.10
+"""Part of the processors that programs other than ours may use."""
+STOLEN = 0.02
+"""Part of the processors' time that the machine below may take away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What others took of the processors in some time, as parts of it."""
+
+    foreign: float
+    stolen: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The processors' counters at one moment, and what our own processes used of them; seconds."""
+
+    busy: float
+    stolen: float
+    total: float
+    own: float
+
+    @classmethod
+    def read(cls) -> Self:
+        """Read them now."""
+        ticks = os.sysconf("SC_CLK_TCK")
+        line = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        times = [int(value) / ticks for value in line]
+        total, stolen = sum(times), times[7]
+        return cls(total - stolen - times[3] - times[4], stolen, total, cpu_of_tree(os.getpid()))
+
+    def until(self, later: Load) -> Others:
+        """Compare with a later moment."""
+        total = later.total - self.total
+        if total <= 0:
+            return Others(0.0, 0.0)
+        foreign = (later.busy - self.busy) - (later.own - self.own)
+        return Others(max(0.0, foreign / total), (later.stolen - self.stolen) / total)
+
+
+def measure_others(seconds: float = 3.0) -> Others:
+    """Watch the machine while nothing of ours works."""
+    before = Load.read()
+    time.sleep(seconds)
+    return before.until(Load.read())
+
+
+def decide_start(others: Others) -> list[str]:
+    """Say why a measurement must not begin; empty: it may."""
+    return _judge(others, "before the first run")
+
+
+def decide_report(during: Sequence[Others], results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
+    """Say why the figures of a case must not be reported; empty: they may."""
+    reasons = []
+    if during:
+        middle = Others(median(each.foreign for each in during), median(each.stolen for each in during))
+        reasons = _judge(middle, "during the runs (median)")
+    for result in results:
+        for figure in figures:
+            spread = calculate_spread(result.numbers(figure.name))
+            if spread > SPREAD:
+                reasons.append(
+                    f"{result.name}: {figure.name} differed by {spread:.0%} between runs, allowed are {SPREAD:.0%}"
+                )
+    return reasons
+
+
+def _judge(others: Others, when: str) -> list[str]:
+    reasons = []
+    if others.foreign > FOREIGN:
+        reasons.append(f"other programs used {others.foreign:.0%} of the processors {when}, allowed are {FOREIGN:.0%}")
+    if others.stolen > STOLEN:
+        reasons.append(
+            f"the machine below took {others.stolen:.0%} of the processors' time {when}, allowed are {STOLEN:.0%}"
+        )
+    return reasons

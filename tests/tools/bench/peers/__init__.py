@@ -1,0 +1,1 @@
+"""Programs that peers run as, each in a process of its own."""

@@ -1,0 +1,62 @@
+"""Writes what was measured: the page with all tables, and one chart for each figure of a case."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.tools.bench.chart import draw
+from tests.tools.bench.table import format_results, format_section, replace_section
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.tools.bench.case import Case, Measured, Options
+
+PAGE = "README.md"
+
+
+def build_section(
+    case: Case, measured: Measured, options: Options, versions: Mapping[str, str], warnings: Sequence[str]
+) -> list[str]:
+    """Return the case's part of the page."""
+    table = format_results(measured.results, case.figures, case.cpu)
+    notes = [f"{options.runs} runs, interleaved, about {options.seconds:g} s each for the fastest", *measured.notes]
+    settings = {
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "settings": "; ".join(f"{each.name}: {each.settings}" for each in measured.results if each.settings),
+        "machine": describe_machine(),
+    }
+    return format_section(case.title, case.about, table, notes, settings, warnings)
+
+
+def write(folder: Path, case: Case, measured: Measured, section: Sequence[str]) -> list[Path]:
+    """Put the case into the page, and write its charts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / PAGE
+    written = [page]
+    pictures = []
+    for number, figure in enumerate(case.figures):
+        chart = folder / (f"{case.name}.svg" if len(case.figures) == 1 else f"{case.name}-{number + 1}.svg")
+        chart.write_text(draw(case.title, figure, measured.results))
+        pictures += ["", f"![{case.title}: {figure.name}]({chart.name})"]
+        written.append(chart)
+    text = page.read_text() if page.exists() else "# Performance\n"
+    page.write_text(replace_section(text, case.name, [*section, *pictures]))
+    return written
+
+
+def describe_machine() -> str:
+    """Say what a reader must know of the machine."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) / 1024 / 1024
+    return f"{os.cpu_count()} processors ({model}), {memory:.0f} GiB, Linux {platform.release().split('-')[0]}"

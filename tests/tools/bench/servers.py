@@ -1,0 +1,75 @@
+"""The servers of a benchmark: durable, and otherwise started as the tests start theirs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support.servers.postgres import Servers
+from tests.support.servers.rabbitmq import RabbitmqServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers.postgres import Database
+
+POSTGRES = "18"
+SETTINGS = {
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "autovacuum": "on",
+    "shared_buffers": "1GB",
+    "max_wal_size": "8GB",
+    "wal_level": "logical",
+    "wal_sender_timeout": "0",  # a paused peer answers nothing
+}
+EMULATOR = "+sbwt none"
+"""Erlang does not spin while it waits: spinning would count as CPU time of a message."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one case runs: servers, a database of its own, a folder for its files."""
+
+    servers: Servers
+    broker: RabbitmqServer
+    database: Database
+    folder: Path
+
+    def server_pids(self) -> dict[str, int]:
+        """Return the processes whose CPU time is counted beside the candidates'."""
+        return {"PostgreSQL": self.database.server.pid, "RabbitMQ": self.broker.pid}
+
+
+class BenchServers:
+    """Both servers, from the first case to the last."""
+
+    def __init__(self) -> None:
+        self._closing = ExitStack()
+        self.postgres = Servers(SETTINGS)
+        self._closing.callback(self.postgres.stop)
+        try:
+            self.postgres.get(POSTGRES)
+            self.rabbitmq = RabbitmqServer(emulator=EMULATOR)
+            self._closing.callback(self.rabbitmq.close)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        self._closing.close()
+
+    @contextmanager
+    def place(self, folder: Path) -> Iterator[Place]:
+        """A fresh database with the product's schema."""
+        with self.postgres.database(POSTGRES) as database:
+            yield Place(self.postgres, self.rabbitmq, database, folder)
+
+    def versions(self) -> dict[str, str]:
+        """Return what the servers say they are."""
+        with self.postgres.get(POSTGRES).connect("postgres") as connection:
+            row = connection.execute("SHOW server_version").fetchone()
+        return {"PostgreSQL": row[0] if row else "?", "RabbitMQ": self.rabbitmq.control("version").strip()}

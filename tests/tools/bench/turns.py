@@ -1,0 +1,71 @@
+"""Candidates take turns: all but one are paused, so that each has the machine for itself while its database waits."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from tests.support.servers.postgres import wait_until
+from tests.tools.bench.processes import cpu_of_tree, peak_memory_mb, send
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.tools.bench.case import Candidate
+    from tests.tools.bench.servers import Place
+
+_IN_TRANSACTION = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND (state LIKE 'idle in transaction%' OR state = 'active') AND backend_type = 'client backend'"
+)
+
+
+class Turns:
+    """All candidates of a case, started."""
+
+    def __init__(self, place: Place, candidates: Sequence[Candidate]) -> None:
+        self._place = place
+        self._connection = place.database.direct()
+        self.candidates = candidates
+
+    def pause(self, candidates: Sequence[Candidate]) -> None:
+        """Stop them where they hold nothing open in the database: that would hold up whoever has the turn."""
+        pids = [pid for each in candidates for pid in each.pids().values()]
+
+        def holds_nothing() -> bool:
+            send(pids, signal.SIGSTOP)
+            time.sleep(0.05)  # what was sent is answered
+            row = self._connection.execute(_IN_TRANSACTION).fetchone()
+            if row is not None and row[0] == 0:
+                return True
+            send(pids, signal.SIGCONT)
+            return False
+
+        wait_until(holds_nothing, "the paused candidates have no open transaction")
+
+    def resume(self, candidates: Sequence[Candidate]) -> None:
+        """Let them go on."""
+        send([pid for each in candidates for pid in each.pids().values()], signal.SIGCONT)
+
+    def cpu(self, candidate: Candidate) -> dict[str, float]:
+        """Return the CPU seconds so far of a candidate's processes and of the servers."""
+        pids = dict(candidate.pids()) | self._place.server_pids()
+        return {name: cpu_of_tree(pid) for name, pid in pids.items()}
+
+    def peak_mb(self, candidate: Candidate) -> float:
+        """Return the most memory that one of its processes had."""
+        return max((peak_memory_mb(pid) for pid in candidate.pids().values()), default=0.0)
+
+
+@contextmanager
+def started(place: Place, candidates: Sequence[Candidate]) -> Iterator[Turns]:
+    """Start all, and end all."""
+    with ExitStack() as closing:
+        for each in candidates:
+            closing.callback(each.stop)
+            each.start(place)
+        turns = Turns(place, candidates)
+        closing.callback(turns.resume, candidates)
+        yield turns

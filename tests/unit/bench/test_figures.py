@@ -1,0 +1,83 @@
+"""A failed run counts nowhere, ratios say how many times better ours is, and a busy machine is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tools.bench.figures import Figure, Result, Turn, calculate_percentile, calculate_ratio, calculate_spread
+from tests.tools.bench.machine import Load, Others, decide_report, decide_start
+
+RATE = Figure("messages/s")
+DELAY = Figure("p50 ms", higher_is_better=False)
+
+
+def make_result(*rates: float, name: str = "ours", ours: bool = True, failure: str = "") -> Result:
+    turns = [Turn({"messages/s": rate}, {"worker": rate / 10}, failure) for rate in rates]
+    return Result(name, ours, "", turns)
+
+
+def test_a_failed_run_has_no_number_and_no_cpu() -> None:
+    result = make_result(10, 20)
+    result.turns.append(Turn({"messages/s": 1000.0}, {"worker": 1000.0}, "3 lost"))
+    assert result.numbers("messages/s") == [10, 20]
+    assert result.cpu() == {"worker": 1.5}
+    assert result.failures() == ["run 3: 3 lost"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "spread"), [([], 0.0), ([5.0], 0.0), ([90.0, 100.0, 115.0], 0.25), ([0.0, 0.0], 0.0)]
+)
+def test_spread_is_a_part_of_the_median(numbers, spread) -> None:
+    assert calculate_spread(numbers) == pytest.approx(spread)
+
+
+@pytest.mark.parametrize(
+    ("figure", "ours", "theirs", "ratio"),
+    [
+        pytest.param(RATE, [20.0, 30.0, 25.0], [10.0], 2.5, id="twice and a half as many"),
+        pytest.param(DELAY, [2.0], [10.0], 5.0, id="a fifth of the time is five times better"),
+        pytest.param(RATE, [], [10.0], None, id="ours failed"),
+        pytest.param(RATE, [10.0], [0.0], None, id="theirs is nothing"),
+    ],
+)
+def test_ratio_says_how_many_times_better_ours_is(figure, ours, theirs, ratio) -> None:
+    assert calculate_ratio(ours, theirs, figure) == ratio
+
+
+def test_a_percentile_is_one_of_the_numbers() -> None:
+    numbers = [float(n) for n in range(100, 0, -1)]
+    assert (calculate_percentile(numbers, 0.5), calculate_percentile(numbers, 0.99)) == (51.0, 100.0)
+    assert calculate_percentile([7.0], 0.99) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (Others(0.05, 0.01), []),
+        (Others(0.4, 0.0), ["other programs used 40% of the processors"]),
+        (Others(0.0, 0.1), ["the machine below took 10% of the processors' time"]),
+        (Others(0.4, 0.1), ["other programs", "the machine below"]),
+    ],
+)
+def test_a_busy_machine_is_refused_before_the_first_run(others, said) -> None:
+    reasons = decide_start(others)
+    assert len(reasons) == len(said)
+    assert all(text in reason for text, reason in zip(said, reasons, strict=True))
+
+
+def test_the_median_of_the_runs_decides_whether_the_machine_was_busy() -> None:
+    quiet, busy = Others(0.0, 0.0), Others(0.9, 0.9)
+    assert decide_report([quiet, quiet, busy], [make_result(10, 10)], [RATE]) == []
+    assert len(decide_report([quiet, busy, busy], [make_result(10, 10)], [RATE])) == 2
+    assert decide_report([], [], [RATE]) == []
+
+
+def test_runs_that_lie_too_far_apart_are_refused() -> None:
+    (reason,) = decide_report([], [make_result(100, 110), make_result(100, 120, 110, name="peer")], [RATE])
+    assert reason == "peer: messages/s differed by 18% between runs, allowed are 15%"
+
+
+def test_what_others_used_is_what_is_left_of_the_processors() -> None:
+    before = Load(busy=10, stolen=1, total=100, own=4)
+    assert before.until(Load(busy=16, stolen=2, total=110, own=8)) == Others(foreign=0.2, stolen=0.1)
+    assert before.until(before) == Others(0.0, 0.0)
