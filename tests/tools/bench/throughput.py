@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.tools.bench.turns import Turns
 
 RATE = Figure("messages/s")
-WARM_UP = 5_000
+WARM_UP = 20_000
 """Rows of the first run; a candidate with rows of its own gets fewer."""
 WARM_UP_COPIES = 1_000
 MOST = 2_000_000

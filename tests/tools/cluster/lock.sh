@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Recomputes the five locks from pyproject.toml, and the hashes of uv's own: exact versions, no address of any index.
+# Recomputes the five locks from pyproject.toml, that of make bench's peers, and the hashes of uv's own: exact versions, no address of any index.
 # usage: lock.sh [--upgrade]      without it, versions that still fit stay
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,5 +26,6 @@ compile worker/requirements.lock pyproject.toml --extra worker "$@"
 unused=(psutil fasteners platformdirs pamqp confluent-kafka)
 compile worker/requirements-try.lock pyproject.toml --extra try "${unused[@]/#/--no-emit-package=}" "$@"
 compile worker/requirements-spark.lock pyproject.toml --extra spark "$@"
+compile tests/tools/bench/peers/requirements.lock tests/tools/bench/peers/requirements.in "$@"
 # The tool itself: another version is a change of that line by hand, then this again.
 compile "$UV_LOCK" - <<<"uv==$UV_VERSION"

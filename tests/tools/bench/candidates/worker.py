@@ -24,9 +24,10 @@ _PAUSED = "5m"
 
 
 class OurWorker(Candidate):
-    """The worker with the product's defaults, but for `delivery` and for leases that outlast a pause."""
+    """The worker with the product's defaults, but for `delivery` and for leases that outlast a pause.
 
-    ours = True
+    With `baseline` it is what others of ours are compared with.
+    """
 
     def __init__(
         self,
@@ -37,15 +38,15 @@ class OurWorker(Candidate):
         source: dict[str, Any] | None = None,
         processes: int = 1,
         order: Order = Order.TOTAL,
-        more: dict[str, Any] | None = None,
+        baseline: bool = False,
     ) -> None:
         super().__init__(name, _describe(delivery, source, processes))
+        self.ours = not baseline
         self.order = order
         self._target = target
         self._delivery = delivery or {}
         self._source = source or {}
         self._processes = processes
-        self._more = more or {}
         self._workers: Workers | None = None
 
     @override
@@ -55,7 +56,7 @@ class OurWorker(Candidate):
         resource = {"cluster": "bench", "namespace": "bench", "name": processor_id, "uid": f"uid-{processor_id}"}
         config = build_config(
             None, self._target.spec(), resource=resource, processor_id=processor_id,
-            source={"cursor": None} | self._source, delivery=_lay_over_defaults(self._delivery), **self._more,
+            source={"cursor": None} | self._source, delivery=_lay_over_defaults(self._delivery),
         )  # fmt: skip
         folder = place.folder / processor_id
         folder.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.tools.bench.cases import rabbitmq
+from tests.tools.bench.cases import partitioned, python, rabbitmq, sql
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Case
@@ -14,6 +14,9 @@ CASES: dict[str, Case] = {
     for case in (
         rabbitmq.QUORUM,
         rabbitmq.CLASSIC,
+        sql.SQL,
+        python.PYTHON,
+        partitioned.PARTITIONED,
     )
 }
 """In the order in which they run."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.tools.bench import throughput
+from tests.tools.bench.candidates.debezium import Debezium
 from tests.tools.bench.candidates.minimal import MinimalPublisher
 from tests.tools.bench.candidates.targets import Queue
 from tests.tools.bench.candidates.worker import OurWorker
@@ -19,6 +20,7 @@ def _candidates(kind: str) -> list[Candidate]:
     return [
         OurWorker("Ordered, batch 1000", Queue(kind)),
         OurWorker("Ordered, batch 5000", Queue(kind), delivery={"batchSize": 5000}),
+        Debezium(kind),
         MinimalPublisher(kind, 1000),
         MinimalPublisher(kind, 5000),
     ]

