@@ -91,6 +91,7 @@ class Case:
         candidates: makes what is compared.
         measure: how; `throughput`, `latency` or `idle`.
         figures: what each run measures.
+        servers: whose CPU time is shown beside the candidates'.
         cpu: what the CPU times of the table are.
 
     """
@@ -101,4 +102,5 @@ class Case:
     candidates: Callable[[], list[Candidate]]
     measure: Callable[[Case, Place, Options], Measured]
     figures: tuple[Figure, ...]
+    servers: tuple[str, ...] = ("PostgreSQL",)
     cpu: str = "CPU microseconds a message"

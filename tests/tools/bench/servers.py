@@ -38,6 +38,9 @@ class Place:
     broker: RabbitmqServer
     database: Database
     folder: Path
+    databases: ExitStack
+    """Others that candidates made for themselves; they end with the case."""
+    version: str = POSTGRES
 
     def server_pids(self) -> dict[str, int]:
         """Return the processes whose CPU time is counted beside the candidates'."""
@@ -65,8 +68,8 @@ class BenchServers:
     @contextmanager
     def place(self, folder: Path) -> Iterator[Place]:
         """A fresh database with the product's schema."""
-        with self.postgres.database(POSTGRES) as database:
-            yield Place(self.postgres, self.rabbitmq, database, folder)
+        with self.postgres.database(POSTGRES) as database, ExitStack() as databases:
+            yield Place(self.postgres, self.rabbitmq, database, folder, databases)
 
     def versions(self) -> dict[str, str]:
         """Return what the servers say they are."""

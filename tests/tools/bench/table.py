@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NOTHING = "-"
-_IDLE = 0.2
-"""CPU time below which a process did nothing for a message."""
 
 
 def format_number(value: float) -> str:
@@ -33,9 +31,8 @@ def format_results(results: Sequence[Result], figures: Sequence[Figure], cpu: st
     """Return the table: one line for each candidate, a ratio to each of ours for each figure."""
     ours = [each for each in results if each.ours]
     letters = {each.name: chr(ord("A") + number) for number, each in enumerate(ours)}
-    times = [(name, used) for each in results for name, used in each.cpu().items()]
-    # A server that a case does not use has no column; the servers stand last.
-    processes = sorted(dict.fromkeys(name for name, used in times if used >= _IDLE), key=lambda name: name[0].isupper())
+    named = dict.fromkeys(name for each in results for name in each.cpu())
+    processes = sorted(named, key=lambda name: name[0].isupper())  # the servers last
     header = ["what runs"]
     for figure in figures:
         header += [figure.name, *(f"{letter} is better by" for letter in letters.values())]

@@ -35,8 +35,7 @@ PATIENCE = 60.0
 
 def measure(case: Case, place: Place, options: Options) -> Measured:
     """Measure all candidates of a case."""
-    candidates = case.candidates()
-    with started(place, candidates) as turns:
+    with started(place, case) as turns:
         return Throughput(place, turns, options).measure()
 
 

@@ -13,20 +13,20 @@ from tests.tools.bench.processes import cpu_of_tree, peak_memory_mb, send
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.tools.bench.case import Candidate
+    from tests.tools.bench.case import Candidate, Case
     from tests.tools.bench.servers import Place
 
 _IN_TRANSACTION = (
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-    "AND (state LIKE 'idle in transaction%' OR state = 'active') AND backend_type = 'client backend'"
+    "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' "
+    "AND (state LIKE 'idle in transaction%' OR state = 'active')"
 )
 
 
 class Turns:
     """All candidates of a case, started."""
 
-    def __init__(self, place: Place, candidates: Sequence[Candidate]) -> None:
-        self._place = place
+    def __init__(self, place: Place, candidates: Sequence[Candidate], servers: Sequence[str]) -> None:
+        self._servers = {name: pid for name, pid in place.server_pids().items() if name in servers}
         self._connection = place.database.direct()
         self.candidates = candidates
 
@@ -51,7 +51,7 @@ class Turns:
 
     def cpu(self, candidate: Candidate) -> dict[str, float]:
         """Return the CPU seconds so far of a candidate's processes and of the servers."""
-        pids = dict(candidate.pids()) | self._place.server_pids()
+        pids = dict(candidate.pids()) | self._servers
         return {name: cpu_of_tree(pid) for name, pid in pids.items()}
 
     def peak_mb(self, candidate: Candidate) -> float:
@@ -60,12 +60,13 @@ class Turns:
 
 
 @contextmanager
-def started(place: Place, candidates: Sequence[Candidate]) -> Iterator[Turns]:
-    """Start all, and end all."""
+def started(place: Place, case: Case) -> Iterator[Turns]:
+    """Start all that a case compares, and end all."""
+    candidates = case.candidates()
     with ExitStack() as closing:
         for each in candidates:
             closing.callback(each.stop)
             each.start(place)
-        turns = Turns(place, candidates)
+        turns = Turns(place, candidates, case.servers)
         closing.callback(turns.resume, candidates)
         yield turns

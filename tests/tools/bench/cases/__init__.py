@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.tools.bench.cases import partitioned, python, rabbitmq, sql
+from tests.tools.bench.cases import competing, partitioned, python, rabbitmq, sql
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Case
@@ -16,6 +16,7 @@ CASES: dict[str, Case] = {
         rabbitmq.CLASSIC,
         sql.SQL,
         python.PYTHON,
+        competing.COMPETING,
         partitioned.PARTITIONED,
     )
 }

@@ -34,4 +34,5 @@ PARTITIONED = Case(
     candidates=_candidates,
     measure=throughput.measure,
     figures=(throughput.RATE,),
+    servers=("PostgreSQL", "RabbitMQ"),
 )

@@ -34,6 +34,7 @@ def _case(kind: str, note: str) -> Case:
         candidates=partial(_candidates, kind),
         measure=throughput.measure,
         figures=(throughput.RATE,),
+        servers=("PostgreSQL", "RabbitMQ"),
     )
 
 

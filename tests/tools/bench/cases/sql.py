@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.tools.bench import throughput
+from tests.tools.bench.candidates.jobs import EMMETT, OwnRows
 from tests.tools.bench.candidates.tables import SqlRows, SqlSums
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
@@ -18,6 +19,7 @@ def _candidates() -> list[Candidate]:
         OurWorker("Ordered, an aggregate, batch 1000", SqlSums()),
         OurWorker("Ordered, an aggregate, batch 5000", SqlSums(), delivery={"batchSize": 5000}),
         OurWorker("Ordered, a row for each message", SqlRows()),
+        *(OwnRows(EMMETT, batch, f"Emmett, batch {batch}", "eachMessage, looks every 10 ms") for batch in (100, 5000)),
     ]
 
 
@@ -26,7 +28,8 @@ SQL = Case(
     title="Mode Ordered into a table, in the checkpoint's transaction",
     about=(
         "A backlog is handled in order by one SQL statement for each batch: sums for each of 1000 keys, or a row for "
-        "each message."
+        "each message. Emmett reads copies of the messages in its own table, and calls a function that only notes each "
+        "number."
     ),
     candidates=_candidates,
     measure=throughput.measure,

