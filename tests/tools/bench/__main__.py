@@ -50,7 +50,7 @@ def _run(
     if during and not given.force:
         return _refuse(f"The figures of {case.name} are not reported", during)
     versions = {"outbox-operator": version("outbox-operator")} | servers.versions()
-    section = report.build_section(case, measured, options, versions, [*before, *during])
+    section = report.build_section(case, measured, versions, [*before, *during])
     print("\n".join(["", *section, ""]), flush=True)
     for path in report.write(given.to, case, measured, section):
         say(f"written: {path}")

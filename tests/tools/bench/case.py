@@ -11,6 +11,7 @@ from tests.tools.ledger.account import Order
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from tests.tools.bench.candidates.targets import Queue
     from tests.tools.bench.figures import Figure, Result
     from tests.tools.bench.machine import Others
     from tests.tools.bench.servers import Place
@@ -27,6 +28,8 @@ class Candidate(ABC):
         settings: what is not a default, for the page.
         ours: the product; peers and smaller programs are what it is compared with.
         order: what the ledger asks of its target.
+        queue: of RabbitMQ, into which it publishes, if it does.
+        notified: producers tell it by NOTIFY, on the channel `bench`, that there is something.
         copies: it reads rows of its own, so it can be given fewer than the others.
 
     """
@@ -34,6 +37,8 @@ class Candidate(ABC):
     ours = False
     order = Order.TOTAL
     copies = False
+    notified = False
+    queue: Queue | None = None
 
     def __init__(self, name: str, settings: str = "") -> None:
         self.name = name

@@ -11,10 +11,16 @@ SPREAD = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that a case measures in every run, for example messages a second."""
+    """One number that a case measures in every run, for example messages a second.
+
+    Attributes:
+        steady: runs that lie far apart say that the machine was busy; not so where a figure is small or an extreme.
+
+    """
 
     name: str
     higher_is_better: bool = True
+    steady: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,11 @@ def calculate_spread(numbers: list[float]) -> float:
 
 
 def calculate_ratio(ours: list[float], theirs: list[float], figure: Figure) -> float | None:
-    """Return how many times better our median is; None where one of them has no number."""
-    if not ours or not theirs:
+    """Return how many times better our median is; None where one of them has no number, or nothing to compare."""
+    if not ours or not theirs or not median(ours) or not median(theirs):
         return None
-    better, worse = (ours, theirs) if figure.higher_is_better else (theirs, ours)
-    return median(better) / median(worse) if median(worse) else None
+    ratio = median(ours) / median(theirs)
+    return ratio if figure.higher_is_better else 1 / ratio
 
 
 def calculate_percentile(numbers: list[float], share: float) -> float:

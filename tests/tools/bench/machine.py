@@ -75,7 +75,7 @@ def decide_report(during: Sequence[Others], results: Sequence[Result], figures: 
         middle = Others(median(each.foreign for each in during), median(each.stolen for each in during))
         reasons = _judge(middle, "during the runs (median)")
     for result in results:
-        for figure in figures:
+        for figure in (each for each in figures if each.steady):
             spread = calculate_spread(result.numbers(figure.name))
             if spread > SPREAD:
                 reasons.append(

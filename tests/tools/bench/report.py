@@ -13,23 +13,20 @@ from tests.tools.bench.table import format_results, format_section, replace_sect
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tests.tools.bench.case import Case, Measured, Options
+    from tests.tools.bench.case import Case, Measured
 
 PAGE = "README.md"
 
 
-def build_section(
-    case: Case, measured: Measured, options: Options, versions: Mapping[str, str], warnings: Sequence[str]
-) -> list[str]:
+def build_section(case: Case, measured: Measured, versions: Mapping[str, str], warnings: Sequence[str]) -> list[str]:
     """Return the case's part of the page."""
     table = format_results(measured.results, case.figures, case.cpu)
-    notes = [f"{options.runs} runs, interleaved, about {options.seconds:g} s each for the fastest", *measured.notes]
     settings = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "settings": "; ".join(f"{each.name}: {each.settings}" for each in measured.results if each.settings),
         "machine": describe_machine(),
     }
-    return format_section(case.title, case.about, table, notes, settings, warnings)
+    return format_section(case.title, case.about, table, measured.notes, settings, warnings)
 
 
 def write(folder: Path, case: Case, measured: Measured, section: Sequence[str]) -> list[Path]:

@@ -68,9 +68,9 @@ class Throughput:
             self._run(count, own, turned=number)
         for each, result in self._results.items():
             result.peak_mb = self._turns.peak_mb(each)
-        self._measured.notes += [f"{count:,} messages in each run"]
+        self._measured.notes += [f"{self._options.runs} runs of {count:,} messages"]
         self._measured.notes += [
-            f"{each.name}: {fewer:,} of them, in a table of its own" for each, fewer in own.items() if fewer < count
+            f"{each.name}: {fewer:,} messages, in a table of its own" for each, fewer in own.items() if fewer < count
         ]
         return self._measured
 

@@ -44,7 +44,7 @@ debezium.source.publication.autocreate.mode=filtered
 debezium.source.table.include.list=outbox.messages
 debezium.source.topic.prefix=bench
 debezium.source.snapshot.mode=no_data
-debezium.source.poll.interval.ms=10
+debezium.source.poll.interval.ms={poll_ms}
 debezium.transforms=outbox
 debezium.transforms.outbox.type=io.debezium.transforms.outbox.EventRouter
 debezium.transforms.outbox.table.field.event.id=message_id
@@ -64,12 +64,13 @@ quarkus.log.level=INFO
 class Debezium(ProgramCandidate):
     """One Debezium Server into a queue of its own."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, poll_ms: int = 10) -> None:
         super().__init__(
             "Debezium Server 3.0.0",
-            "embedded offsets in a file, EventRouter, pgoutput, poll.interval.ms=10 (default 500), else defaults",
+            f"offsets in a file, EventRouter, pgoutput, poll.interval.ms={poll_ms} (default 500), else defaults",
         )
-        self.queue = Queue(kind)
+        self._poll_ms = poll_ms
+        self.queue: Queue = Queue(kind)
         self._place: Place | None = None
 
     @override
@@ -82,7 +83,7 @@ class Debezium(ProgramCandidate):
         (folder / "config" / "application.properties").write_text(
             _PROPERTIES.format(
                 broker_port=place.broker.port, queue="debezium", folder=folder, port=place.database.server.port,
-                database=place.database.name, slot=_SLOT, http_port=free_port(),
+                database=place.database.name, slot=_SLOT, http_port=free_port(), poll_ms=self._poll_ms,
             )
         )  # fmt: skip
         home = installed("debezium").resolve()

@@ -28,9 +28,9 @@ class MinimalPublisher(ProgramCandidate):
     def __init__(self, kind: str, batch: int, *, listen: bool = False) -> None:
         wakes = "woken by NOTIFY" if listen else "looks every 10 ms"
         super().__init__(f"minimal script, batch {batch}", f"{wakes}; no lease, no second owner, no failing messages")
-        self.queue = Queue(kind)
+        self.queue: Queue = Queue(kind)
         self._batch = batch
-        self._listen = listen
+        self.notified = listen
 
     @override
     def start(self, place: Place) -> None:
@@ -39,7 +39,7 @@ class MinimalPublisher(ProgramCandidate):
         command = [
             sys.executable, "-m", "tests.tools.bench.peers.minimal_publisher", "--database", place.database.uri(),
             "--port", str(place.broker.port), "--queue", name, "--batch", str(self._batch),
-            *(["--listen"] if self._listen else []),
+            *(["--listen"] if self.notified else []),
         ]  # fmt: skip
         self.launch(command, place.folder / name, env={"PYTHONPATH": str(_CHECKOUT)})
 

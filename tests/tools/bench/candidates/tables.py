@@ -80,8 +80,11 @@ class SqlRows(Table):
 class SqlSums(Table):
     """Target `sql`: an aggregate for each key; the numbers of each batch stand beside it, for the ledger."""
 
-    columns = "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[]"
-    counted = "sum(cardinality(ns))"
+    columns = (
+        "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[], counted bigint, "
+        "stored timestamptz NOT NULL DEFAULT clock_timestamp()"
+    )
+    counted = "sum(counted)"
 
     @override
     def open(self, place: Place, name: str) -> None:
@@ -91,8 +94,8 @@ class SqlSums(Table):
     @override
     def spec(self) -> dict[str, Any]:
         statement = (
-            f"WITH numbers AS (INSERT INTO {self.table} (ns) "
-            "SELECT array_agg((data->>'n')::bigint ORDER BY ordinal) FROM batch) "
+            f"WITH numbers AS (INSERT INTO {self.table} (ns, counted) "
+            "SELECT array_agg((data->>'n')::bigint ORDER BY ordinal), count(*) FROM batch) "
             f"INSERT INTO {self.table}_sums AS sums (key, messages, cents) "
             "SELECT partition_key, count(*), sum((data->>'cents')::bigint) FROM batch GROUP BY 1 "
             "ON CONFLICT (key) DO UPDATE "
@@ -111,12 +114,12 @@ class PythonNumbers(Table):
     With `each` it loops over the messages, so that the product calls for each of them.
     """
 
-    columns = "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[]"
-    counted = "sum(cardinality(ns))"
+    columns = "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[], counted bigint"
+    counted = "sum(counted)"
     _BATCH = """
 def handle(batch, connection):
     numbers = [int(message.message_id[2:]) for message in batch]
-    connection.execute("INSERT INTO {table} (ns) VALUES (%s)", (numbers,))
+    connection.execute("INSERT INTO {table} (ns, counted) VALUES (%s, %s)", (numbers, len(numbers)))
 """
     _EACH = """
 def handle_one(message, numbers):
@@ -127,7 +130,7 @@ def handle(batch, connection):
     numbers = []
     for message in batch:
         handle_one(message, numbers)
-    connection.execute("INSERT INTO {table} (ns) VALUES (%s)", (numbers,))
+    connection.execute("INSERT INTO {table} (ns, counted) VALUES (%s, %s)", (numbers, len(numbers)))
 """
 
     def __init__(self, *, each: bool = False) -> None:

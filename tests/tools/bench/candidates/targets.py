@@ -86,18 +86,17 @@ class Queue(Target):
     @override
     def take(self) -> Iterable[Handled]:
         with self._place.broker.client() as reader:
-            return [_read(each) for each in reader.drain(self.name)]
+            return [self.read(each) for each in reader.drain(self.name)]
+
+    def read(self, delivery: Delivery) -> Handled:
+        """Return what came; the id is in AMQP's own field, but Debezium puts it into a header."""
+        found = delivery.as_handled()
+        if found.message_id:
+            return found
+        header = delivery.headers.get("id", "")
+        message_id = header.decode() if isinstance(header, bytes) else str(header)
+        return Handled(message_id.strip('"'), found.key, found.sequence, found.cents, found.handler)
 
     @override
     def close(self) -> None:
         self._closing.close()
-
-
-def _read(delivery: Delivery) -> Handled:
-    """The id is in AMQP's own field; Debezium puts it into a header."""
-    found = delivery.as_handled()
-    if found.message_id:
-        return found
-    header = delivery.headers.get("id", "")
-    message_id = header.decode() if isinstance(header, bytes) else str(header)
-    return Handled(message_id.strip('"'), found.key, found.sequence, found.cents, found.handler)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from tests.support.worker import Workers, build_config
+from tests.tools.bench.candidates.targets import Queue
 from tests.tools.bench.case import Candidate
 from tests.tools.ledger.account import Order
 
@@ -26,7 +27,7 @@ _PAUSED = "5m"
 class OurWorker(Candidate):
     """The worker with the product's defaults, but for `delivery` and for leases that outlast a pause.
 
-    With `baseline` it is what others of ours are compared with.
+    With `baseline` it is what others of ours are compared with. One that is never paused has the default lease.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class OurWorker(Candidate):
         processes: int = 1,
         order: Order = Order.TOTAL,
         baseline: bool = False,
+        paused: bool = True,
     ) -> None:
         super().__init__(name, _describe(delivery, source, processes))
         self.ours = not baseline
+        self.queue = target if isinstance(target, Queue) else None
         self.order = order
         self._target = target
-        self._delivery = delivery or {}
+        self._delivery = _lay_over_defaults(delivery or {}, paused=paused)
         self._source = source or {}
         self._processes = processes
         self._workers: Workers | None = None
@@ -56,7 +59,7 @@ class OurWorker(Candidate):
         resource = {"cluster": "bench", "namespace": "bench", "name": processor_id, "uid": f"uid-{processor_id}"}
         config = build_config(
             None, self._target.spec(), resource=resource, processor_id=processor_id,
-            source={"cursor": None} | self._source, delivery=_lay_over_defaults(self._delivery),
+            source={"cursor": None} | self._source, delivery=self._delivery,
         )  # fmt: skip
         folder = place.folder / processor_id
         folder.mkdir()
@@ -98,13 +101,13 @@ class OurWorker(Candidate):
         return self._workers.started if self._workers else []
 
 
-def _lay_over_defaults(delivery: dict[str, Any]) -> dict[str, Any]:
+def _lay_over_defaults(delivery: dict[str, Any], *, paused: bool) -> dict[str, Any]:
     """`build_config` makes waits short for tests; here they are the product's own, but for the lease."""
-    plain: dict[str, Any] = {"pollInterval": "500ms", "leaseDuration": _PAUSED, "retry": {}}
+    plain: dict[str, Any] = {"pollInterval": "500ms", "leaseDuration": "15s", "retry": {}}
+    lease = {"leaseDuration": _PAUSED} if paused else {}
     if delivery.get("mode") == "Competing":
-        plain["leaseDuration"] = "15s"
-        delivery = delivery | {"competing": {"leaseDuration": _PAUSED}}
-    return plain | delivery
+        return plain | delivery | {"competing": lease}
+    return plain | lease | delivery
 
 
 def _describe(delivery: dict[str, Any] | None, source: dict[str, Any] | None, processes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.tools.bench.cases import competing, partitioned, python, rabbitmq, sql
+from tests.tools.bench.cases import competing, growth, idle, latency, partitioned, python, rabbitmq, sql
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Case
@@ -18,6 +18,9 @@ CASES: dict[str, Case] = {
         python.PYTHON,
         competing.COMPETING,
         partitioned.PARTITIONED,
+        latency.LATENCY,
+        idle.IDLE,
+        growth.GROWTH,
     )
 }
 """In the order in which they run."""

@@ -22,12 +22,12 @@ def _candidates() -> list[Candidate]:
         ),
         OwnRows(
             GRAPHILE, 500, "graphile-worker, tuned",
-            "concurrency 24, local queue 500, completion in batches (completeJobBatchDelay 0), looks every 100 ms",
+            "concurrency 24, local queue 500, completion in batches (completeJobBatchDelay 0)",
         ),
-        OwnRows(GRAPHILE, 1, "graphile-worker", "concurrency 24, looks every 100 ms"),
-        OwnRows(PGQUEUER, 1000, "PGQueuer", "batch 1000, looks every 100 ms"),
-        OwnRows(PG_BOSS, 5000, "pg-boss", "batch 5000, burstWhenBatchFull, looks every 500 ms"),
-        OwnRows(PROCRASTINATE, 30, "Procrastinate", "concurrency 30, jobs deleted, looks every 100 ms"),
+        OwnRows(GRAPHILE, 1, "graphile-worker", "concurrency 24"),
+        OwnRows(PGQUEUER, 1000, "PGQueuer", "batch 1000"),
+        OwnRows(PG_BOSS, 5000, "pg-boss", "batch 5000, burstWhenBatchFull, looks every 500 ms (default 2 s)"),
+        OwnRows(PROCRASTINATE, 30, "Procrastinate", "concurrency 30, jobs deleted"),
     ]  # fmt: skip
 
 

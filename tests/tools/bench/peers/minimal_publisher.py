@@ -23,6 +23,27 @@ _FETCH = "SELECT position, message_id, data::text FROM outbox.messages WHERE pos
 _STORE = "UPDATE minimal_checkpoints SET position = %s WHERE name = %s"
 
 
+class Confirms:
+    """Up to which delivery tag everything is confirmed."""
+
+    def __init__(self) -> None:
+        self.low = 0
+        self._ahead: set[int] = set()
+
+    def take(self, class_id: int, method_id: int, tag: int, multiple: int) -> None:
+        """Take a frame of the broker, which must be a confirm."""
+        if (class_id, method_id) != (60, 80):
+            raise ConnectionError(f"the broker answered {class_id}.{method_id}, not a confirm")
+        if not multiple:
+            self._ahead.add(tag)
+        elif tag > self.low:
+            self._ahead.difference_update(range(self.low + 1, tag + 1))
+            self.low = tag
+        while self.low + 1 in self._ahead:
+            self._ahead.remove(self.low + 1)
+            self.low += 1
+
+
 class Publisher:
     """One connection in confirm mode."""
 
@@ -33,8 +54,7 @@ class Publisher:
         self._publish = frame.marshal(commands.Basic.Publish(routing_key=queue), _CHANNEL)
         self._buffer = bytearray()
         self._sent = 0
-        self._low = 0
-        self._ahead: set[int] = set()
+        self._confirms = Confirms()
 
     def publish(self, rows: list[tuple[Any, ...]]) -> None:
         """Write all of them at once, and return when all are confirmed."""
@@ -46,7 +66,7 @@ class Publisher:
             out += _HEADER.pack(3, _CHANNEL, len(body)) + body + b"\xce"
         self._sent += len(rows)
         self._socket.sendall(out)
-        while self._low < self._sent:
+        while self._confirms.low < self._sent:
             self._take(self._socket.recv(1 << 16))
 
     def _take(self, received: bytes) -> None:
@@ -59,20 +79,9 @@ class Publisher:
             if len(self._buffer) - at < _HEADER.size + size + 1:
                 break
             if kind == 1:
-                self._confirm(*_ACK.unpack_from(self._buffer, at + _HEADER.size))
+                self._confirms.take(*_ACK.unpack_from(self._buffer, at + _HEADER.size))
             at += _HEADER.size + size + 1
         del self._buffer[:at]
-
-    def _confirm(self, class_id: int, method_id: int, tag: int, multiple: int) -> None:
-        if (class_id, method_id) != (60, 80):
-            raise ConnectionError(f"the broker answered {class_id}.{method_id}, not a confirm")
-        if multiple:
-            self._low = max(self._low, tag)
-        else:
-            self._ahead.add(tag)
-        while self._low + 1 in self._ahead:
-            self._ahead.remove(self._low + 1)
-            self._low += 1
 
 
 def _properties(message_id: str, size: int) -> bytes:

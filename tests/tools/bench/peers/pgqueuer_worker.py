@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from datetime import timedelta
 
 import asyncpg
 from pgqueuer import PgQueuer
@@ -27,9 +26,7 @@ async def main(database: str, path: str, batch: int) -> None:
 
     peer.entrypoint("bench")(handle)
     print("ready", flush=True)
-    await asyncio.gather(
-        numbers.write_for_ever(), peer.run(batch_size=batch, dequeue_timeout=timedelta(milliseconds=100))
-    )
+    await asyncio.gather(numbers.write_for_ever(), peer.run(batch_size=batch))
 
 
 if __name__ == "__main__":

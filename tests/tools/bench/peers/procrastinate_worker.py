@@ -23,9 +23,7 @@ async def main(database: str, path: str, concurrency: int) -> None:
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
         print("ready", flush=True)
-        worker = app.run_worker_async(
-            concurrency=concurrency, delete_jobs="always", fetch_job_polling_interval=0.1, install_signal_handlers=False
-        )
+        worker = app.run_worker_async(concurrency=concurrency, delete_jobs="always", install_signal_handlers=False)
         await asyncio.gather(numbers.write_for_ever(), worker)
 
 

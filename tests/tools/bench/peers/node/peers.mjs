@@ -26,7 +26,7 @@ const peers = {
     // A local queue and completion in batches are what its pages advise for small jobs.
     const tuned = batch > 1 ? { localQueue: { size: batch }, completeJobBatchDelay: 0, failJobBatchDelay: 0 } : {};
     await run({
-      preset: { worker: { connectionString, concurrentJobs: 24, maxPoolSize: 26, pollInterval: 100, ...tuned } },
+      preset: { worker: { connectionString, concurrentJobs: 24, maxPoolSize: 26, ...tuned } },
       taskList: { bench: async (payload) => add(payload.n) },
     });
   },

@@ -1,0 +1,42 @@
+"""What runs while nothing arrives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.tools.bench import idle
+from tests.tools.bench.candidates.debezium import Debezium
+from tests.tools.bench.candidates.jobs import GRAPHILE, PGQUEUER, OwnRows
+from tests.tools.bench.candidates.minimal import MinimalPublisher
+from tests.tools.bench.candidates.tables import SqlSums
+from tests.tools.bench.candidates.worker import OurWorker
+from tests.tools.bench.case import Case
+
+if TYPE_CHECKING:
+    from tests.tools.bench.case import Candidate
+
+_MODES: dict[str, dict[str, Any]] = {
+    "Ordered": {},
+    "Partitioned (8)": {"mode": "Partitioned", "partitions": {"count": 8}},
+    "Competing": {"mode": "Competing"},
+}
+
+
+def _candidates() -> list[Candidate]:
+    return [
+        *(OurWorker(name, SqlSums(), delivery=delivery, paused=False) for name, delivery in _MODES.items()),
+        Debezium("classic", poll_ms=500),
+        OwnRows(GRAPHILE, 1, "graphile-worker", "concurrency 24"),
+        OwnRows(PGQUEUER, 1000, "PGQueuer", "batch 1000"),
+        MinimalPublisher("classic", 1000, listen=True),
+    ]
+
+
+IDLE = Case(
+    name="idle",
+    title="Idle: no message arrives",
+    about="CPU time of the process and of PostgreSQL, and transactions, while nothing is committed; less is better.",
+    candidates=_candidates,
+    measure=idle.measure,
+    figures=idle.FIGURES,
+)

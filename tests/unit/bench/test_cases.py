@@ -1,0 +1,51 @@
+"""Every case can be shown: names are unique, something of ours is compared with something else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tools.bench.cases import CASES
+from tests.tools.bench.peers import minimal_publisher
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_case_compares_ours_with_others_under_names_of_their_own(case) -> None:
+    candidates = case.candidates()
+    names = [each.name for each in candidates]
+    assert len(set(names)) == len(names)
+    assert {each.ours for each in candidates} == {True, False}
+    assert all(each.settings for each in candidates)
+    assert case.figures
+    assert case.title
+    assert case.about.endswith((".", "better."))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES.values() if "RabbitMQ" in case.servers], ids=lambda c: c.name)
+def test_what_publishes_has_a_queue(case) -> None:
+    assert all(each.queue is not None for each in case.candidates())
+
+
+def test_the_minimal_script_writes_frames_that_the_library_reads() -> None:
+    minimal_publisher.check_properties()
+
+
+@pytest.mark.parametrize(
+    ("confirms", "low"),
+    [
+        pytest.param([(1, 0), (2, 0)], 2, id="one by one"),
+        pytest.param([(3, 0), (1, 0), (2, 0)], 3, id="in another order"),
+        pytest.param([(2, 0), (5, 1)], 5, id="several at once, over one that came before"),
+        pytest.param([(5, 1), (4, 0), (6, 0)], 6, id="one of those again"),
+        pytest.param([(2, 0), (3, 0)], 0, id="the first is missing"),
+    ],
+)
+def test_confirms_count_only_without_a_gap(confirms, low) -> None:
+    publisher = minimal_publisher.Confirms()
+    for tag, multiple in confirms:
+        publisher.take(60, 80, tag, multiple)
+    assert publisher.low == low
+
+
+def test_a_refused_message_is_an_error() -> None:
+    with pytest.raises(ConnectionError, match=r"60\.120"):
+        minimal_publisher.Confirms().take(60, 120, 1, 0)
