@@ -46,8 +46,14 @@ def _own(command: list[str]) -> list[str]:
 class RabbitmqServer:
     """One node. `stop` and `start` keep its data."""
 
-    def __init__(self, *, patience: float = 60, emulator: str = "+S 1:1 +sbwt none +A 4") -> None:
-        """Start one; `patience` is how many seconds each start may take, `emulator` what Erlang is told."""
+    def __init__(
+        self, *, patience: float = 60, emulator: str = "+S 1:1 +sbwt none +A 4", settings: tuple[str, ...] = ()
+    ) -> None:
+        """Start one.
+
+        `patience` is how many seconds each start may take, `emulator` what Erlang is told, `settings` more lines of
+        its configuration.
+        """
         self._patience = patience
         if not (_PROGRAMS / "rabbitmq-server").exists():
             raise FileNotFoundError("no RabbitMQ: run tests/tools/cluster/setup.sh rabbitmq")
@@ -56,7 +62,7 @@ class RabbitmqServer:
         self._mapper_port, self._distribution_port = free_port(), free_port()
         make_certificates(self.directory)
         configuration = _CONFIGURATION.format(port=self.port, tls_port=self.tls_port, directory=self.directory)
-        (self.directory / "rabbitmq.conf").write_text(configuration)
+        (self.directory / "rabbitmq.conf").write_text("\n".join([configuration, *settings, ""]))
         (self.directory / "enabled_plugins").write_text("[].\n")
         self._environment = {
             "PATH": os.environ["PATH"],

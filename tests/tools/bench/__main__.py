@@ -1,7 +1,8 @@
 """Measure the product's worker beside its peers, print the tables, and write them to docs/performance.
 
-Exit status 0: measured and written. 1: the machine was too busy, and nothing is written of the case. 2: a ledger found
-a fault; the table says in which run. A forced run (--force) is written whatever the machine did, and says so.
+A case is refused when the machine was too busy, unless the run is forced (--force): then the page says so. Exit status,
+the highest of all cases: 0 measured and written, 1 refused, 2 a ledger found a fault (the table says in which run), 3 a
+case could not be measured. Of a case with 1 or 3 nothing is written.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import traceback
 from importlib.metadata import version
 from pathlib import Path
+
+import psycopg
 
 from tests.tools.bench import machine, report
 from tests.tools.bench.case import Case, Options
@@ -19,7 +23,7 @@ from tests.tools.bench.servers import BenchServers
 from tests.tools.bench.throughput import say
 
 DOCS = Path(__file__).parents[3] / "docs" / "performance"
-BUSY, FAULTS = 1, 2
+REFUSED, FAULTY, BROKEN = 1, 2, 3
 
 
 def main() -> int:
@@ -44,8 +48,13 @@ def _run(
     print(f"{case.name}: {case.title}", file=sys.stderr, flush=True)
     own = folder / case.name
     own.mkdir()
-    with servers.place(own) as place:
-        measured = case.measure(case, place, options)
+    try:
+        with servers.place(own) as place:
+            measured = case.measure(case, place, options)
+    except (AssertionError, RuntimeError, OSError, psycopg.Error) as err:
+        print(f"{case.name} could not be measured, nothing is written of it: {err}", file=sys.stderr)
+        traceback.print_exc()
+        return BROKEN
     during = machine.decide_report(measured.others, measured.results, case.figures)
     if during and not given.force:
         return _refuse(f"The figures of {case.name} are not reported", during)
@@ -54,7 +63,7 @@ def _run(
     print("\n".join(["", *section, ""]), flush=True)
     for path in report.write(given.to, case, measured, section):
         say(f"written: {path}")
-    return FAULTS if any(each.failures() for each in measured.results) else 0
+    return FAULTY if any(each.failures() for each in measured.results) else 0
 
 
 def _refuse(what: str, reasons: list[str]) -> int:
@@ -62,7 +71,7 @@ def _refuse(what: str, reasons: list[str]) -> int:
     for reason in reasons:
         print(f"- {reason}", file=sys.stderr)
     print("Run it again when the machine does nothing else, or with FORCE=1; the page then says so.", file=sys.stderr)
-    return BUSY
+    return REFUSED
 
 
 def _parse() -> argparse.Namespace:

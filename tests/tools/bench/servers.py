@@ -28,6 +28,8 @@ SETTINGS = {
 }
 EMULATOR = "+sbwt none"
 """Erlang does not spin while it waits: spinning would count as CPU time of a message."""
+HEARTBEAT = 60
+"""Seconds within which our worker promises RabbitMQ a sign of life; the node itself asks for none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class BenchServers:
         self._closing.callback(self.postgres.stop)
         try:
             self.postgres.get(POSTGRES)
-            self.rabbitmq = RabbitmqServer(emulator=EMULATOR)
+            self.rabbitmq = RabbitmqServer(emulator=EMULATOR, settings=("heartbeat = 0",))
             self._closing.callback(self.rabbitmq.close)
         except BaseException:
             self.stop()

@@ -16,6 +16,7 @@ from tests.tools.bench import rows
 from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn
 from tests.tools.bench.machine import Load
+from tests.tools.bench.servers import HEARTBEAT
 from tests.tools.bench.turns import started
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ WARM_UP = 20_000
 """Rows of the first run; a candidate with rows of its own gets fewer."""
 WARM_UP_COPIES = 1_000
 MOST = 2_000_000
+INSERTED = 25_000
+"""Rows that are committed in a second, at least."""
 POLL = 0.02
 PATIENCE = 60.0
 """Seconds beside the time that a candidate should take, after which a run has failed."""
@@ -62,7 +65,7 @@ class Throughput:
             result.turns.clear()
         self._measured.others.clear()
         readers = [rate for each, rate in self._rates.items() if not each.copies] or list(self._rates.values())
-        count = _round(max(readers) * self._options.seconds)
+        count = self._limit(max(readers) * self._options.seconds)
         own = {each: min(count, _round(self._rates[each] * self._options.seconds)) for each in self._own_rows()}
         for number in range(self._options.runs):
             self._run(count, own, turned=number)
@@ -73,6 +76,13 @@ class Throughput:
             f"{each.name}: {fewer:,} messages, in a table of its own" for each, fewer in own.items() if fewer < count
         ]
         return self._measured
+
+    def _limit(self, count: float) -> int:
+        """Where a queue is filled, no candidate may be paused for so long that the broker ends its connection."""
+        if any(each.queue is not None for each in self._rates):
+            each_row = sum(1 / rate for rate in self._rates.values()) + 1 / INSERTED
+            count = min(count, HEARTBEAT * 0.75 / each_row)
+        return _round(count)
 
     def _own_rows(self) -> list[Candidate]:
         return [each for each in self._turns.candidates if each.copies]

@@ -28,6 +28,7 @@ debezium.sink.rabbitmq.connection.port={broker_port}
 debezium.sink.rabbitmq.connection.username=tests
 debezium.sink.rabbitmq.connection.password=s3cret word
 debezium.sink.rabbitmq.connection.virtual.host=/
+debezium.sink.rabbitmq.connection.connection.heartbeat=0
 debezium.sink.rabbitmq.exchange={queue}
 debezium.sink.rabbitmq.routingKey={queue}
 debezium.sink.rabbitmq.deliveryMode=2
