@@ -11,7 +11,6 @@ import argparse
 import sys
 import tempfile
 import traceback
-from importlib.metadata import version
 from pathlib import Path
 
 import psycopg
@@ -58,8 +57,7 @@ def _run(
     during = machine.decide_report(measured.others, measured.results, case.figures)
     if during and not given.force:
         return _refuse(f"The figures of {case.name} are not reported", during)
-    versions = {"outbox-operator": version("outbox-operator")} | servers.versions()
-    section = report.build_section(case, measured, versions, [*before, *during])
+    section = report.build_section(case, measured, servers.versions(), [*before, *during])
     print("\n".join(["", *section, ""]), flush=True)
     for path in report.write(given.to, case, measured, section):
         say(f"written: {path}")

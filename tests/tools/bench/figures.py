@@ -41,13 +41,19 @@ class Turn:
 
 @dataclass(slots=True)
 class Result:
-    """All runs of one candidate."""
+    """All runs of one candidate.
+
+    Attributes:
+        counted: messages were handled, so a ledger was made.
+
+    """
 
     name: str
     ours: bool
     settings: str
     turns: list[Turn] = field(default_factory=list)
     peak_mb: float = 0.0
+    counted: bool = True
 
     def numbers(self, figure: str) -> list[float]:
         """Return the figure of each run that has it; a run that failed does not count."""

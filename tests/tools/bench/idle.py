@@ -30,7 +30,7 @@ _TRANSACTIONS = "SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database"
 
 def measure(case: Case, place: Place, options: Options) -> Measured:
     """Run each candidate with nothing to do."""
-    results = {each.name: Result(each.name, each.ours, each.settings) for each in case.candidates()}
+    results = {each.name: Result(each.name, each.ours, each.settings, counted=False) for each in case.candidates()}
     measured = Measured(list(results.values()))
     alone = _measure_server(place, options.seconds)
     for number in range(options.runs):
@@ -63,6 +63,7 @@ def _take_turn(
         values = {PROCESS.name: used / options.seconds * 100} | values
         result = results[candidate.name]
         result.turns.append(Turn(values))
+        result.settings = candidate.settings
         result.peak_mb = max(result.peak_mb, turns.peak_mb(candidate))
     say(f"{candidate.name}: " + ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,18 +14,19 @@ from tests.tools.bench.chart import draw
 from tests.tools.bench.table import format_results, format_section, replace_section
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tests.tools.bench.case import Case, Measured
 
 PAGE = "README.md"
 
 
-def build_section(case: Case, measured: Measured, versions: Mapping[str, str], warnings: Sequence[str]) -> list[str]:
+def build_section(case: Case, measured: Measured, versions: dict[str, str], warnings: Sequence[str]) -> list[str]:
     """Return the case's part of the page."""
     table = format_results(measured.results, case.figures, case.cpu)
     settings = {
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "measured": f"{datetime.now(UTC):%Y-%m-%d}, of commit {_read_commit()}",
+        "versions": ", ".join(f"{name} {number}" for name, number in (_our_versions() | versions).items()),
         "settings": "; ".join(f"{each.name}: {each.settings}" for each in measured.results if each.settings),
         "machine": describe_machine(),
     }
@@ -43,6 +47,17 @@ def write(folder: Path, case: Case, measured: Measured, section: Sequence[str]) 
     text = page.read_text() if page.exists() else "# Performance\n"
     page.write_text(replace_section(text, case.name, [*section, *pictures]))
     return written
+
+
+def _our_versions() -> dict[str, str]:
+    return {"Python": platform.python_version(), "psycopg": version("psycopg"), "pamqp": version("pamqp")}
+
+
+def _read_commit() -> str:
+    """Return the checkout's commit, and whether files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def describe_machine() -> str:

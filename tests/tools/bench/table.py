@@ -91,7 +91,8 @@ def _ratio(our: Result, other: Result, figure: Figure) -> str:
 
 def _ledger(result: Result) -> str:
     failures = result.failures()
-    return "; ".join(failures) if failures else "exact"
+    exact = "exact" if result.counted else _NOTHING
+    return "; ".join(failures) or exact
 
 
 def _line(cells: Sequence[str]) -> str:

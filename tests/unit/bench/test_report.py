@@ -30,6 +30,11 @@ def test_a_ratio_to_ours_stands_beside_each_peer() -> None:
     assert lines[-1] == "Columns worker, peer: CPU microseconds a message (medians)."
 
 
+def test_where_nothing_is_handled_there_is_no_ledger() -> None:
+    idle = Result("idle", True, "", [Turn({RATE.name: 1})], counted=False)
+    assert format_results([idle], [RATE], "")[2] == "| idle (**A**) | 1.00 (1.00-1.00) | - | - | - |"
+
+
 def test_numbers_have_three_digits() -> None:
     assert [format_number(each) for each in (123456.7, 99.44, 1.234)] == ["123,457", "99.4", "1.23"]
 

@@ -5,6 +5,7 @@ The function writes the message's number to a file; that the peer's own table ha
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class Kind:
         insert: the statement that gives it rows, from a relation `row` (n, key, id, type, data).
         waiting: the statement that counts what it has not finished.
         clean: statements that remove what it keeps of finished messages.
+        package: as npm knows it.
         python: it is a module of `peers`, not a function of `peers/node/peers.mjs`.
 
     """
@@ -45,6 +47,7 @@ class Kind:
     insert: str
     waiting: str
     clean: tuple[str, ...] = ()
+    package: str = ""
     python: bool = False
     order: Order = Order.NONE
 
@@ -55,12 +58,14 @@ GRAPHILE = Kind(
     "NULL, NULL)::graphile_worker.job_spec) FROM row))",
     "SELECT count(*) FROM graphile_worker._private_jobs",
     ("VACUUM ANALYZE graphile_worker._private_jobs",),
+    package="graphile-worker",
 )
 PG_BOSS = Kind(
     "pg-boss",
     "INSERT INTO pgboss.job (name, data) SELECT 'bench', data FROM row",
     "SELECT count(*) FROM pgboss.job WHERE name = 'bench' AND state < 'completed'",
     ("DELETE FROM pgboss.job WHERE name = 'bench'", "VACUUM ANALYZE pgboss.job"),
+    package="pg-boss",
 )
 EMMETT = Kind(
     "emmett",
@@ -69,6 +74,7 @@ EMMETT = Kind(
     "SELECT n, pg_current_xact_id(), 'bench', 'emt:default', '1', id, type, data, '{}' FROM row ORDER BY n",
     "SELECT count(*) FROM emt_messages WHERE global_position > coalesce("
     "(SELECT max(last_processed_checkpoint::bigint) FROM emt_processors WHERE processor_id = 'bench'), 0)",
+    package="@event-driven-io/emmett-postgresql",
     order=Order.TOTAL,
 )
 PGQUEUER = Kind(
@@ -120,6 +126,15 @@ class OwnRows(ProgramCandidate):
             command = [str(node), str(program), self._kind.name, *arguments]
         environment = {"PYTHONPATH": str(_CHECKOUT), "BENCH_MODULES": str(installed("node"))}
         self.launch(command, folder, env=environment)
+        self.settings = f"{self._read_version()}, {self.settings}"
+
+    def _read_version(self) -> str:
+        """Return what is installed."""
+        if self._kind.python:
+            (folder,) = (installed("python") / "lib").glob(f"python3*/site-packages/{self._kind.name}-*.dist-info")
+            return folder.name.removesuffix(".dist-info").rpartition("-")[2]
+        package = installed("node") / "node_modules" / self._kind.package / "package.json"
+        return str(json.loads(package.read_text())["version"])
 
     @property
     def connection(self) -> psycopg.Connection[Any]:

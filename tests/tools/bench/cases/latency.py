@@ -35,5 +35,5 @@ LATENCY = Case(
     measure=latency.measure,
     figures=latency.FIGURES,
     servers=("PostgreSQL", "RabbitMQ"),
-    cpu="CPU microseconds a message at 1000/s",
+    cpu="CPU microseconds a message at 1000/s, of PostgreSQL with the commits of the producer",
 )
