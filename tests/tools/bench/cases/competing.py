@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.tools.bench import throughput
-from tests.tools.bench.candidates.jobs import GRAPHILE, PG_BOSS, PGQUEUER, PROCRASTINATE, OwnRows
+from tests.tools.bench.candidates.jobs import GRAPHILE, PG_BOSS, PGQUEUER, PROCRASTINATE, RIVER, OwnRows
 from tests.tools.bench.candidates.tables import PythonNumbers
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
@@ -25,6 +25,7 @@ def _candidates() -> list[Candidate]:
             "concurrency 24, local queue 500, completion in batches (completeJobBatchDelay 0)",
         ),
         OwnRows(GRAPHILE, 1, "graphile-worker", "concurrency 24"),
+        OwnRows(RIVER, 2000, "River", "2000 workers, FetchCooldown 2 ms, looks every 20 ms"),
         OwnRows(PGQUEUER, 1000, "PGQueuer", "batch 1000"),
         OwnRows(PG_BOSS, 5000, "pg-boss", "batch 5000, burstWhenBatchFull, looks every 500 ms (default 2 s)"),
         OwnRows(PROCRASTINATE, 30, "Procrastinate", "concurrency 30, jobs deleted"),

