@@ -8,6 +8,7 @@ case could not be measured. Of a case with 1 or 3 nothing is written.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import traceback
@@ -28,6 +29,7 @@ REFUSED, FAULTY, BROKEN = 1, 2, 3
 def main() -> int:
     """Measure the cases that were asked for."""
     given = _parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that paused programs are ended too
     reasons = machine.decide_start(machine.measure_others())
     if reasons and not given.force:
         return _refuse("Nothing was measured", reasons)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tools.bench.__main__ import DOCS
 from tests.tools.bench.cases import CASES
 from tests.tools.bench.peers import minimal_publisher
+from tests.tools.bench.report import PAGE
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -23,6 +25,12 @@ def test_a_case_compares_ours_with_others_under_names_of_their_own(case) -> None
 @pytest.mark.parametrize("case", [case for case in CASES.values() if "RabbitMQ" in case.servers], ids=lambda c: c.name)
 def test_what_publishes_has_a_queue(case) -> None:
     assert all(each.queue is not None for each in case.candidates())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_page_has_a_place_for_a_case(name) -> None:
+    page = (DOCS / PAGE).read_text()
+    assert page.count(f"<!-- case {name} -->") == page.count(f"<!-- end {name} -->") == 1
 
 
 def test_the_minimal_script_writes_frames_that_the_library_reads() -> None:
