@@ -1,8 +1,9 @@
 """Measures how fast a backlog is handled.
 
 In each run the same rows are committed while every candidate is paused; then one candidate after the other handles all
-of them, in another order each run, and the ledger reads the targets. A first, small run warms up and is not reported;
-it also says how many rows are enough for the seconds that were asked for.
+of them, in another order each run, and the ledger reads the targets. Two runs warm up and are not reported: a small
+one, and one of about the size of the others, for programs that are compiled while they work. They also say how many
+rows are enough for the seconds that were asked for.
 """
 
 from __future__ import annotations
@@ -57,17 +58,10 @@ class Throughput:
         self._rates: dict[Candidate, float] = {}
 
     def measure(self) -> Measured:
-        """Warm up, then run as often as asked."""
+        """Warm up twice, then run as often as asked."""
         self._run(WARM_UP, {each: min(WARM_UP, WARM_UP_COPIES) for each in self._own_rows()})
-        for each, result in self._results.items():
-            self._rates[each] = (result.numbers(RATE.name) or [0.0])[0]
-            if failures := result.failures():
-                raise AssertionError(f"{each.name} failed while it warmed up: {failures[0]}")
-            result.turns.clear()
-        self._measured.others.clear()
-        readers = [rate for each, rate in self._rates.items() if not each.copies] or list(self._rates.values())
-        count = self._limit(max(readers) * self._options.seconds)
-        own = {each: min(count, _round(self._rates[each] * self._options.seconds)) for each in self._own_rows()}
+        self._run(*self._plan())
+        count, own = self._plan()
         for number in range(self._options.runs):
             self._run(count, own, turned=number)
         for each, result in self._results.items():
@@ -77,6 +71,18 @@ class Throughput:
             f"{each.name}: {fewer:,} messages, in a table of its own" for each, fewer in own.items() if fewer < count
         ]
         return self._measured
+
+    def _plan(self) -> tuple[int, dict[Candidate, int]]:
+        """Forget the last run, which warmed up; return how many rows take so long as was asked."""
+        for each, result in self._results.items():
+            if failures := result.failures():
+                raise AssertionError(f"{each.name} failed while it warmed up: {failures[0]}")
+            self._rates[each] = result.numbers(RATE.name)[0]
+            result.turns.clear()
+        self._measured.others.clear()
+        readers = [rate for each, rate in self._rates.items() if not each.copies]
+        count = self._limit(max(readers) * self._options.seconds)
+        return count, {each: min(count, _round(self._rates[each] * self._options.seconds)) for each in self._own_rows()}
 
     def _limit(self, count: float) -> int:
         """Where a queue is filled, no candidate may be paused for so long that the broker ends its connection."""

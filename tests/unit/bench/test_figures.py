@@ -74,7 +74,7 @@ def test_the_median_of_the_runs_decides_whether_the_machine_was_busy() -> None:
 
 def test_runs_that_lie_too_far_apart_are_refused() -> None:
     (reason,) = decide_report([], [make_result(100, 110), make_result(100, 120, 110, name="peer")], [RATE])
-    assert reason == "peer: messages/s differed by 18% between runs, allowed are 15%"
+    assert reason == "peer: messages/s differed by 18.2% between runs, allowed are 15%"
 
 
 def test_what_others_used_is_what_is_left_of_the_processors() -> None:
