@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, LiteralString
 
 from tests.support.servers.postgres import wait_until
@@ -73,15 +74,16 @@ class Latency:
         self._last = 0
         self._taken = dict.fromkeys(turns.candidates, 0)
         """Up to which row each queue was read."""
+        self._wrong = dict.fromkeys(turns.candidates, "")
+        """What the ledger found wrong with rows of other candidates' turns."""
 
     def take_turn(self, candidate: Candidate) -> Turn:
-        """Let one candidate catch up, then measure it at each rate."""
+        """Let all catch up, then measure one candidate at each rate."""
         queue = candidate.queue
         assert queue is not None, f"{candidate.name} has no queue"
+        self._catch_up()
         self._turns.resume([candidate])
-        behind = self._last - self._taken[candidate]
-        wait_until(lambda: candidate.count() >= behind, f"{candidate.name} has caught up", 120)
-        failure = rows.judge(self._taken[candidate] + 1, self._last, candidate.take(), candidate.order)
+        failure, self._wrong[candidate] = self._wrong[candidate], ""
         values: dict[str, float] = {}
         cpu: dict[str, float] = {}
         for rate in RATES:
@@ -97,6 +99,16 @@ class Latency:
         self._turns.pause([candidate])
         say(f"{candidate.name}: " + ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
         return Turn(values, cpu, failure)
+
+    def _catch_up(self) -> None:
+        """Let every candidate publish what came in the last turn: none is paused until its connections are dead."""
+        self._turns.resume(self._turns.candidates)
+        for each, taken in self._taken.items():
+            has_caught_up = partial(_has, each, self._last - taken)
+            wait_until(has_caught_up, f"{each.name} has caught up", 120)
+            self._wrong[each] = self._wrong[each] or rows.judge(taken + 1, self._last, each.take(), each.order)
+            self._taken[each] = self._last
+        self._turns.pause(self._turns.candidates)
 
     def _commit_and_consume(
         self, candidate: Candidate, queue: Queue, rate: int, seconds: float
@@ -138,3 +150,7 @@ class Latency:
             self._connection.execute(statement, (first + number,), prepare=True)
             returned[first + number] = time.monotonic()
         return returned
+
+
+def _has(candidate: Candidate, count: int) -> bool:
+    return candidate.count() >= count
