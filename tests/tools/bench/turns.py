@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 _IN_TRANSACTION = (
     "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' "
-    "AND (state LIKE 'idle in transaction%' OR state = 'active')"
+    "AND (state LIKE 'idle in transaction%' OR state = 'active') AND application_name NOT LIKE '% waiting'"
 )
+"""Sessions that do something; but for those in which our workers wait for the log, which holds nobody up."""
 
 
 class Turns:
