@@ -82,9 +82,9 @@ class KafkaServer:
 
     user, password = "tests", "s3cret word"
 
-    def __init__(self, *, patience: float = 60) -> None:
-        """Start one; `patience` is how many seconds each start may take."""
-        self._patience = patience
+    def __init__(self, *, patience: float = 60, java: Sequence[str] = _JAVA) -> None:
+        """Start one; `patience` is how many seconds each start may take, `java` are options of its virtual machine."""
+        self._patience, self._options = patience, java
         self._jars = _find_jars()
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-", dir="/tmp"))
         self.port, self.tls_port, controller_port = free_port(), free_port(), free_port()
@@ -105,6 +105,16 @@ class KafkaServer:
         self._java("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(self._properties)).wait(60)
         self.start()
         self.set_password(self.user, self.password)
+
+    @property
+    def version(self) -> str:
+        return self._jars.name
+
+    @property
+    def pid(self) -> int:
+        """Of the broker's process."""
+        assert self._process is not None, "Kafka was stopped"
+        return self._process.pid
 
     @property
     def servers(self) -> str:
@@ -206,7 +216,7 @@ class KafkaServer:
         logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"
         with (self.directory / "console").open("ab") as console:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", "java", *_JAVA, logging, "-cp", f"{self._jars}/*", *arguments],
+                ["setpriv", "--pdeathsig=KILL", "java", *self._options, logging, "-cp", f"{self._jars}/*", *arguments],
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory,

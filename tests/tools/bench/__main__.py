@@ -50,7 +50,7 @@ def _run(
     own = folder / case.name
     own.mkdir()
     try:
-        with servers.place(own) as place:
+        with servers.place(own, with_kafka="Kafka" in case.servers) as place:
             measured = case.measure(case, place, options)
     except (AssertionError, RuntimeError, OSError, psycopg.Error) as err:
         print(f"{case.name} could not be measured, nothing is written of it: {err}", file=sys.stderr)

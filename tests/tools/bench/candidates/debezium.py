@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from tests.support.servers.postgres import free_port, wait_until
 from tests.tools.bench.candidates.program import ProgramCandidate, installed
-from tests.tools.bench.candidates.targets import Queue
+from tests.tools.bench.candidates.targets import Queue, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _SLOT = "bench_debezium"
 _SLOT_IS_READ = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
 _DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
-_PROPERTIES = """
+_RABBITMQ = """
 debezium.sink.type=rabbitmq
 debezium.sink.rabbitmq.connection.host=127.0.0.1
-debezium.sink.rabbitmq.connection.port={broker_port}
+debezium.sink.rabbitmq.connection.port={port}
 debezium.sink.rabbitmq.connection.username=tests
 debezium.sink.rabbitmq.connection.password=s3cret word
 debezium.sink.rabbitmq.connection.virtual.host=/
@@ -32,6 +32,17 @@ debezium.sink.rabbitmq.connection.connection.heartbeat=0
 debezium.sink.rabbitmq.exchange={queue}
 debezium.sink.rabbitmq.routingKey={queue}
 debezium.sink.rabbitmq.deliveryMode=2
+"""
+_KAFKA = """
+debezium.sink.type=kafka
+debezium.sink.kafka.producer.bootstrap.servers={servers}
+debezium.sink.kafka.producer.key.serializer=org.apache.kafka.common.serialization.StringSerializer
+debezium.sink.kafka.producer.value.serializer=org.apache.kafka.common.serialization.StringSerializer
+debezium.sink.kafka.producer.acks=all
+debezium.sink.kafka.producer.enable.idempotence=true
+debezium.transforms.outbox.route.topic.replacement={topic}
+"""
+_PROPERTIES = """
 debezium.source.connector.class=io.debezium.connector.postgresql.PostgresConnector
 debezium.source.offset.storage.file.filename={folder}/offsets.dat
 debezium.source.database.hostname=127.0.0.1
@@ -63,27 +74,28 @@ quarkus.log.level=INFO
 
 
 class Debezium(ProgramCandidate):
-    """One Debezium Server into a queue of its own."""
+    """One Debezium Server into a queue, or a topic, of its own."""
 
-    def __init__(self, kind: str, *, poll_ms: int = 10) -> None:
+    def __init__(self, target: Queue | Topic, *, poll_ms: int = 10) -> None:
         super().__init__(
             "Debezium Server 3.0.0",
             f"offsets in a file, EventRouter, pgoutput, poll.interval.ms={poll_ms} (default 500), else defaults",
         )
         self._poll_ms = poll_ms
-        self.queue: Queue = Queue(kind)
+        self.queue = target if isinstance(target, Queue) else None
+        self._target = target
         self._place: Place | None = None
 
     @override
     def start(self, place: Place) -> None:
         self._place = place
-        self.queue.open(place, "debezium")
-        self.queue.bind("debezium")
+        self._target.open(place, "debezium")
         folder = place.folder / "debezium"
         (folder / "config").mkdir(parents=True)
         (folder / "config" / "application.properties").write_text(
-            _PROPERTIES.format(
-                broker_port=place.broker.port, queue="debezium", folder=folder, port=place.database.server.port,
+            _sink(self._target, place)
+            + _PROPERTIES.format(
+                folder=folder, port=place.database.server.port,
                 database=place.database.name, slot=_SLOT, http_port=free_port(), poll_ms=self._poll_ms,
             )
         )  # fmt: skip
@@ -102,16 +114,16 @@ class Debezium(ProgramCandidate):
     @override
     def count(self) -> int:
         self.check()
-        return self.queue.count()
+        return self._target.count()
 
     @override
     def take(self) -> Iterable[Handled]:
-        return self.queue.take()
+        return self._target.take()
 
     @override
     def stop(self) -> None:
         super().stop()
-        self.queue.close()
+        self._target.close()
         if self._place is not None:
             connection = self._place.database.direct()
 
@@ -120,6 +132,14 @@ class Debezium(ProgramCandidate):
                 return connection.execute(_SLOT_IS_READ, (_SLOT,)).fetchone() is None
 
             wait_until(is_dropped, "Debezium's replication slot is dropped")
+
+
+def _sink(target: Queue | Topic, place: Place) -> str:
+    """Say where it publishes, and let an exchange lead there."""
+    if isinstance(target, Topic):
+        return _KAFKA.format(servers=target.servers, topic=target.name)
+    target.bind(target.name)
+    return _RABBITMQ.format(port=place.broker.port, queue=target.name)
 
 
 def _find_java() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from tests.tools.bench.candidates.program import ProgramCandidate
-from tests.tools.bench.candidates.targets import Queue
+from tests.tools.bench.candidates.targets import Queue, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,3 +56,40 @@ class MinimalPublisher(ProgramCandidate):
     def stop(self) -> None:
         super().stop()
         self.queue.close()
+
+
+class MinimalProducer(ProgramCandidate):
+    """`peers/minimal_producer.py`, into a topic of its own."""
+
+    process = "worker"
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(
+            f"minimal script, batch {batch}", "looks every 10 ms; no lease, no second owner, no failing messages"
+        )
+        self._topic = Topic()
+        self._batch = batch
+
+    @override
+    def start(self, place: Place) -> None:
+        name = f"minimal-{self._batch}"
+        self._topic.open(place, name)
+        command = [
+            sys.executable, "-m", "tests.tools.bench.peers.minimal_producer", "--database", place.database.uri(),
+            "--servers", self._topic.servers, "--topic", name, "--batch", str(self._batch),
+        ]  # fmt: skip
+        self.launch(command, place.folder / name, env={"PYTHONPATH": str(_CHECKOUT)})
+
+    @override
+    def count(self) -> int:
+        self.check()
+        return self._topic.count()
+
+    @override
+    def take(self) -> Iterable[Handled]:
+        return self._topic.take()
+
+    @override
+    def stop(self) -> None:
+        super().stop()
+        self._topic.close()

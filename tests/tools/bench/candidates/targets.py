@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from confluent_kafka import Consumer, TopicPartition
 from pamqp import commands
 from typing_extensions import override
 
@@ -13,6 +15,9 @@ from tests.tools.ledger.account import Handled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
+
+    from confluent_kafka import Message
 
     from tests.tools.bench.servers import Place
     from tests.tools.ledger.amqp import Broker, Delivery
@@ -35,6 +40,9 @@ class Target(ABC):
     def uri(self) -> str | None:
         """Return the connection `target`, where there is one."""
         return None
+
+    def write_files(self, connections: Path) -> None:  # noqa: B027 - most have no more than a URI
+        """Write what a worker's connections have beside that."""
 
     @abstractmethod
     def count(self) -> int:
@@ -100,3 +108,71 @@ class Queue(Target):
     @override
     def close(self) -> None:
         self._closing.close()
+
+
+class Topic(Target):
+    """A topic of Kafka with one partition, which has one order."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._taken = 0
+        self._consumer: Consumer | None = None
+
+    @override
+    def open(self, place: Place, name: str) -> None:
+        assert place.kafka is not None, "the case does not name Kafka among its servers"
+        self._kafka = place.kafka
+        self.name = self._kafka.create_topic(name, partitions=1)
+        self._consumer = Consumer({"bootstrap.servers": self.servers, "group.id": name, "enable.auto.commit": False})
+
+    @property
+    def servers(self) -> str:
+        """Return `bootstrap.servers`."""
+        return self._kafka.servers
+
+    @override
+    def spec(self) -> dict[str, Any]:
+        return {"kafka": {"connection": {"secretRef": {"name": "brokers"}}, "topic": self.name}}
+
+    @override
+    def write_files(self, connections: Path) -> None:
+        self._kafka.files(connections / "target")
+
+    @override
+    def count(self) -> int:
+        return self._end() - self._taken
+
+    @override
+    def take(self) -> Iterable[Handled]:
+        """Read on from where the last run ended; a record's place is its number, for nothing here is a transaction."""
+        consumer, end = self._open(), self._end()
+        consumer.assign([TopicPartition(self.name, 0, self._taken)])
+        found: list[Handled] = []
+        while len(found) < end - self._taken:
+            records = consumer.consume(10_000, timeout=10)
+            assert records, f"topic {self.name} ends at {end} and {self._taken + len(found)} is not there"
+            found += [_read(each) for each in records]
+        self._taken = end
+        return found
+
+    def _open(self) -> Consumer:
+        assert self._consumer is not None, "the topic is not open"
+        return self._consumer
+
+    def _end(self) -> int:
+        _, end = self._open().get_watermark_offsets(TopicPartition(self.name, 0), timeout=10)
+        return int(end)
+
+    @override
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+def _read(record: Message) -> Handled:
+    """Return what came; the id is in a header, which Debezium calls otherwise."""
+    assert record.error() is None, record.error()
+    headers = dict(cast("list[tuple[str, bytes]]", record.headers() or []))
+    message_id = headers.get("x-outbox-message-id", headers.get("id", b"")).decode()
+    payload = json.loads(cast("bytes", record.value()))
+    return Handled(message_id.strip('"'), payload["orderKey"], payload["sequence"], payload["cents"])

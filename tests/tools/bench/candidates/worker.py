@@ -68,6 +68,7 @@ class OurWorker(Candidate):
             home = self._workers.prepare(
                 config, place.database.uri(), handler=self._target.handler, target=self._target.uri()
             )
+            self._target.write_files(home / "connections")
             # With an environment of its own it is a Python of its own, not one forked from the test's.
             name = f"{processor_id}-{number}"
             self._workers.launch(home, environment={"POD_NAME": name, "POD_UID": f"uid-{name}"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.tools.bench.cases import competing, growth, idle, latency, partitioned, python, rabbitmq, sql
+from tests.tools.bench.cases import competing, growth, idle, kafka, latency, partitioned, python, rabbitmq, sql
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Case
@@ -14,6 +14,7 @@ CASES: dict[str, Case] = {
     for case in (
         rabbitmq.QUORUM,
         rabbitmq.CLASSIC,
+        kafka.KAFKA,
         sql.SQL,
         python.PYTHON,
         competing.COMPETING,

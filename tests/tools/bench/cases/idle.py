@@ -9,6 +9,7 @@ from tests.tools.bench.candidates.debezium import Debezium
 from tests.tools.bench.candidates.jobs import GRAPHILE, PGQUEUER, OwnRows
 from tests.tools.bench.candidates.minimal import MinimalPublisher
 from tests.tools.bench.candidates.tables import SqlSums
+from tests.tools.bench.candidates.targets import Queue
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
 
@@ -25,7 +26,7 @@ _MODES: dict[str, dict[str, Any]] = {
 def _candidates() -> list[Candidate]:
     return [
         *(OurWorker(name, SqlSums(), delivery=delivery, paused=False) for name, delivery in _MODES.items()),
-        Debezium("classic", poll_ms=500),
+        Debezium(Queue("classic"), poll_ms=500),
         OwnRows(GRAPHILE, 1, "graphile-worker", "concurrency 24"),
         OwnRows(PGQUEUER, 1000, "PGQueuer", "batch 1000"),
         MinimalPublisher("classic", 1000, listen=True),

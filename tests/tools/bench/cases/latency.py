@@ -19,7 +19,7 @@ def _candidates() -> list[Candidate]:
     return [
         OurWorker("Ordered", Queue("classic")),
         OurWorker("Ordered, pollInterval 10ms", Queue("classic"), delivery={"pollInterval": "10ms"}),
-        Debezium("classic"),
+        Debezium(Queue("classic")),
         MinimalPublisher("classic", 1000, listen=True),
     ]
 

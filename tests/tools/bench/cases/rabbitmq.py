@@ -20,7 +20,7 @@ def _candidates(kind: str) -> list[Candidate]:
     return [
         OurWorker("Ordered, batch 1000", Queue(kind)),
         OurWorker("Ordered, batch 5000", Queue(kind), delivery={"batchSize": 5000}),
-        Debezium(kind),
+        Debezium(Queue(kind)),
         MinimalPublisher(kind, 1000),
         MinimalPublisher(kind, 5000),
     ]

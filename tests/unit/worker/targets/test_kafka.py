@@ -13,9 +13,10 @@ from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
-from outbox_worker.targets.kafka import Refused, build_headers, build_topic, find_blamed
+from outbox_core.spec import PartitionKey
+from outbox_worker.targets.kafka import Refused, find_blamed
 from outbox_worker.targets.librdkafka import answers
-from outbox_worker.targets.librdkafka.producer import Record
+from outbox_worker.targets.librdkafka.records import RecordBuilder, build_headers, build_topic
 from outbox_worker.targets.librdkafka.settings import (
     LARGEST_MESSAGE,
     ROUND_BYTES,
@@ -31,6 +32,9 @@ def write(directory, **keys):
     for name, value in ({"bootstrapServers": "kafka:9092"} | keys).items():
         (directory / name.replace("_crt", ".crt")).write_text(value)
     return directory
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def message(**fields):
@@ -134,27 +138,28 @@ class TestTopics:
 class TestHeaders:
     def test_what_is_null_has_none(self):
         least = message(message_type=None, publication_id=None, partition_key=None, data=None)
-        assert build_headers(least, {"x-outbox-epoch": 3}) == [
+        assert build_headers(least, [("x-outbox-epoch", b"3")]) == [
             ("x-outbox-checkpoint", b"7:8"), ("x-outbox-epoch", b"3"), ("x-outbox-message-id", b"m-1"),
             ("x-outbox-tombstone", b"true"),
         ]  # fmt: skip
 
     def test_the_time_and_the_trace(self):
-        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         found = dict(build_headers(
-            message(scheduled=datetime(2026, 5, 1, tzinfo=UTC), metadata=f'{{"traceparent": "{trace}"}}'), {}
+            message(scheduled=datetime(2026, 5, 1, tzinfo=UTC), metadata=f'{{"traceparent": "{TRACE}"}}'), []
         ))  # fmt: skip
         assert found["x-outbox-scheduled"] == b"2026-05-01T00:00:00+00:00"
-        assert found["traceparent"] == trace.encode()
+        assert found["traceparent"] == TRACE.encode()
         assert "tracestate" not in found
 
     @pytest.mark.parametrize("metadata", ["{}", "traceparent", '["traceparent"]', '{"traceparent": "00-no"}', "["])
     def test_what_is_no_trace_is_left_out(self, metadata):
-        assert "traceparent" not in dict(build_headers(message(metadata=metadata), {}))
+        assert "traceparent" not in dict(build_headers(message(metadata=metadata), []))
 
     def test_the_size_of_a_record_counts_all_of_it(self):
-        assert Record("t", b"k" * 10, b"v" * 100, [("name", b"h" * 20)]).size >= 134
-        assert Record("t", None, None, []).size > 0
+        build = RecordBuilder("orders", PartitionKey(), processor_id="billing", pod="pod-0").build
+        record = build(message(data="é" * 100, partition_key="k" * 10, metadata=f'{{"traceparent": "{TRACE}"}}'), 3)
+        assert record.size >= 210 + sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
+        assert build(message(data=None), 3).size > 64
 
 
 class TestWhoseFault:

@@ -8,7 +8,6 @@ is alone. It is named in the error; what was taken is not published again by thi
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,9 +25,9 @@ from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.answers import build_refusal, classify_error, is_not_tried, is_refusal
-from outbox_worker.targets.librdkafka.producer import KafkaProducer, Record
+from outbox_worker.targets.librdkafka.producer import KafkaProducer
+from outbox_worker.targets.librdkafka.records import RecordBuilder
 from outbox_worker.targets.librdkafka.settings import ROUND_BYTES, ROUND_MESSAGES, read_broker_settings
-from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec.target import KafkaTarget
     from outbox_worker.settings import Settings
+    from outbox_worker.targets.librdkafka.records import Record
     from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
-_TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _MOST_TOPICS: Final = 1000
 """A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
 
@@ -105,9 +103,10 @@ class KafkaSink(OutsideTransaction):
             pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
 
         """
-        self._target, self._directory = target, directory
-        self._delivery, self._processor_id, self._pod = config.delivery, config.processor_id, pod
+        self._directory = directory
+        self._delivery, self._name = config.delivery, f"outbox {config.processor_id} {pod}"
         self._key = config.delivery.message_key or PartitionKey()
+        self._records = RecordBuilder(target.topic, self._key, processor_id=config.processor_id, pod=pod)
         self._producer: KafkaProducer | None = None
         self._taken = TakenMessages()
 
@@ -178,7 +177,7 @@ class KafkaSink(OutsideTransaction):
             or len(producer.topics) > _MOST_TOPICS
         ):
             self.close()
-            producer = self._producer = KafkaProducer(settings, f"outbox {self._processor_id} {self._pod}")
+            producer = self._producer = KafkaProducer(settings, self._name)
         producer.begin()
         return producer
 
@@ -190,6 +189,7 @@ class KafkaSink(OutsideTransaction):
 
         """
         answers, count, size = _Answers(attempt, producer.settings), 0, 0
+        answered = len(attempt.taken) + len(attempt.failed)
         for message in part:
             if (taken := self._hand_over(message, answers, producer, room=ROUND_BYTES - size, first=not size)) is None:
                 break
@@ -203,6 +203,8 @@ class KafkaSink(OutsideTransaction):
             raise answers.fault
         for each in find_blamed(answers.refused):
             self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
+        if len(attempt.taken) + len(attempt.failed) - answered == count:
+            return [part[count:]]
         done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
         left = [message for message in part[:count] if message.checkpoint not in done]
         if left and not answers.refused:
@@ -261,49 +263,7 @@ class KafkaSink(OutsideTransaction):
             raise HandlerError(
                 "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
             )
-        topic, key = build_topic(message, self._target.topic), key_of(message, self._key)
-        told = {"x-outbox-processor": self._processor_id, "x-outbox-pod": self._pod, "x-outbox-epoch": attempt.epoch}
-        value = None if message.data is None else message.data.encode()
-        return Record(topic, None if key is None else key.encode(), value, build_headers(message, told))
-
-
-def build_topic(message: Message, template: str) -> str:
-    """Fill in the template.
-
-    Raises:
-        HandlerError: the row lacks a value, or what comes out is no name of a topic.
-
-    """
-    row = {"messageType": message.message_type, "publicationId": message.publication_id}
-    row["partitionKey"] = message.partition_key
-
-    def value(place: re.Match[str]) -> str:
-        found = row[place[1]]
-        if found is None:
-            raise _unsendable(message, f"target.kafka.topic names {place[0]}, which is null in its row")
-        return found
-
-    topic = _PLACEHOLDER.sub(value, template)
-    if not _TOPIC.fullmatch(topic):
-        why = "a topic has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
-        raise _unsendable(message, f"its topic would be {topic[:300]!r}, and {why}")
-    return topic
-
-
-def build_headers(message: Message, told: dict[str, object]) -> list[tuple[str, bytes]]:
-    """Build a message's headers: those of the publisher (`told`), those of its row, and its trace context."""
-    found: dict[str, object] = {
-        "x-outbox-checkpoint": message.checkpoint,
-        **told,
-        "x-outbox-message-id": message.message_id,
-        "x-outbox-message-type": message.message_type,
-        "x-outbox-publication": message.publication_id,
-        "x-outbox-partition-key": message.partition_key,
-        "x-outbox-scheduled": None if message.scheduled is None else message.scheduled.isoformat(),
-        "x-outbox-tombstone": "true" if message.data is None else None,
-        **read_trace(message.metadata),
-    }
-    return [(name, str(value).encode()) for name, value in found.items() if value is not None]
+        return self._records.build(message, attempt.epoch)
 
 
 def find_blamed(refused: Iterable[Refused]) -> list[Refused]:
@@ -311,12 +271,6 @@ def find_blamed(refused: Iterable[Refused]) -> list[Refused]:
     refused = list(refused)
     together = Counter((each.topic, each.partition) for each in refused)
     return [each for each in refused if together[each.topic, each.partition] == 1]
-
-
-def _unsendable(message: Message, why: str) -> HandlerError:
-    return HandlerError(
-        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
-    )
 
 
 def build(target: KafkaTarget, config: ProcessorConfig, settings: Settings) -> KafkaSink:

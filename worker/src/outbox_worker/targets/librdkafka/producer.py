@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message as Report
 
+    from outbox_worker.targets.librdkafka.records import Record
     from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
     Answer = Callable[[KafkaError | None, int], None]
@@ -33,21 +34,6 @@ _DOWN_SECONDS: Final = 3.0
 _TOPIC_SECONDS: Final = 2.0
 """So long a topic may be missing: the brokers may be making it."""
 _log = get_logger(__name__)
-
-
-class Record(NamedTuple):
-    """What is sent of one message."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it takes in a request."""
-        named = sum(len(name) + len(value) + 4 for name, value in self.headers)
-        return 64 + len(self.key or b"") + len(self.value or b"") + named
 
 
 class _Heard:
@@ -153,7 +139,7 @@ class KafkaProducer:
         while self._heard.fatal is None:
             try:
                 self._producer.produce(
-                    record.topic, record.value, record.key, on_delivery=report, headers=list(record.headers)
+                    record.topic, record.value, record.key, on_delivery=report, headers=record.headers
                 )
             except BufferError:
                 self._hear(self._producer.poll, _SLICE)

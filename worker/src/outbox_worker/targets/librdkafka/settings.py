@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LARGEST_MESSAGE: Final = 32 * 1024 * 1024
 """Bytes of the largest message that is sent at all. Brokers take 1 MiB where nothing else is set."""
-ROUND_BYTES: Final = 512 * 1024
+ROUND_BYTES: Final = 900 * 1024
 ROUND_MESSAGES: Final = 5000
 """So much is sent before its answers are awaited: less than the request that brokers take where nothing else is set."""
 _QUEUE_KIBIBYTES: Final = 64 * 1024
@@ -58,7 +58,7 @@ _PRODUCER: Final[dict[str, Any]] = {
     "message.timeout.ms": 0,
     # All of a round goes at once, when it is awaited: each partition gets one request, and takes or refuses all of it.
     "linger.ms": 1000,
-    "batch.size": 2 * ROUND_BYTES,
+    "batch.size": 1024 * 1024,
     "batch.num.messages": 2 * ROUND_MESSAGES,
     "compression.type": "lz4",
     # As producers in Java: a key is in the partition where consumers of several topics expect it.
