@@ -151,13 +151,16 @@ def test_metrics_and_status_open_no_connections(outbox, workers):
     worker = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
     outbox.wait_handled(ids)
     worker.wait_for("it has looked around", lambda r: r.lag is not None and r.lag.messages == 0)
+    sessions = (
+        "SELECT array_agg(regexp_replace(application_name, '^outbox orders pod-0 ?', '') ORDER BY application_name) "
+        "FROM pg_stat_activity WHERE application_name LIKE 'outbox orders%'"
+    )
+    expected = ["", "heartbeat", "waiting"]
+    wait_until(lambda: outbox.connection.execute(sessions).fetchone() == (expected,), "it waits for messages")
     for _ in range(20):
         code, text = worker.get("/metrics")
         assert code == 200
-    sessions = outbox.connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox orders%'"
-    ).fetchone()
-    assert sessions == (2,)
+    assert outbox.connection.execute(sessions).fetchone() == (expected,)
     for line in (
         'outbox_messages_handled_total{processor="orders"} 10.0', 'outbox_lag_messages{processor="orders"} 0.0',
         'outbox_state{processor="orders",state="Active"} 1.0',
