@@ -81,8 +81,12 @@ class Loop:
 
     def _wait(self, live: Sequence[Runner], seconds: float) -> None:
         """Wait so long, or until woken, or until the source wrote something that may be a message."""
-        waits = self._wal is not None and any(each.state.awaits_messages for each in live)
-        self._waker.wait(seconds, self._wal.begin() if self._wal is not None and waits else None)
+        socket = None
+        if self._wal is not None and any(each.state.awaits_messages for each in live):
+            socket = self._wal.begin()
+        elif self._wal is not None and not any(each.state.owns for each in live):
+            self._wal.close()  # a standby needs no connection for it
+        self._waker.wait(seconds, socket)
 
     def _hear(self, live: Sequence[Runner]) -> bool:
         """Tell those who wait that the source's server wrote something; say whether it is known to write nothing."""

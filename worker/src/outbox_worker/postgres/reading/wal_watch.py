@@ -36,8 +36,7 @@ BELIEVED: Final = 60.0
 """Seconds after which a log that was never seen to move may be one that this server does not show."""
 PAUSE: Final = 60.0
 """Seconds without watching after a fault, or where a pooler stands between: it would lend us a session for good."""
-
-
+_MOMENT: Final = 1.0
 _NOWHERE: Final[tuple[str | None, str | None]] = (None, None)
 
 
@@ -54,7 +53,7 @@ class WalWatch:
         self._longest = LONGEST
         self._composed: tuple[tuple[float, float, int, str | None, str | None] | None, bytes] = (None, b"")
         self._useless = 0
-        self._found_at = self._paused_until = self._moved_at = 0.0
+        self._found_at = self._paused_until = self._moved_at = self._known_until = 0.0
 
     def begin(self) -> int | None:
         """Let the server wait, if it does not already. Return the socket that becomes readable; None: do not wait.
@@ -102,12 +101,12 @@ class WalWatch:
             return False
         if self._place == (written, flushed):
             self._useless = 0
-            self._send(connection)
             return False
+        now = time.monotonic()
         if self._place != _NOWHERE:
-            self._moved_at = time.monotonic()
-        self._place = (written, flushed)
-        self._paused_until = time.monotonic() + wake_wait(self._useless)
+            self._moved_at = now
+        self._place, self._known_until = (written, flushed), 0.0
+        self._paused_until = now + wake_wait(self._useless)
         self._useless += 1
         return True
 
@@ -115,9 +114,11 @@ class WalWatch:
     def rests(self) -> bool:
         """Whether the log is known not to have moved since before the last look.
 
-        Believed only of a server whose log was seen to move lately: each heartbeat moves it.
+        Believed only of a server whose log was seen to move lately: each heartbeat moves it. And no longer than the
+        statement may take, and a moment for the next one: a connection may be lost without a sign.
         """
-        return self._waits and self._place != _NOWHERE and time.monotonic() - self._moved_at < BELIEVED
+        now = time.monotonic()
+        return now < self._known_until and now - self._moved_at < BELIEVED
 
     def note_found(self) -> None:
         """Called when a look found messages."""
@@ -125,7 +126,7 @@ class WalWatch:
 
     def close(self) -> None:
         """Close the connection, in every state; what another one sees is compared with nothing."""
-        self._waits, self._place = False, _NOWHERE
+        self._waits, self._place, self._known_until = False, _NOWHERE, 0.0
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -142,6 +143,8 @@ class WalWatch:
         connection.pgconn.send_query(self._composed[1])
         connection.pgconn.flush()
         self._waits = True
+        if self._place != _NOWHERE:
+            self._known_until = time.monotonic() + self._longest + _MOMENT
 
 
 def _find_longest(connection: psycopg.Connection[Any]) -> float:
