@@ -118,7 +118,7 @@ class KafkaServer:
 
     @property
     def servers(self) -> str:
-        """The plain listener, where nobody logs in."""
+        """The plain listener, which asks for no login."""
         return f"127.0.0.1:{self.port}"
 
     @property

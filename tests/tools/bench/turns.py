@@ -20,7 +20,7 @@ _IN_TRANSACTION = (
     "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' "
     "AND (state LIKE 'idle in transaction%' OR state = 'active') AND application_name NOT LIKE '% waiting'"
 )
-"""Sessions that do something; but for those in which our workers wait for the log, which holds nobody up."""
+"""Sessions that do something; but for those in which our workers wait for the log, which holds no one up."""
 
 
 class Turns:
@@ -32,7 +32,7 @@ class Turns:
         self.candidates = candidates
 
     def pause(self, candidates: Sequence[Candidate]) -> None:
-        """Stop them where they hold nothing open in the database: that would hold up whoever has the turn."""
+        """Stop them where they hold nothing open in the database: the one at work would wait for it."""
         pids = [pid for each in candidates for pid in each.pids().values()]
 
         def holds_nothing() -> bool:

@@ -20,7 +20,8 @@ from outbox_core.report import Reason
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.amqp.broker import read_broker_address
 from outbox_worker.targets.amqp.connection import AmqpConnection
-from outbox_worker.targets.amqp.encoder import PLACE, PLACEHOLDER, MessageEncoder
+from outbox_worker.targets.amqp.encoder import PLACE, MessageEncoder
+from outbox_worker.targets.templates import PLACEHOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

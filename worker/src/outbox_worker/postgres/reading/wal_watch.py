@@ -5,8 +5,8 @@ a connection of its own waits for that on the server, and this process sleeps in
 nothing, no trigger is needed and no privilege. The log moves for other reasons too; then the worker looks in vain, and
 waits longer and longer before it does so again. ADR 0025 has the figures, and what else was considered.
 
-While the log rests nothing can have been committed, and the worker polls less often. Whatever goes wrong here is
-silent, and the worker polls as if there were no log.
+While the log rests nothing can have been committed, and the worker polls less often. A fault here is silent,
+and the worker polls as if there were no log.
 """
 
 from __future__ import annotations

@@ -7,15 +7,13 @@ message took 26 us for one, most of what the worker did.
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import commands, encode, frame
 
-from outbox_core.errors import HandlerError
-from outbox_core.report import Reason
+from outbox_worker.targets.templates import PLACEHOLDER, build_refusal, fill_template
 from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 CHANNEL: Final = 1
 PLACE: Final = "x-outbox-checkpoint"
 """The header that names a message that comes back."""
-PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
-"""What `target.rabbitmq.routingKey` may contain."""
 _SHORT: Final = 255
 """Bytes that AMQP's short strings hold."""
 _KEPT: Final = 10_000
@@ -86,8 +82,11 @@ class MessageEncoder:
         content = self._content(message, epoch, len(payload))
         if len(content) > frame_max - _FRAME_OVERHEAD:
             largest = frame_max - _FRAME_OVERHEAD
-            raise _inexpressible(message, f"its headers are longer than the {largest} bytes of the broker's frame_max")
-        key = self._fixed_key if self._fixed_key is not None else self._routing_key(message)
+            raise build_refusal(message, f"its headers are longer than the {largest} bytes of the broker's frame_max")
+        key = self._fixed_key
+        if key is None:
+            field = "target.rabbitmq.routingKey"
+            key = fill_template(self._target.routing_key, message, field=field, without_key="")
         frames = [self._methods.get(key) or self._method(message, key), _frame(_HEADER_FRAME, content)]
         step = frame_max - _FRAME_OVERHEAD
         frames += [_frame(_BODY_FRAME, payload[start : start + step]) for start in range(0, len(payload), step)]
@@ -96,28 +95,13 @@ class MessageEncoder:
     def _method(self, message: Message, key: str) -> bytes:
         """Encode `basic.publish`, which only the routing key changes."""
         if len(key.encode()) > _SHORT:
-            raise _inexpressible(message, f"its routing key is longer than the {_SHORT} bytes that AMQP allows")
+            raise build_refusal(message, f"its routing key is longer than the {_SHORT} bytes that AMQP allows")
         if len(self._methods) >= _KEPT:
             self._methods.clear()
         publish = commands.Basic.Publish(
             exchange=self._target.exchange, routing_key=key, mandatory=self._target.mandatory
         )
         return self._methods.setdefault(key, frame.marshal(publish, CHANNEL))
-
-    def _routing_key(self, message: Message) -> str:
-        values = {
-            "messageType": message.message_type,
-            "publicationId": message.publication_id,
-            "partitionKey": message.partition_key or "",
-        }
-
-        def value(place: re.Match[str]) -> str:
-            found = values[place[1]]
-            if found is None:
-                raise _inexpressible(message, f"target.rabbitmq.routingKey names {place[0]}, which is null in its row")
-            return found
-
-        return PLACEHOLDER.sub(value, self._target.routing_key)
 
     def _content(self, message: Message, epoch: int, size: int) -> bytes:
         """Encode the content header's payload: the properties that are there, in AMQP's order."""
@@ -182,15 +166,9 @@ def _text(name: bytes, value: str) -> bytes:
 def _short(message: Message, name: str, value: str) -> bytes:
     encoded = value.encode()
     if len(encoded) > _SHORT:
-        raise _inexpressible(message, f"its {name} is longer than the {_SHORT} bytes that AMQP allows")
+        raise build_refusal(message, f"its {name} is longer than the {_SHORT} bytes that AMQP allows")
     return bytes((len(encoded),)) + encoded
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
     return b"%b%b%b" % (_FRAME.pack(kind, CHANNEL, len(payload)), payload, _FRAME_END)
-
-
-def _inexpressible(message: Message, why: str) -> HandlerError:
-    return HandlerError(
-        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
-    )

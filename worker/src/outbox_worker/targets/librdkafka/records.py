@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from outbox_core.errors import HandlerError
 from outbox_core.progress.barrier import key_of
-from outbox_core.report import Reason
+from outbox_worker.targets.templates import build_refusal, fill_template
 from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     Headers = list[tuple[str, str | bytes | None]]
 
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _OVERHEAD: Final = 64
 """Bytes that a record takes at most beside its key, value and headers."""
@@ -25,7 +23,7 @@ _NAME: Final = 30
 
 
 class Record(NamedTuple):
-    """What is sent of one message; `size`: how many bytes it takes in a request, or a little less."""
+    """What is sent of one message; `size`: how many bytes it takes in a request at most."""
 
     topic: str
     key: bytes | None
@@ -70,19 +68,10 @@ def build_topic(message: Message, template: str) -> str:
         HandlerError: the row lacks a value, or what comes out is no name of a topic.
 
     """
-    row = {"messageType": message.message_type, "publicationId": message.publication_id}
-    row["partitionKey"] = message.partition_key
-
-    def value(place: re.Match[str]) -> str:
-        found = row[place[1]]
-        if found is None:
-            raise _unsendable(message, f"target.kafka.topic names {place[0]}, which is null in its row")
-        return found
-
-    topic = _PLACEHOLDER.sub(value, template)
+    topic = fill_template(template, message, field="target.kafka.topic")
     if not _TOPIC.fullmatch(topic):
         why = "a topic has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
-        raise _unsendable(message, f"its topic would be {topic[:300]!r}, and {why}")
+        raise build_refusal(message, f"its topic would be {topic[:300]!r}, and {why}")
     return topic
 
 
@@ -106,9 +95,3 @@ def build_headers(message: Message, told: Headers) -> Headers:
     if message.metadata is not None:
         headers += [(name, value.encode()) for name, value in read_trace(message.metadata).items()]
     return headers
-
-
-def _unsendable(message: Message, why: str) -> HandlerError:
-    return HandlerError(
-        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
-    )

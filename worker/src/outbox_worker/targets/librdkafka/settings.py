@@ -19,7 +19,7 @@ ROUND_BYTES: Final = 900 * 1024
 ROUND_MESSAGES: Final = 5000
 """So much is sent before its answers are awaited: less than the request that brokers take where nothing else is set."""
 _QUEUE_KIBIBYTES: Final = 64 * 1024
-"""Above the largest message: one that fits into no queue would wait for ever."""
+"""Above the largest message: one that fits into no queue would wait without end."""
 _KEYS: Final = ("bootstrapServers", "username", "password", "saslMechanism", "tls", "ca.crt")
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _SERVER: Final = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}"

@@ -1,0 +1,47 @@
+"""PURE: where a message is published, by a template of the resource; and how is said that it cannot be published."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.errors import HandlerError
+from outbox_core.report import Reason
+
+if TYPE_CHECKING:
+    from outbox_core.message import Message
+
+PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
+"""What stands for a value of the row."""
+
+
+def fill_template(template: str, message: Message, *, field: str, without_key: str | None = None) -> str:
+    """Put the values of the row where {messageType}, {publicationId} and {partitionKey} stand.
+
+    Args:
+        template: of the resource.
+        message: its row may have null there.
+        field: of the resource, for the error.
+        without_key: what stands for a partition key that is null; None: it is refused.
+
+    Raises:
+        HandlerError: a value is null.
+
+    """
+    row = {"messageType": message.message_type, "publicationId": message.publication_id}
+    row["partitionKey"] = without_key if message.partition_key is None else message.partition_key
+
+    def value(place: re.Match[str]) -> str:
+        found = row[place[1]]
+        if found is None:
+            raise build_refusal(message, f"{field} names {place[0]}, which is null in its row")
+        return found
+
+    return PLACEHOLDER.sub(value, template)
+
+
+def build_refusal(message: Message, why: str) -> HandlerError:
+    """Say that a message cannot be published."""
+    return HandlerError(
+        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
+    )
