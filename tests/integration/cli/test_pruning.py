@@ -163,7 +163,9 @@ def test_consumers_that_are_behind_cannot_be_left_out_while_they_live(cli, shop,
     wait_until(lambda: cli.json("status", "consumers")[0]["checkpoint"] is not None, "it has a checkpoint")
     blocker = database.direct(autocommit=False)
     blocker.execute("LOCK TABLE seen")
-    shop.store(shop.produce(3)[-1])
+    with shop.connection.transaction():  # one commit: a consumer woken by the first of three would take that one alone
+        pairs = shop.produce(3)
+    shop.store(pairs[-1])
     wait_until(lambda: cli.json("status", "consumers")[0]["unfinished"]["messages"] == 3, "it has them in hand")
     done = cli.run("prune", *ACT, "--ignore", "consumers")
     assert done.returncode == 3, done.stdout
