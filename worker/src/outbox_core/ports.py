@@ -212,5 +212,28 @@ class OutsideTransaction(AnyTarget, Protocol):
         """
 
 
+@runtime_checkable
+class PipelinedTarget(OutsideTransaction, Protocol):
+    """A target outside the database that takes more batches before it has confirmed the first one."""
+
+    most_in_flight: int
+    """Batches of a partition that it may have begun to take and not confirmed."""
+
+    def begin(self, batch: Batch, epoch: int) -> None:
+        """Begin to take a batch, without waiting for what becomes of it.
+
+        `deliver` of the same batch comes later, in the order in which they were begun, unless one of them failed: what
+        was begun and is not delivered is forgotten, but for what the receiver took of it.
+
+        Args:
+            batch: at least one message.
+            epoch: of the lease under which it is delivered.
+
+        Raises:
+            OutboxError: the receiver cannot be reached, or says that it takes nothing. Nothing begun is known any more.
+
+        """
+
+
 Target = InTransaction | OutsideTransaction
 """`outbox_worker.engine.effects` matches it, once."""

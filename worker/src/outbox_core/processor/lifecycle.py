@@ -19,38 +19,35 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
 from outbox_core.errors import HandlerError, MessagesFailedError
-from outbox_core.processor import failing, outcomes, stopping
+from outbox_core.processor import failing, outcomes, refusals, stopping
 from outbox_core.processor.claiming import decide_after_claim
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
-from outbox_core.processor.state import SETTLED_LOOKS, Policy, ProcessorState, Step
+from outbox_core.processor.state import SETTLED_LOOKS, Policy, ProcessorState, Step, without_lease
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
-from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
 
 if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch, Delayed
+    from outbox_core.progress.checkpoint import Checkpoint
 
-BLOCKED_POLL: Final = 2.0
-"""Between two looks whether a person has decided about a conflict."""
 UNSTORED_ROWS: Final = 10_000
 """Rows examined without a match after which the checkpoint is stored all the same."""
 UNSTORED_SECONDS: Final = 5.0
 """The same as a time."""
-REFUSED_WAIT: Final = 0.5
-"""After a 4, before ownership is asked for again."""
-
 _NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 """Faults that no message causes: looking for one would only repeat them."""
 _WRITING_DOWN: Final = frozenset({Step.HOLD_BATCH, Step.FAIL_HELD, Step.CONFIRM})
 """What fails here is not the handling."""
 DELAYED_LOOK: Final = 5.0
 """Longest wait of mode Ordered at a delayed message before it looks again: a user may have changed the row."""
+LOOK_SECONDS: Final = 1.0
+"""So long batches may follow each other to the target before held messages, the breaker and barriers are looked at."""
 
 
-def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
+def decide_next(
     state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     """Decide the next step.
@@ -63,13 +60,21 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy
         chance: a random number, 0 to 1, for jitter.
 
     """
+    after = _decide(state, outcome, now, policy, chance)
+    # What follows a batch follows that one only: if it is read again, so are they.
+    return after if after.batch is not None else replace(after, begun=False, following=())
+
+
+def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
+    state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
+) -> ProcessorState:
     match outcome:
         case outcomes.Prepared():
             return _resume(_since_crash(state) if outcome.crashed else state, now)
         case outcomes.ClaimAnswered():
-            return decide_after_claim(state, _without_lease(state), outcome, now, chance)
+            return decide_after_claim(state, without_lease(state), outcome, now, chance)
         case outcomes.Reviewed():
-            return _after_review(state, outcome, now)
+            return refusals.after_review(state, outcome, now)
         case outcomes.TargetReady():
             return replace(state, step=Step.ACQUIRE, due=now)
         case outcomes.LeaseAnswered():
@@ -79,13 +84,14 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy
         case outcomes.Fetched():
             return _after_fetch(state, outcome, now, policy)
         case outcomes.Delivered():
-            return replace(state, step=Step.STORE, due=now, delivered=True)
+            following = state.following + outcome.following
+            return replace(state, step=Step.STORE, due=now, delivered=True, following=following)
         case outcomes.Stored():
             return _after_store(state, outcome.pair, now, policy)
         case outcomes.Isolated():
             return _after_isolation(state, outcome, now, policy)
         case outcomes.Rejected():
-            return _after_refusal(state, outcome, now)
+            return refusals.after_refusal(state, outcome, now)
         case outcomes.CommitUnknown():
             return _after_lost_transaction(state, outcome, now)
         case outcomes.NotCommitted():
@@ -94,7 +100,7 @@ def decide_next(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy
             cursor = state.cursor if state.delivered else state.stored
             return replace(state, step=step, due=now + wait, doubt=None, verdict=None, cursor=cursor)
         case outcomes.Recorded():
-            return _after_record(state, outcome, now)
+            return refusals.after_record(state, outcome, now)
         case (
             outcomes.HeldTaken()
             | outcomes.HeldHandled()
@@ -155,63 +161,9 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
     return replace(state, step=step, due=now)
 
 
-def _without_lease(state: ProcessorState) -> ProcessorState:
-    """Forget what is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
-    return replace(
-        state,
-        lease=None,
-        stored=None,
-        cursor=None,
-        batch=None,
-        delivered=False,
-        doubt=None,
-        refusal=None,
-        unstored_rows=0,
-        idle=0,
-        limit=None,
-        search_end=None,
-        verdict=None,
-        poison_search=None,
-        blocking=False,
-        held_due=inf,
-        held_limit=None,
-    )
-
-
-def _after_review(state: ProcessorState, review: outcomes.Reviewed, now: float) -> ProcessorState:
-    if review.open is None:
-        return replace(state, step=Step.CHECK_TARGET, due=now)
-    return _blocked(state, review.open, now, review.note)
-
-
-def _blocked(state: ProcessorState, conflict: outcomes.OpenConflict, now: float, note: str = "") -> ProcessorState:
-    ahead = conflict.code == StoreAnswer.AHEAD
-    word = "ahead of" if ahead else "older than"
-    stored = str(conflict.stored) if conflict.stored else "no checkpoint"
-    decision = (
-        f'accept it with the annotation outbox-operator.dev/accept-checkpoint: "{conflict.id}={stored}", or rewind'
-        if conflict.stored
-        else "rewind"
-    )
-    message = (
-        f"conflict {conflict.id}: a program or person without the lease changed the checkpoint; stored is {stored}, "
-        f"{word} the "
-        f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
-        f'"{conflict.id}=<transaction_id>:<position>" (cursor Snapshot: 0:<first position to handle again>)'
-    )
-    return replace(
-        _without_lease(state),
-        step=Step.REVIEW,
-        due=now + BLOCKED_POLL,
-        state=WorkerState.BLOCKED,
-        reason=Reason.CHECKPOINT_AHEAD if ahead else Reason.CHECKPOINT_OLDER,
-        message=f"{message}; {note}" if note else message,
-    )
-
-
 def _after_acquire(state: ProcessorState, answer: outcomes.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
     if answer.lease is not None:
-        return replace(_without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
+        return replace(without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
     holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
     note = f"; {answer.note}" if answer.note else ""
     return replace(
@@ -239,6 +191,7 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
 
 def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
     batch = fetched.batch
+    state = replace(state, begun=False, following=(), look_by=now + LOOK_SECONDS)
     if batch.matched_count:
         some = state.block is not None and batch.matched_count > state.block and _may_isolate(state, policy)
         step = Step.ISOLATE if some else Step.HANDLE
@@ -288,13 +241,23 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
     if state.step is Step.HANDLE and state.block is not None:
         state = replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
     state = with_newly_held(_narrowed(_trusted(state), pair), now)
+    following = state.following
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
         unstored_rows=0, exhausted=False, stopped=None, given_up=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING,
         message="", turns=turns,
     )  # fmt: skip
+    if following and not state.blocking and _begins_at(following[0], pair):
+        return replace(
+            state, step=Step.HANDLE, due=now, batch=following[0], begun=True, following=following[1:], failed=(),
+            turn_began=now,
+        )  # fmt: skip
     return or_held(state, now)
+
+
+def _begins_at(batch: Batch, pair: Checkpoint) -> bool:
+    return (batch.after, batch.after.window) == (pair, pair.window)
 
 
 def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float, policy: Policy) -> ProcessorState:
@@ -335,36 +298,6 @@ def _after_lost_transaction(state: ProcessorState, doubt: outcomes.CommitUnknown
     return replace(
         state, step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
         reason=doubt.error.reason, message=str(doubt.error),
-    )  # fmt: skip
-
-
-def _after_refusal(state: ProcessorState, refused: outcomes.Rejected, now: float) -> ProcessorState:
-    if refused.answer is StoreAnswer.IGNORED:
-        # The batch was handled before: skip to the stored pair.
-        return replace(
-            state, step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
-            doubt=None, attempt=0, failures=0, unstored_rows=0, verdict=None,
-        )  # fmt: skip
-    if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
-        # It may have been committed before ownership went: that is no conflict, and must not be reported as one.
-        return replace(
-            _without_lease(state), step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
-            message="ownership went while a commit's outcome was unknown; the stored checkpoint tells",
-        )  # fmt: skip
-    return replace(state, step=Step.RECORD, due=now, refusal=refused, doubt=None)
-
-
-def _after_record(state: ProcessorState, recorded: outcomes.Recorded, now: float) -> ProcessorState:
-    refusal = state.refusal
-    if refusal is not None and refusal.answer.needs_person:
-        conflict = outcomes.OpenConflict(recorded.conflict_id, int(refusal.answer), refusal.expected, refusal.stored)
-        return _blocked(state, conflict, now)
-    pair = f"batch up to {refusal.new} " if refusal else "batch "
-    return replace(
-        _without_lease(state), step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
-        reason=Reason.NOT_OWNER,
-        message=f"conflict {recorded.conflict_id}: {pair}was refused with 4 and rolled back, another one owns the "
-        "processor now; asking for ownership again",
     )  # fmt: skip
 
 
@@ -452,7 +385,7 @@ def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: floa
 
 def _after_loss(state: ProcessorState, lost: outcomes.OwnershipLost, now: float) -> ProcessorState:
     return replace(
-        _without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+        without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
         message=f"{lost.message}; asking for ownership again",
     )  # fmt: skip
 
@@ -472,7 +405,7 @@ def _after_sharing(
 
 def _parked(state: ProcessorState) -> ProcessorState:
     return replace(
-        _without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
+        without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
         state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
     )  # fmt: skip
 

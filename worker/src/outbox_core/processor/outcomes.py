@@ -127,9 +127,16 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """AtLeastOnce: the batch's effects are done, its checkpoint is not stored yet."""
+    """AtLeastOnce: the batch's effects are done, its checkpoint is not stored yet.
+
+    Attributes:
+        count: of messages handled.
+        following: the batches behind it that the target began to take meanwhile, in order.
+
+    """
 
     count: int
+    following: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

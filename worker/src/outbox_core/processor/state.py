@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -136,7 +136,10 @@ class ProcessorState:
         stored: the checkpoint as this process believes it stored; what the next store expects.
         cursor: how far was examined; ahead of `stored` while nothing matches.
         batch: in hand.
+        begun: AtLeastOnce: the target began to take the batch in hand before its turn.
         delivered: AtLeastOnce: the batch in hand is with the broker, its checkpoint not yet stored.
+        following: the batches behind the one in hand that the target began to take, in order.
+        look_by: until when more batches may follow before the source is looked at, and what else may be due.
         doubt: a transaction whose connection broke.
         refusal: told by the contract and not recorded yet.
         attempt: failures of the batch in hand that count; 0 when the last one succeeded.
@@ -174,7 +177,10 @@ class ProcessorState:
     stored: Checkpoint | None = None
     cursor: Checkpoint | None = None
     batch: Batch | None = None
+    begun: bool = False
     delivered: bool = False
+    following: tuple[Batch, ...] = ()
+    look_by: float = 0.0
     doubt: outcomes.CommitUnknown | None = None
     refusal: outcomes.Rejected | None = None
     attempt: int = 0
@@ -229,17 +235,40 @@ class ProcessorState:
     @property
     def rests(self) -> bool:
         """Before the step begins, the partition may be taken away: what was only read is read again elsewhere."""
-        return self.step in _RESTS or (self.step is Step.STORE and not self.delivered)
+        return (self.step in _RESTS and not self.begun) or (self.step is Step.STORE and not self.delivered)
 
     @property
     def is_last_work(self) -> bool:
         """Asked to stop, but this step is still to be done: it saves a repetition, or tells what was refused."""
-        return self.state is WorkerState.DRAINING and self.step in (Step.STORE, Step.RECORD)
+        return self.state is WorkerState.DRAINING and (self.begun or self.step in (Step.STORE, Step.RECORD))
 
 
 def initial_state(now: float) -> ProcessorState:
     """Before anything was tried."""
     return ProcessorState(step=Step.PREPARE, due=now)
+
+
+def without_lease(state: ProcessorState) -> ProcessorState:
+    """Forget what is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
+    return replace(
+        state,
+        lease=None,
+        stored=None,
+        cursor=None,
+        batch=None,
+        delivered=False,
+        doubt=None,
+        refusal=None,
+        unstored_rows=0,
+        idle=0,
+        limit=None,
+        search_end=None,
+        verdict=None,
+        poison_search=None,
+        blocking=False,
+        held_due=inf,
+        held_limit=None,
+    )
 
 
 def lease_of(state: ProcessorState) -> outcomes.HeldLease:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.ports import InTransaction, OutsideTransaction, SearchTarget
+from outbox_core.ports import InTransaction, OutsideTransaction, PipelinedTarget, SearchTarget
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class Effects:
                 assert_never(context.target)
         self.are_inside = self._inside is not None
         """Effects are in a transaction of the checkpoint's database."""
+        self._pipelined = context.target if isinstance(context.target, PipelinedTarget) else None
+        self.most_in_flight = 1 if self._pipelined is None else self._pipelined.most_in_flight
+        """Batches that the target takes before it has confirmed the first one."""
 
     @property
     def inside(self) -> InTransaction:
@@ -92,7 +95,17 @@ class Effects:
         if target is None:
             raise ConfigurationError("a target in the database has its effects in a transaction")
         self.spend(batch.matched_count)
+        return self._handed_over(partial(target.deliver, batch, epoch))
+
+    def begin(self, batch: Batch, epoch: int) -> None:
+        """Let the target begin to take the batch, which is delivered later, within delivery.timeout."""
+        target = self._pipelined
+        if target is None:
+            raise ConfigurationError("a target that takes one batch at a time begins none before its turn")
+        self._handed_over(partial(target.begin, batch, epoch))
+
+    def _handed_over(self, act: Callable[[], _Answer]) -> _Answer:
         try:
-            return self._shutdown.limited(self._timeout, partial(target.deliver, batch, epoch))
+            return self._shutdown.limited(self._timeout, act)
         except Interrupted as err:
             raise err.as_error("handing the batch over") from err

@@ -21,6 +21,7 @@ from outbox_core.processor.state import batch_of, lease_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
 from outbox_worker.engine.parts import Parts, begin_search, decide_failures, find_blamed
+from outbox_worker.engine.pipeline import Pipeline
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.transactions.savepoints import isolate
 from outbox_worker.postgres.transactions.transaction import Reached, StoreRequest
@@ -71,6 +72,7 @@ class Handling:
         self._feed = feed
         self._fresh = fresh
         self._held = held
+        self._pipeline = Pipeline(context, effects, feed, fresh)
         self._isolates = isolates
         self._delivery = context.config.delivery
         self._transactional = context.config.guarantee is Guarantee.TRANSACTIONAL
@@ -95,7 +97,7 @@ class Handling:
             request = self._fresh.request(state, batch)
             return self._in_transaction(request.lease, request, batch, self._keeper(state))
         try:
-            return self._deliver(state, batch)
+            return self._deliver(state, batch, self._pipeline)
         except MessagesFailedError as err:
             return self._sort_named(state, batch, err)
 
@@ -123,13 +125,16 @@ class Handling:
         effects = partial(self._effects.handle, batch)
         return self._runner.run(self._target.connection(), lease.epoch, request, effects, finish)
 
-    def _deliver(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
+    def _deliver(
+        self, state: ProcessorState, batch: Batch, pipeline: Pipeline | None = None
+    ) -> outcomes.StepOutcome:  # fmt: skip
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
-        if (told := self._fresh.find_loss(state, batch)) is not None:
+        if not state.begun and (told := self._fresh.find_loss(state, batch)) is not None:
             return told
         if not self._effects.are_inside:
-            return outcomes.Delivered(self._effects.deliver(batch, lease.epoch))
+            following = () if pipeline is None else pipeline.fill(state, batch)
+            return outcomes.Delivered(self._effects.deliver(batch, lease.epoch), following)
         outcome = self._in_transaction(lease, None, batch)
         return outcomes.Delivered(outcome.count) if isinstance(outcome, outcomes.Stored) else outcome
 

@@ -8,13 +8,14 @@ process.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
-from outbox_core.ports import OutsideTransaction
+from outbox_core.ports import PipelinedTarget
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.report import Reason
 from outbox_worker.shutdown import Interrupted
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
     from outbox_worker.targets.amqp.connection import Returned
 
+_MOST_IN_FLIGHT: Final = 3
+"""Batches of a partition: one that is confirmed and stored, one that the broker works on, one that is being written."""
 _WINDOW: Final = 65_536
 """Bytes encoded before they are written: the broker works while the next ones are encoded."""
 
@@ -42,13 +45,21 @@ _WINDOW: Final = 65_536
 class _Attempt:
     """One attempt at a batch: the messages to publish, those given a delivery tag, and why some failed."""
 
+    batch: Batch
     messages: list[Message]
     tags: dict[int, Message] = field(default_factory=dict)
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
+    @property
+    def last(self) -> int:
+        """The latest delivery tag; 0: nothing was published."""
+        return next(reversed(self.tags), 0)
 
-class RabbitmqSink(OutsideTransaction):
+
+class RabbitmqSink(PipelinedTarget):
     """Publisher of one processor."""
+
+    most_in_flight = _MOST_IN_FLIGHT
 
     def __init__(self, target: RabbitmqTarget, directory: Path, *, timeout: float, processor_id: str, pod: str) -> None:
         """Keep the settings; nothing is opened.
@@ -68,6 +79,7 @@ class RabbitmqSink(OutsideTransaction):
         self._pod = pod
         self._encoder = MessageEncoder(target, processor_id=processor_id, pod=pod)
         self._connection: AmqpConnection | None = None
+        self._begun: list[_Attempt] = []
         self._taken = TakenMessages()
 
     @override
@@ -92,14 +104,33 @@ class RabbitmqSink(OutsideTransaction):
 
     @override
     def close(self) -> None:
-        """Drop the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Drop the connection, and what was begun on it; remember what of that the broker took."""
+        connection, begun = self._connection, self._begun
+        self._connection, self._begun = None, []
+        if connection is None:
+            return
+        returned = {_place(each) for each in connection.returned}
+        if None not in returned:
+            for attempt in begun:
+                accepted = (each for tag, each in attempt.tags.items() if connection.confirms.is_accepted(tag))
+                unnamed = (each for each in accepted if each.checkpoint not in attempt.failed)
+                self._taken.add(attempt.batch, (each for each in unnamed if str(each.checkpoint) not in returned))
+        connection.close()
+
+    @override
+    def begin(self, batch: Batch, epoch: int) -> None:
+        """Publish what the broker has not taken yet of the batch.
+
+        Raises:
+            OutboxError: the broker does not take it.
+
+        """
+        with self._closing_at_fault():
+            self._publish(batch, epoch)
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what the broker has not taken yet of the batch, and await every confirm.
+        """Publish what the broker has not taken yet of the batch, unless that was begun, and await every confirm.
 
         Raises:
             MessagesFailedError: the broker took all messages of the batch but those named.
@@ -107,36 +138,69 @@ class RabbitmqSink(OutsideTransaction):
             OutboxError: the broker did not answer for all of the batch.
 
         """
-        attempt = _Attempt(self._taken.left_of(batch, epoch))
         try:
-            if attempt.messages:
-                self._publish(attempt, epoch)
-        except BaseException as err:
-            self._give_up(batch, attempt)
-            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:  # of several, half may be in time
-                raise TransientError(
-                    "the broker did not confirm one message within delivery.timeout; it is published until it does",
-                    reason=Reason.TARGET_UNAVAILABLE,
-                ) from err
-            raise
+            with self._closing_at_fault():
+                attempt = self._find_begun(batch) or self._publish(batch, epoch)
+                self._await_answers(attempt)
+        except Interrupted as err:
+            if err.draining or len(batch) > 1:  # of several, half may be in time
+                raise
+            raise TransientError(
+                "the broker did not confirm one message within delivery.timeout; it is published until it does",
+                reason=Reason.TARGET_UNAVAILABLE,
+            ) from err
         return self._taken.conclude(batch, attempt.messages, attempt.failed)
 
-    def _publish(self, attempt: _Attempt, epoch: int) -> None:
-        deadline = time.monotonic() + self._timeout
-        connection = self._open()
-        for window in self._encode(attempt, epoch, connection):
-            connection.publish(window, deadline=deadline)
-        connection.await_confirms(deadline=deadline)
-        self._name_failed(attempt, connection)
+    @contextmanager
+    def _closing_at_fault(self) -> Iterator[None]:
+        """Close after any fault: messages without an answer would be counted for the next batch.
 
-    def _give_up(self, batch: Batch, attempt: _Attempt) -> None:
-        """Drop the connection, whose unanswered messages would be counted for the next batch; remember what it took."""
-        if self._connection is not None:
-            confirms, returned = self._connection.confirms, {_place(each) for each in self._connection.returned}
-            accepted = (message for tag, message in attempt.tags.items() if confirms.is_accepted(tag))
-            if None not in returned:
-                self._taken.add(batch, (each for each in accepted if str(each.checkpoint) not in returned))
-        self.close()
+        Raises:
+            TransientError: the broker closed the channel for a message, which may be one of several batches.
+
+        """
+        try:
+            yield
+        except BaseException as err:
+            several = len(self._begun) > 1
+            self.close()
+            if several and isinstance(err, HandlerError):
+                raise TransientError(
+                    f"{err}; several batches were under way, so each is published by itself to find the message",
+                    reason=err.reason,
+                ) from err
+            raise
+
+    def _find_begun(self, batch: Batch) -> _Attempt | None:
+        """Return the attempt that was begun at this batch. Others at its partition are answered for first, then over.
+
+        They were begun behind a batch that failed, and what they have is handed over again in other batches.
+        """
+        begun = [each for each in self._begun if each.batch.partition == batch.partition]
+        if begun and begun[0].batch is batch:
+            return begun[0]
+        for each in begun:
+            self._await_answers(each)
+            accepted = (message for message in each.tags.values() if message.checkpoint not in each.failed)
+            self._taken.add(each.batch, accepted)
+        return None
+
+    def _publish(self, batch: Batch, epoch: int) -> _Attempt:
+        attempt = _Attempt(batch, self._taken.left_of(batch, epoch))
+        self._begun.append(attempt)
+        if attempt.messages:
+            deadline, connection = time.monotonic() + self._timeout, self._open()
+            for window in self._encode(attempt, epoch, connection):
+                connection.publish(window, deadline=deadline)
+        return attempt
+
+    def _await_answers(self, attempt: _Attempt) -> None:
+        """Await the broker's word for each message, and note which ones failed."""
+        if attempt.tags:
+            connection = self._open()
+            connection.await_confirms(attempt.last, deadline=time.monotonic() + self._timeout)
+            self._name_failed(attempt, connection)
+        self._begun.remove(attempt)
 
     def _open(self) -> AmqpConnection:
         if self._connection is None:
@@ -152,14 +216,17 @@ class RabbitmqSink(OutsideTransaction):
 
         """
         if connection.returned:
-            places = {str(message.checkpoint): message.checkpoint for message in attempt.messages}
+            places = {
+                str(message.checkpoint): (each, message.checkpoint) for each in self._begun for message in each.messages
+            }
             for returned in connection.returned:
-                place = places.get(_place(returned) or "")
-                if place is None:
+                found = places.get(_place(returned) or "")
+                if found is None:
                     raise _unroutable(returned)
-                attempt.failed[place] = _unroutable(returned)
+                owner, place = found
+                owner.failed[place] = _unroutable(returned)
             connection.returned.clear()
-        for tag in connection.confirms.take_nacked():
+        for tag in connection.confirms.take_nacked(attempt.tags):
             attempt.failed[attempt.tags[tag].checkpoint] = HandlerError(
                 "the broker refused the message (nack); see its log: a full queue with overflow reject-publish does "
                 "this",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 
 @dataclass(slots=True)
@@ -27,6 +31,10 @@ class ConfirmTracker:
     def outstanding(self) -> int:
         """How many published messages are not answered yet."""
         return self.last - self._lowest + 1 - len(self._answered)
+
+    def are_answered(self, last: int) -> bool:
+        """Say whether every tag up to this one is answered."""
+        return last < self._lowest
 
     def is_accepted(self, tag: int) -> bool:
         """Say whether the broker acknowledged this tag. Not after `take_nacked`."""
@@ -54,7 +62,8 @@ class ConfirmTracker:
             self._answered.remove(self._lowest)
             self._lowest += 1
 
-    def take_nacked(self) -> list[int]:
-        """Return the refused tags and forget them."""
-        nacked, self.nacked = self.nacked, []
+    def take_nacked(self, tags: Container[int]) -> list[int]:
+        """Return which of these tags were refused, and forget that."""
+        nacked = [tag for tag in self.nacked if tag in tags]
+        self.nacked = [tag for tag in self.nacked if tag not in tags]
         return nacked

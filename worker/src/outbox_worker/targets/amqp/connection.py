@@ -137,9 +137,9 @@ class AmqpConnection:
         """Write frames of messages (their tags were taken from `confirms`) and take what the broker says meanwhile."""
         self.exchange(data, deadline)
 
-    def await_confirms(self, *, deadline: float) -> None:
-        """Return when every message published is answered for."""
-        self.exchange(b"", deadline, confirmed=True)
+    def await_confirms(self, last: int, *, deadline: float) -> None:
+        """Return when every message published up to this delivery tag is answered for."""
+        self.exchange(b"", deadline, confirmed=last)
 
     def keep_alive(self) -> None:
         """Send and take heartbeats; call it every few seconds while idle.
@@ -161,7 +161,7 @@ class AmqpConnection:
             self._socket.close()
 
     def exchange(
-        self, data: bytes, deadline: float, *, until: type[object] | None = None, confirmed: bool = False
+        self, data: bytes, deadline: float, *, until: type[object] | None = None, confirmed: int | None = None
     ) -> None:
         """Write all of `data` while reading; then go on reading until what was asked for is there.
 
@@ -173,7 +173,7 @@ class AmqpConnection:
         blocked_since: float | None = None
         while True:
             self._receive()
-            if not view and self._is_done(until, confirmed=confirmed):
+            if not view and self._is_done(until, confirmed):
                 return
             now = time.monotonic()
             blocked_since = (blocked_since or now) if self.blocked is not None else None
@@ -184,11 +184,11 @@ class AmqpConnection:
             elif not readable and not view:
                 self._beat(now)
 
-    def _is_done(self, until: type[object] | None, *, confirmed: bool) -> bool:
+    def _is_done(self, until: type[object] | None, confirmed: int | None) -> bool:
         if until is not None:
             return any(isinstance(each, until) for each in self._inbox)
-        if confirmed:
-            return self.confirms.outstanding == 0
+        if confirmed is not None:
+            return self.confirms.are_answered(confirmed)
         self._beat(time.monotonic())
         return True
 
