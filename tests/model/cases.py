@@ -57,6 +57,13 @@ def _crash(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
     return Case(f"a crash, cursor Snapshot: {sentence}", question, verdict)
 
 
+def _pipeline(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+    """Ask about several batches in flight."""
+    invariants = () if verdict == HOLDS else (verdict,)
+    question = Question("Pipeline", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    return Case(f"batches in flight: {sentence}", question, verdict)
+
+
 _APART: Final = {"Kept": '"apart"'}
 
 
@@ -72,6 +79,7 @@ GOOD: Final = (
     _windows("what runs"),
     _crash("what runs"),
     _crash("what runs, where the checkpoint is in another server", **_APART),
+    _pipeline("what runs"),
 )
 
 BAD: Final = (
@@ -118,6 +126,9 @@ BAD: Final = (
     _crash("the server's run is not compared", "NothingSkipped", Runs="FALSE"),
     _crash("the server's run is not compared: a false alarm", "NoFalseConflict", Runs="FALSE"),
     _crash("a window is kept apart whose WAL is not flushed", "NothingSkipped", Flushed="FALSE", **_APART),
+    _pipeline("a later batch is stored before an earlier one", "NothingLost", OldestFirst="FALSE"),
+    _pipeline("a batch is stored before it is confirmed", "NothingLost", Awaited="FALSE"),
+    _pipeline("what was in flight is believed taken after a fault", "NothingLost", ReadAgain="FALSE"),
 )
 
 POSSIBLE: Final = (
@@ -126,6 +137,8 @@ POSSIBLE: Final = (
     _windows("the model comes to a change", "NeverChanged"),
     _crash("the model comes to a process that remembers an id that was handed out again", "NeverAgain"),
     _windows("the model comes to a line that an idle partition has to store", "NeverAtLineInMemory"),
+    _pipeline("not promised: a message comes once after a fault", "NeverAgain"),
+    _pipeline("the model comes to a later batch that is confirmed first", "NeverOvertaken"),
     _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
     Case(
         "not promised: in time although the fence is held by a long statement",
@@ -139,6 +152,7 @@ POSSIBLE: Final = (
 )
 
 LARGE: Final = (
+    _pipeline("what runs, three batches of four messages, two faults", Last="4", Most="3", Faults="2", Epochs="3"),
     _windows("what runs, three transactions", Last="3"),
     _crash("what runs, a lease acquired again", Acquires="2"),
     _crash("what runs, two crashes, three transactions", Crashes="2", Last="3"),

@@ -264,7 +264,7 @@ def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float
     """What failed is held, or will be with the checkpoint."""
     whole = state.batch is not None and found.batch.examined == state.batch.examined
     block = decide_block(found.next_block, policy.delivery.batch_limit, through=whole and not found.failed)
-    state = replace(state, batch=found.batch, failed=found.failed, block=block)
+    state = replace(state, batch=found.batch, failed=found.failed, block=block, begun=False, following=())
     if not found.stored:
         return replace(state, step=Step.STORE, due=now, delivered=True)
     return _after_store(state, found.batch.examined, now, policy)

@@ -126,6 +126,9 @@ class RabbitmqSink(PipelinedTarget):
 
         """
         with self._closing_at_fault():
+            before = self._begun_of(batch.partition)
+            if before and before[-1].batch.examined != batch.after:
+                self._end_begun(before)
             self._publish(batch, epoch)
 
     @override
@@ -140,7 +143,12 @@ class RabbitmqSink(PipelinedTarget):
         """
         try:
             with self._closing_at_fault():
-                attempt = self._find_begun(batch) or self._publish(batch, epoch)
+                begun = self._begun_of(batch.partition)
+                if begun and begun[0].batch is batch:
+                    attempt = begun[0]
+                else:
+                    self._end_begun(begun)
+                    attempt = self._publish(batch, epoch)
                 self._await_answers(attempt)
         except Interrupted as err:
             if err.draining or len(batch) > 1:  # of several, half may be in time
@@ -171,19 +179,18 @@ class RabbitmqSink(PipelinedTarget):
                 ) from err
             raise
 
-    def _find_begun(self, batch: Batch) -> _Attempt | None:
-        """Return the attempt that was begun at this batch. Others at its partition are answered for first, then over.
+    def _begun_of(self, partition: int) -> list[_Attempt]:
+        return [each for each in self._begun if each.batch.partition == partition]
 
-        They were begun behind a batch that failed, and what they have is handed over again in other batches.
+    def _end_begun(self, attempts: list[_Attempt]) -> None:
+        """Await what becomes of batches that nobody will ask for, because one before them failed.
+
+        Their messages are handed over again, in other batches: what the broker took of them is not published again.
         """
-        begun = [each for each in self._begun if each.batch.partition == batch.partition]
-        if begun and begun[0].batch is batch:
-            return begun[0]
-        for each in begun:
+        for each in attempts:
             self._await_answers(each)
             accepted = (message for message in each.tags.values() if message.checkpoint not in each.failed)
             self._taken.add(each.batch, accepted)
-        return None
 
     def _publish(self, batch: Batch, epoch: int) -> _Attempt:
         attempt = _Attempt(batch, self._taken.left_of(batch, epoch))

@@ -1,0 +1,107 @@
+"""Target `rabbitmq` with several batches in flight: what is stored, repeated and blamed, whatever comes between."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.integration.worker.targets.test_rabbitmq import build_target, queue_name, start, wait_count
+from tests.support.servers.postgres import wait_until
+
+__all__ = ["queue_name"]
+
+BATCH, IN_FLIGHT = 10, 3
+BACKLOG = {"batchSize": BATCH, "leaseDuration": "3s"}
+FEW = {"retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms"}, "whenExhausted": "DeadLetter"}
+
+
+@pytest.fixture
+def stuck(outbox, workers, rabbitmq, queue_name):
+    """A worker whose first batch of a backlog cannot be stored, the ids of all, and what holds its row."""
+    with rabbitmq.queue(queue_name) as client:
+        worker = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
+        ids = outbox.produce(1)
+        worker.wait_for("one is stored", lambda r: r.handled == 1)
+        holder = outbox.database.direct(autocommit=False)
+        with outbox.connection.transaction():
+            ids += outbox.produce(99, start=1)
+            # Its transaction id is above the messages': it holds the row, not the high-water mark.
+            holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+        wait_count(client, queue_name, 1 + IN_FLIGHT * BATCH)
+        yield worker, ids, holder, client
+        holder.close()
+
+
+def test_so_many_are_published_and_no_more_before_the_oldest_is_stored(outbox, stuck, queue_name):
+    worker, ids, holder, client = stuck
+    time.sleep(0.5)
+    assert client.count(queue_name) == 1 + IN_FLIGHT * BATCH
+    holder.rollback()
+    worker.wait_for("all is stored", lambda r: r.handled == 100)
+    assert outbox.stored() == outbox.last()
+    assert [each.message_id for each in client.drain(queue_name)] == ids
+
+
+def test_killed_what_was_in_flight_comes_again_and_nothing_else(outbox, workers, rabbitmq, stuck, queue_name):
+    worker, ids, holder, client = stuck
+    worker.kill()
+    holder.rollback()
+    second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
+    second.wait_for("all is stored", lambda r: r.handled == 99)
+    in_flight = ids[: 1 + IN_FLIGHT * BATCH]
+    assert [each.message_id for each in client.drain(queue_name)] == in_flight + ids[1:]
+
+
+def test_asked_to_stop_it_stores_what_is_in_flight_and_begins_no_more(outbox, workers, rabbitmq, stuck, queue_name):
+    worker, ids, holder, client = stuck
+    worker.send(signal.SIGTERM)
+    time.sleep(0.5)  # its main thread waits for the row, and says nothing before it has it
+    holder.rollback()
+    assert worker.process.wait(20) == 0
+    assert client.count(queue_name) == 1 + IN_FLIGHT * BATCH
+    second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
+    second.wait_for("the rest is stored", lambda r: r.handled == 99 - IN_FLIGHT * BATCH)
+    assert [each.message_id for each in client.drain(queue_name)] == ids, "each once"
+
+
+@pytest.mark.parametrize("blocks", ["Partition", "Key", "Nothing"])
+def test_a_message_that_no_queue_takes_is_named_and_the_others_come_once(outbox, workers, rabbitmq, queue_name, blocks):
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT n::text, 'message-' || n, CASE n WHEN 25 THEN 'nowhere' ELSE %s END, '{}' "
+        "FROM generate_series(1, 200) AS n",
+        (queue_name,),
+    )
+    with rabbitmq.queue(queue_name) as client:
+        delivery = BACKLOG | FEW | {"blocks": blocks}
+        start(outbox, workers, rabbitmq, build_target("{messageType}"), delivery=delivery)
+        wait_until(lambda: outbox.stored() == outbox.last(), "all is passed")
+        wait_until(lambda: dead(outbox) == [("message-25", "MessageUnroutable")], "it is a dead letter")
+        arrived = [each.message_id for each in client.drain(queue_name)]
+    assert sorted(arrived) == sorted(f"message-{n}" for n in range(1, 201) if n != 25)
+
+
+def test_a_message_for_which_the_broker_closes_the_channel_is_found(outbox, workers, rabbitmq, queue_name):
+    """It does not say which one it was: of several batches, no message is blamed before it is alone."""
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT n::text, 'message-' || n, 't', to_jsonb(repeat('x', CASE n WHEN 25 THEN 200000 ELSE 1 END)) "
+        "FROM generate_series(1, 200) AS n"
+    )
+    rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 100000).")
+    try:
+        with rabbitmq.queue(queue_name) as client:
+            start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG | FEW | {"blocks": "Key"})
+            wait_until(lambda: outbox.stored() == outbox.last(), "all is passed")
+            wait_until(lambda: [name for name, _ in dead(outbox)] == ["message-25"], "it is a dead letter")
+            arrived = [each.message_id for each in client.drain(queue_name)]
+    finally:
+        rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 134217728).")
+    assert set(arrived) == {f"message-{n}" for n in range(1, 201) if n != 25}
+
+
+def dead(outbox):
+    rows = outbox.connection.execute("SELECT message_id, error_class FROM outbox.dead_letters").fetchall()
+    return [tuple(row) for row in rows]
