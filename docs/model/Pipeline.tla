@@ -1,6 +1,6 @@
 ------------------------------ MODULE Pipeline -----------------------------
 (***************************************************************************)
-(* Several batches in flight, guarantee AtLeastOnce: a target outside the  *)
+(* Several batches under way, guarantee AtLeastOnce: a target outside the  *)
 (* database takes further batches before it has confirmed the first one    *)
 (* (outbox_worker/engine/pipeline.py, targets/rabbitmq.py).  What is       *)
 (* stored follows the oldest batch.                                        *)
@@ -16,13 +16,13 @@ CONSTANTS
   Workers,      \* processes of one resource
   Nobody,
   Last,         \* messages 1..Last are in the outbox
-  Most,         \* batches in flight (most_in_flight)
+  Most,         \* batches under way (most_under_way)
   Faults,       \* how many connections break or processes die
   Epochs,       \* how often a lease is acquired
   \* What the protocol consists of. All TRUE is what runs.
   OldestFirst,  \* a batch is stored when those before it are
   Awaited,      \* ... and when the target has confirmed all of it
-  ReadAgain     \* after a fault of the target nothing in flight is believed
+  ReadAgain     \* after a fault of the target nothing under way is believed
 
 VARIABLES
   row,       \* the stored checkpoint: examined up to here
@@ -37,10 +37,10 @@ vars == <<row, lease, me, sent, taken, faults>>
 Messages == 1..Last
 Within(batch) == (batch.from + 1)..batch.to
 
-(* `pair`: what the process believes stored. `flight`: batches that were   *)
+(* `pair`: what the process believes stored. `begun`: batches that were   *)
 (* begun and are not stored, in order. `heard`: messages confirmed to it.  *)
-Out == [at |-> "out", epoch |-> 0, pair |-> 0, flight |-> <<>>, heard |-> {}]
-End(w) == IF me[w].flight = <<>> THEN me[w].pair ELSE me[w].flight[Len(me[w].flight)].to
+Out == [at |-> "out", epoch |-> 0, pair |-> 0, begun |-> <<>>, heard |-> {}]
+End(w) == IF me[w].begun = <<>> THEN me[w].pair ELSE me[w].begun[Len(me[w].begun)].to
 
 Become(w, m) == me' = [me EXCEPT ![w] = m]
 
@@ -54,7 +54,7 @@ Acquire(w) ==
 (* The lease is looked at, and then the batch is written: the look is a    *)
 (* step of its own, because the process may be frozen after it.            *)
 Look(w) ==
-  /\ me[w].at = "owns" /\ Len(me[w].flight) < Most /\ End(w) < Last
+  /\ me[w].at = "owns" /\ Len(me[w].begun) < Most /\ End(w) < Last
   /\ IF lease.owner = w /\ lease.epoch = me[w].epoch
      THEN Become(w, [me[w] EXCEPT !.at = "writes"]) /\ UNCHANGED sent
      ELSE Become(w, Out) /\ sent' = [sent EXCEPT ![w] = {}]
@@ -64,7 +64,7 @@ Begin(w) ==
   /\ me[w].at = "writes"
   /\ \E to \in (End(w) + 1)..Last :
        LET batch == [from |-> End(w), to |-> to]
-       IN /\ Become(w, [me[w] EXCEPT !.at = "owns", !.flight = Append(@, batch)])
+       IN /\ Become(w, [me[w] EXCEPT !.at = "owns", !.begun = Append(@, batch)])
           /\ sent' = [sent EXCEPT ![w] = @ \cup (Within(batch) \ me[w].heard)]
   /\ UNCHANGED <<row, lease, taken, faults>>
 
@@ -76,16 +76,16 @@ Take(w, m) ==
   /\ Become(w, [me[w] EXCEPT !.heard = @ \cup {m}])
   /\ UNCHANGED <<row, lease, faults>>
 
-(* store_processor_checkpoint for one batch in flight, which ends those     *)
+(* store_processor_checkpoint for one batch under way, which ends those     *)
 (* before it.                                                               *)
 Store(w, n) ==
-  LET batch == me[w].flight[n] IN
-  /\ me[w].at = "owns" /\ n \in 1..Len(me[w].flight)
+  LET batch == me[w].begun[n] IN
+  /\ me[w].at = "owns" /\ n \in 1..Len(me[w].begun)
   /\ OldestFirst => n = 1
   /\ Awaited => Within(batch) \subseteq me[w].heard
   /\ IF lease.owner = w /\ lease.epoch = me[w].epoch /\ row = me[w].pair
      THEN /\ row' = batch.to
-          /\ Become(w, [me[w] EXCEPT !.pair = batch.to, !.flight = SubSeq(@, n + 1, Len(@))])
+          /\ Become(w, [me[w] EXCEPT !.pair = batch.to, !.begun = SubSeq(@, n + 1, Len(@))])
           /\ UNCHANGED sent
      ELSE /\ Become(w, Out) /\ sent' = [sent EXCEPT ![w] = {}] /\ UNCHANGED row
   /\ UNCHANGED <<lease, taken, faults>>
@@ -99,7 +99,7 @@ Break(w) ==
   /\ \E some \in SUBSET sent[w] :
        taken' = [m \in Messages |-> IF m \in some /\ taken[m] < 2 THEN taken[m] + 1 ELSE taken[m]]
   /\ sent' = [sent EXCEPT ![w] = {}]
-  /\ Become(w, IF ReadAgain THEN [me[w] EXCEPT !.flight = <<>>]
+  /\ Become(w, IF ReadAgain THEN [me[w] EXCEPT !.begun = <<>>]
                ELSE [me[w] EXCEPT !.heard = @ \cup sent[w]])
   /\ UNCHANGED <<row, lease>>
 
@@ -123,14 +123,14 @@ Next ==
   \E w \in Workers :
     \/ Acquire(w) \/ Look(w) \/ Begin(w) \/ Break(w) \/ Die(w)
     \/ \E m \in Messages : Take(w, m)
-    \/ \E n \in 1..Most : n <= Len(me[w].flight) /\ Store(w, n)
+    \/ \E n \in 1..Most : n <= Len(me[w].begun) /\ Store(w, n)
 
 Spec == Init /\ [][Next]_vars
 
 ----------------------------------------------------------------------------
 TypeOK ==
   /\ row \in 0..Last /\ lease.epoch \in 0..Epochs
-  /\ \A w \in Workers : me[w].at \in {"out", "owns", "writes"} /\ Len(me[w].flight) <= Most
+  /\ \A w \in Workers : me[w].at \in {"out", "owns", "writes"} /\ Len(me[w].begun) <= Most
 
 (* What the checkpoint has passed the target has taken.                     *)
 NothingLost == \A m \in Messages : m <= row => taken[m] > 0
@@ -145,8 +145,8 @@ NeverAgain == \A m \in Messages : taken[m] <= 1
 (* The model goes there: a later batch is confirmed, and an earlier not.    *)
 NeverOvertaken ==
   \A w \in Workers :
-    Len(me[w].flight) > 1 /\ Within(me[w].flight[2]) \subseteq me[w].heard
-      => Within(me[w].flight[1]) \subseteq me[w].heard
+    Len(me[w].begun) > 1 /\ Within(me[w].begun[2]) \subseteq me[w].heard
+      => Within(me[w].begun[1]) \subseteq me[w].heard
 
 Symmetry == Permutations(Workers)
 =============================================================================

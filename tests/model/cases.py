@@ -58,10 +58,10 @@ def _crash(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
 
 
 def _pipeline(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
-    """Ask about several batches in flight."""
+    """Ask about several batches under way."""
     invariants = () if verdict == HOLDS else (verdict,)
     question = Question("Pipeline", constants, invariants=invariants, symmetric=verdict == HOLDS)
-    return Case(f"batches in flight: {sentence}", question, verdict)
+    return Case(f"batches under way: {sentence}", question, verdict)
 
 
 _APART: Final = {"Kept": '"apart"'}
@@ -128,7 +128,7 @@ BAD: Final = (
     _crash("a window is kept apart whose WAL is not flushed", "NothingSkipped", Flushed="FALSE", **_APART),
     _pipeline("a later batch is stored before an earlier one", "NothingLost", OldestFirst="FALSE"),
     _pipeline("a batch is stored before it is confirmed", "NothingLost", Awaited="FALSE"),
-    _pipeline("what was in flight is believed taken after a fault", "NothingLost", ReadAgain="FALSE"),
+    _pipeline("what was under way is believed taken after a fault", "NothingLost", ReadAgain="FALSE"),
 )
 
 POSSIBLE: Final = (

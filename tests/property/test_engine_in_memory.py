@@ -113,7 +113,7 @@ class Receiver(OutsideTransaction):
 class Channel(PipelinedTarget):
     """Takes several batches, message by message in their order, some of each before it is asked what became of it."""
 
-    most_in_flight = 3
+    most_under_way = 3
 
     def __init__(self, world):
         self.world = world
@@ -324,7 +324,7 @@ def test_no_message_is_lost_doubled_or_overtaken(guarantee, blocks, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("some_fail", [False, True], ids=["all_good", "some_fail"])
-def test_batches_in_flight_lose_nothing_and_overtake_only_what_fails(seed, some_fail):
+def test_batches_under_way_lose_nothing_and_overtake_only_what_fails(seed, some_fail):
     """The receiver and the database fail at any step; the checkpoint never passes what was not taken."""
     world = World(seed)
     if not some_fail:

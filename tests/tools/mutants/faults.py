@@ -42,6 +42,7 @@ _HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > c
 _TEST_CLOCK: Final = (
     "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]"
 )
+_UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py"
 _KAFKA: Final = "tests/integration/worker/targets/test_kafka_sink.py"
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
@@ -287,6 +288,28 @@ OWNER: Final = (
 )
 
 BROKER: Final = (
+    _fault(
+        "the last batch that was begun is stored before those ahead of it",
+        f"{CORE}/processor/lifecycle.py",
+        "    if following and not state.blocking and _begins_at(following[0], pair):\n",
+        "    following = following[-1:]\n    if following and not state.blocking:\n",
+        "tests/unit/core/processor/test_following.py",
+        f"{_UNDER_WAY}::test_so_many_are_published_and_no_more_before_the_oldest_is_stored",
+    ),
+    _fault(
+        "a worker that is asked to stop leaves batches that it began to others",
+        f"{CORE}/processor/state.py",
+        "(self.begun or self.step in (Step.STORE, Step.RECORD))",
+        "self.step in (Step.STORE, Step.RECORD)",
+        f"{_UNDER_WAY}::test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more",
+    ),
+    _fault(
+        "what the broker took behind a message that failed is forgotten",
+        f"{WORKER}/targets/rabbitmq.py",
+        "            self._taken.add(each.batch, accepted)\n",
+        "            accepted.close()\n",
+        f"{_UNDER_WAY}::test_a_message_that_no_queue_takes_is_named_and_the_others_come_once",
+    ),
     _fault(
         "a lone nack is taken for an ack",
         f"{WORKER}/targets/amqp/confirm.py",

@@ -216,7 +216,7 @@ class OutsideTransaction(AnyTarget, Protocol):
 class PipelinedTarget(OutsideTransaction, Protocol):
     """A target outside the database that takes more batches before it has confirmed the first one."""
 
-    most_in_flight: int
+    most_under_way: int
     """Batches of a partition that it may have begun to take and not confirmed."""
 
     def begin(self, batch: Batch, epoch: int) -> None:

@@ -46,7 +46,7 @@ class Effects:
         self.are_inside = self._inside is not None
         """Effects are in a transaction of the checkpoint's database."""
         self._pipelined = context.target if isinstance(context.target, PipelinedTarget) else None
-        self.most_in_flight = 1 if self._pipelined is None else self._pipelined.most_in_flight
+        self.most_under_way = 1 if self._pipelined is None else self._pipelined.most_under_way
         """Batches that the target takes before it has confirmed the first one."""
 
     @property

@@ -50,7 +50,7 @@ class Pipeline:
 
         """
         epoch, last = lease_of(state).epoch, state.following[-1] if state.following else batch
-        room = self._effects.most_in_flight - 1 - len(state.following)
+        room = self._effects.most_under_way - 1 - len(state.following)
         if room <= 0 or not self._goes_on(state, last):
             return ()
         if not state.begun:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
     from outbox_worker.targets.amqp.connection import Returned
 
-_MOST_IN_FLIGHT: Final = 3
+_MOST_UNDER_WAY: Final = 3
 """Batches of a partition: one that is confirmed and stored, one that the broker works on, one that is being written."""
 _WINDOW: Final = 65_536
 """Bytes encoded before they are written: the broker works while the next ones are encoded."""
@@ -59,7 +59,7 @@ class _Attempt:
 class RabbitmqSink(PipelinedTarget):
     """Publisher of one processor."""
 
-    most_in_flight = _MOST_IN_FLIGHT
+    most_under_way = _MOST_UNDER_WAY
 
     def __init__(self, target: RabbitmqTarget, directory: Path, *, timeout: float, processor_id: str, pod: str) -> None:
         """Keep the settings; nothing is opened.

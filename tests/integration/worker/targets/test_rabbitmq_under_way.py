@@ -1,4 +1,4 @@
-"""Target `rabbitmq` with several batches in flight: what is stored, repeated and blamed, whatever comes between."""
+"""Target `rabbitmq` with several batches under way: what is stored, repeated and blamed, whatever comes between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.servers.postgres import wait_until
 
 __all__ = ["queue_name"]
 
-BATCH, IN_FLIGHT = 10, 3
+BATCH, UNDER_WAY = 10, 3
 BACKLOG = {"batchSize": BATCH, "leaseDuration": "3s"}
 FEW = {"retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms"}, "whenExhausted": "DeadLetter"}
 
@@ -29,7 +29,7 @@ def stuck(outbox, workers, rabbitmq, queue_name):
             ids += outbox.produce(99, start=1)
             # Its transaction id is above the messages': it holds the row, not the high-water mark.
             holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
-        wait_count(client, queue_name, 1 + IN_FLIGHT * BATCH)
+        wait_count(client, queue_name, 1 + UNDER_WAY * BATCH)
         yield worker, ids, holder, client
         holder.close()
 
@@ -37,32 +37,32 @@ def stuck(outbox, workers, rabbitmq, queue_name):
 def test_so_many_are_published_and_no_more_before_the_oldest_is_stored(outbox, stuck, queue_name):
     worker, ids, holder, client = stuck
     time.sleep(0.5)
-    assert client.count(queue_name) == 1 + IN_FLIGHT * BATCH
+    assert client.count(queue_name) == 1 + UNDER_WAY * BATCH
     holder.rollback()
     worker.wait_for("all is stored", lambda r: r.handled == 100)
     assert outbox.stored() == outbox.last()
     assert [each.message_id for each in client.drain(queue_name)] == ids
 
 
-def test_killed_what_was_in_flight_comes_again_and_nothing_else(outbox, workers, rabbitmq, stuck, queue_name):
+def test_killed_what_was_under_way_comes_again_and_nothing_else(outbox, workers, rabbitmq, stuck, queue_name):
     worker, ids, holder, client = stuck
     worker.kill()
     holder.rollback()
     second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
     second.wait_for("all is stored", lambda r: r.handled == 99)
-    in_flight = ids[: 1 + IN_FLIGHT * BATCH]
-    assert [each.message_id for each in client.drain(queue_name)] == in_flight + ids[1:]
+    under_way = ids[: 1 + UNDER_WAY * BATCH]
+    assert [each.message_id for each in client.drain(queue_name)] == under_way + ids[1:]
 
 
-def test_asked_to_stop_it_stores_what_is_in_flight_and_begins_no_more(outbox, workers, rabbitmq, stuck, queue_name):
+def test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more(outbox, workers, rabbitmq, stuck, queue_name):
     worker, ids, holder, client = stuck
     worker.send(signal.SIGTERM)
     time.sleep(0.5)  # its main thread waits for the row, and says nothing before it has it
     holder.rollback()
     assert worker.process.wait(20) == 0
-    assert client.count(queue_name) == 1 + IN_FLIGHT * BATCH
+    assert client.count(queue_name) == 1 + UNDER_WAY * BATCH
     second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
-    second.wait_for("the rest is stored", lambda r: r.handled == 99 - IN_FLIGHT * BATCH)
+    second.wait_for("the rest is stored", lambda r: r.handled == 99 - UNDER_WAY * BATCH)
     assert [each.message_id for each in client.drain(queue_name)] == ids, "each once"
 
 
