@@ -266,7 +266,7 @@ def _slot_value(number: int | sql.Composable) -> sql.Composable:
 def build_message(row: tuple[Any, ...]) -> Message:
     """Build a message of a row of `OutboxTable.selection` with payloads as text."""
     transaction_id, position, *rest = row
-    return Message(Checkpoint(int(transaction_id), position), *rest)
+    return Message._make((Checkpoint(int(transaction_id), position), *rest))
 
 
 def _column(name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o") -> sql.Composable:
