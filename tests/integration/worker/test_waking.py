@@ -63,7 +63,7 @@ def write(database: Database) -> None:
 def test_a_commit_ends_the_wait(watch):
     waiting, database = watch
     settle(waiting)
-    waiting.note_found()  # the server looks every millisecond from now on
+    waiting.note_found()  # the server looks often from now on
     assert await_news(waiting, LONGEST) is None
     began = time.monotonic()
     write(database)

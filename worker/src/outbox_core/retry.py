@@ -29,7 +29,7 @@ OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNRO
 """Faults of the target, and deadlocks: the owner stays owner. A resource may count them as attempts."""
 
 _FIRST_IDLE_WAIT: Final = 0.01
-_FIRST_WAKE_WAIT: Final = 0.0005
+_FIRST_WAKE_WAIT: Final = 0.0002
 """A commit is visible this soon after it is flushed, and others that come with it are handled in one batch."""
 _LONGEST_WAKE_WAIT: Final = 0.1
 """A server that writes for others all the time is asked ten times a second."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LONGEST: Final = 0.9
 """Seconds for one statement, or less where the server would log it as slow; so long a session may outlive us."""
-CLOSE: Final = 0.001
+CLOSE: Final = 0.0005
 """Seconds between two looks at the log while messages come."""
 CALM: Final = 0.05
 """The same when none came for `CALM_AFTER` seconds: a look costs the server about 30 us."""
@@ -37,6 +37,8 @@ BELIEVED: Final = 60.0
 PAUSE: Final = 60.0
 """Seconds without watching after a fault, or where a pooler stands between: it would lend us a session for good."""
 _MOMENT: Final = 1.0
+_OWN: Final = -1
+"""The look because of the checkpoint that we stored counts as none in vain."""
 _NOWHERE: Final[tuple[str | None, str | None]] = (None, None)
 
 
@@ -87,7 +89,7 @@ class WalWatch:
         except psycopg.Error:
             self._pause()
             return None
-        return self._useless - 1 if moved else None
+        return max(0, self._useless - 1) if moved else None
 
     def _note(self, result: pq.abc.PGresult | None, connection: psycopg.Connection[Any]) -> bool:
         """Remember where the log is now; say whether it moved."""
@@ -106,7 +108,7 @@ class WalWatch:
         if self._place != _NOWHERE:
             self._moved_at = now
         self._place, self._known_until = (written, flushed), 0.0
-        self._paused_until = now + wake_wait(self._useless)
+        self._paused_until = now + wake_wait(max(0, self._useless))
         self._useless += 1
         return True
 
@@ -122,7 +124,7 @@ class WalWatch:
 
     def note_found(self) -> None:
         """Called when a look found messages."""
-        self._useless, self._found_at = 0, time.monotonic()
+        self._useless, self._found_at = _OWN, time.monotonic()
 
     def close(self) -> None:
         """Close the connection, in every state; what another one sees is compared with nothing."""
