@@ -244,7 +244,8 @@ OWNER: Final = (
     _fault(
         "AtLeastOnce hands over without a look at the lease",
         f"{WORKER}/engine/handling.py",
-        "        if not state.begun and (told := self._fresh.find_loss(state, batch)) is not None:\n            return told\n"
+        "        if not state.begun and (told := self._fresh.find_loss(state, batch)) is not None:\n"
+        "            return told\n"
         "        if not self._effects.are_inside:",
         "        if not self._effects.are_inside:",
         "tests/integration/worker/test_ownership.py::test_frozen_between_fetch_and_hand_over_a_worker_hands_nothing_over",
