@@ -55,9 +55,9 @@ class RecordBuilder:
         key, value = key_of(message, self._key), None if message.data is None else message.data.encode()
         headers = build_headers(message, self._of_epoch[1])
         encoded = None if key is None else key.encode()
-        size = (
-            _OVERHEAD + len(encoded or b"") + len(value or b"") + sum([_NAME + len(text or b"") for _, text in headers])
-        )
+        size = _OVERHEAD + _NAME * len(headers) + len(encoded or b"") + len(value or b"")
+        for _, text in headers:
+            size += len(text or b"")
         return Record(topic, encoded, value, headers, size)
 
 
