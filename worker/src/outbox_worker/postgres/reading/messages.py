@@ -171,7 +171,8 @@ class MessageReader:
                 self._table.matches(self._types),
                 self._table.deliver_after,
             )
-            return load("examine_messages").format(rows=self._rows(named, wanted))
+            name = "examine_messages" if self._types is None else "examine_filtered"
+            return load(name).format(rows=self._rows(named, wanted))
 
         statement = self._templates.fill("examine", wanted, compose)
         with translated():

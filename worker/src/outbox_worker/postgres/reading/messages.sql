@@ -1,4 +1,14 @@
 -- name: examine_messages
+-- How far a page of messages reaches, where no filter on types lets only some through: nothing is shipped but the last pair
+-- and the counts. A count for each row, as examine_filtered needs it, takes longer than to read the row.
+WITH examined AS MATERIALIZED ({rows})
+SELECT l.transaction_id::text AS t, l.position, s.n, s.n, s.delayed
+FROM (SELECT count(*) AS n, count(*) FILTER (WHERE e.delayed) AS delayed FROM examined AS e) AS s
+CROSS JOIN LATERAL (
+    SELECT e.transaction_id, e.position FROM examined AS e ORDER BY e.transaction_id DESC, e.position DESC LIMIT 1
+) AS l
+
+-- name: examine_filtered
 -- How far a batch of at most so many matching messages reaches, looking at a bounded number of rows: nothing is shipped but the
 -- last pair and the counts. Rows behind the last match that do not match are examined too.
 WITH examined AS MATERIALIZED ({rows}),

@@ -262,7 +262,8 @@ class SnapshotReader:
     def _examine(
         self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int, limit: int
     ) -> _Page:
-        statement = self._page_statement("examine_page", self._scan.keys, span, plan, size)
+        name = "examine_page" if self._scan.types is None else "examine_filtered_page"
+        statement = self._page_statement(name, self._scan.keys, span, plan, size)
         with translated():
             row = connection.execute(statement, {"limit": limit}).fetchone()
         looked_at, position, examined, matched, delayed, count, reached = row or (0, None, 0, 0, 0, 0, None)

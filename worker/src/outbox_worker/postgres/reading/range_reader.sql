@@ -17,9 +17,19 @@ LEFT JOIN page AS p ON true
 ORDER BY p.position
 
 -- name: examine_page
+-- How far a page of a snapshot range reaches, where no filter on types lets only some through: nothing is shipped but the
+-- last position and the counts. `reached`: as in fetch_page.
+WITH {found}
+SELECT s.looked_at, s.position, s.rows, s.rows, s.delayed, s.rows,
+       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached
+FROM (SELECT (SELECT count(*) FROM found) AS looked_at, max(e.position) AS position, count(*) AS rows,
+             count(*) FILTER (WHERE e.delayed) AS delayed
+      FROM ({rows}) AS e) AS s
+
+-- name: examine_filtered_page
 -- How far a batch of at most so many matching messages reaches inside a snapshot range, looking at a bounded page; nothing is
 -- shipped but the last position and the counts. Rows behind the last match that do not match are examined too.
--- `reached`: as in fetch_window_rows.
+-- `reached`: as in fetch_page.
 WITH {found},
 numbered AS (
     SELECT e.position,
