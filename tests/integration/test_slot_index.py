@@ -299,6 +299,24 @@ def test_rows_with_neither_key_nor_id_are_read_by_the_index_of_slots(analyzed, c
         assert max(n["Actual Rows"] + n.get("Rows Removed by Filter", 0) for n in unnamed_rows) <= LIMIT + 1
 
 
+ODD_KEYS = ["", "k", "ключ", "日本", "a\\b", "\\x41", "'quoted'", "x" * 5000, *(f"key-{i}" for i in range(200))]
+
+
+@pytest.mark.parametrize("key", ["partition_key", "message_id"])
+def test_a_slot_that_is_computed_is_the_slot_of_the_index(database, key):
+    """The cursor Snapshot reads a backlog along the positions, and computes what the index would have said."""
+    connection = database.direct()
+    insert = (
+        f"INSERT INTO outbox.messages ({key}, message_type, data) SELECT k, 't', '{{}}' FROM unnest(%s::text[]) AS k"
+    )
+    connection.execute(insert, [ODD_KEYS])
+    table, by = OutboxTable.of(build_source()), PartitionKey()
+    both = sql.SQL("SELECT coalesce(partition_key, message_id), {}, {} FROM outbox.messages AS o")
+    rows = connection.execute(both.format(table.computed_slot(by), table.slot(by, "outbox"))).fetchall()
+    assert sorted(row[0] for row in rows) == sorted(ODD_KEYS)
+    assert all(computed == of_index == slot_of(text) for text, computed, of_index in rows)
+
+
 @pytest.mark.parametrize("plan", list(Plan))
 def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
     """Some were in progress for the lower snapshot, some are later; by a plan that sorts, along the index of slots."""
@@ -313,7 +331,8 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
         )
         if (transaction_id in {103, 120} or 150 <= transaction_id < 300) and (text is None or slot_of(text) % 8 == 0)
     }
-    scan = RangeScan(table, slot=slot, slots=(*range(0, 64, 8), None))
+    computed = table.computed_slot(PartitionKey())
+    scan = RangeScan(table, slot=slot, computed_slot=computed, slots=(*range(0, 64, 8), None))
     explaining: Any = Explaining(database.connect())
     found, rows = scan.page(columns, span, plan, size=50_000, limits=Limits())
     listed = explaining.execute(sql.SQL("WITH {} {}").format(found, rows)).fetchall()

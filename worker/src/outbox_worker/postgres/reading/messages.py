@@ -97,7 +97,9 @@ class MessageReader:
         self._barrier = None if barrier is None or barrier.window is not None else barrier
         self._templates = Templates()
         self._is_short = False
-        self._scan = replace(RangeScan.of(source, self._table), slot=self._slot, slots=self._slots)
+        computed = None if part is None else self._table.computed_slot(part.partitions.key)
+        scan = RangeScan.of(source, self._table)
+        self._scan = replace(scan, slot=self._slot, computed_slot=computed, slots=self._slots)
         self._types, self._publications = self._scan.types, self._scan.publications
         end = None if barrier is None or barrier.window is None else barrier.window.lower
         self._newest = self._scan.newest(below=_HIGH_WATER_MARK)

@@ -62,6 +62,7 @@ class RangeScan:
     """One source, or one partition of it, or one queue: the table and what of it is wanted.
 
     Attributes:
+        computed_slot: the same as `slot` in less time, for where its index is not read; None: there is no such way.
         slots: of one partition; None among them is the slot of rows that have neither key nor id.
         is_queue: only messages that are not delayed, of one priority.
         copies: where messages of this processor are copied; a copy counts, for the row may be gone.
@@ -72,6 +73,7 @@ class RangeScan:
     types: sql.Composable | None = None
     publications: tuple[str, ...] = ()
     slot: sql.Composable | None = None
+    computed_slot: sql.Composable | None = None
     slots: tuple[int | None, ...] = ()
     is_queue: bool = False
     copies: tuple[OutboxTable, sql.Composable] | None = None
@@ -318,7 +320,8 @@ class RangeScan:
         if self.slot is not None:
             # -1 is the slot that is null: ANY does not find a null in a list.
             listed_slots = sql.Literal([-1 if number is None else number for number in self.slots])
-            conditions.append(sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(self.slot, listed_slots))
+            slot = self.computed_slot or self.slot
+            conditions.append(sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(slot, listed_slots))
         if self.publications:
             listed = sql.Literal(list(self.publications))
             conditions.append(

@@ -83,6 +83,20 @@ class OutboxTable:
             _column(self.columns.message_id, "text", row=row),
         )
 
+    def computed_slot(self, key: PartitionKey) -> sql.Composed:
+        """Return the slot of `o` as `slot` does, for where no index is read by it: in the words of `hash_slot` itself.
+
+        The server cannot put that function's body in its place, and calling a function in SQL takes longer than to
+        compute the hash.
+
+        Raises:
+            ConfigurationError: the key needs a column that the table does not have.
+
+        """
+        return sql.SQL(
+            "(pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(coalesce({}, {}), 'UTF8')), 0) & 63)"
+        ).format(self._key(key, "o"), _column(self.columns.message_id, "text"))
+
     def slot_order(self, slot: sql.Composable | None, number: Slot) -> sql.Composable:
         """Return what the rows of one slot are sorted by, which is the order of their pairs, in the index's own words.
 
