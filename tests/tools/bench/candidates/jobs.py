@@ -8,25 +8,23 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
 from tests.tools.bench import rows
-from tests.tools.bench.candidates.program import ProgramCandidate, installed
+from tests.tools.bench.candidates.copies import CopiesCandidate
+from tests.tools.bench.candidates.program import installed
 from tests.tools.bench.peers.numbers import WIDTH
 from tests.tools.ledger.account import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import psycopg
-
     from tests.tools.bench.servers import Place
     from tests.tools.ledger.account import Handled
 
 _CHECKOUT = Path(__file__).parents[4]
-_CHUNK = 10_000
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,7 @@ class Kind:
 
     Attributes:
         name: as its program knows it.
-        insert: the statement that gives it rows, from a relation `row` (n, key, id, type, data).
-        waiting: the statement that counts what it has not finished.
-        clean: statements that remove what it keeps of finished messages.
+        insert, waiting, clean: see `CopiesCandidate`.
         package: as npm knows it.
         runs: its program: a module of `peers`, a function of `peers/node/peers.mjs`, or one that was built.
 
@@ -103,29 +99,24 @@ RIVER = Kind(
 )
 
 
-class OwnRows(ProgramCandidate):
-    """One such peer, over a table of its own."""
-
-    copies = True
+class OwnRows(CopiesCandidate):
+    """One such peer."""
 
     def __init__(self, kind: Kind, batch: int, name: str, settings: str) -> None:
         super().__init__(name, settings)
         self.order = kind.order
+        self.insert, self.waiting, self.clean = kind.insert, kind.waiting, kind.clean
         self._kind = kind
         self._batch = batch
-        self._given = 0
-        self._connection: psycopg.Connection[Any] | None = None
 
     @override
     def start(self, place: Place) -> None:
-        # A database of its own: two candidates of one product do not share a table.
-        self._database = place.databases.enter_context(place.servers.database(place.version, "empty_template"))
-        self._connection = self._database.direct()
+        database = self.make_database(place)
         folder = place.folder / f"{self._kind.name}-{self._batch}"
         folder.mkdir()
         self._numbers = folder / "numbers"
         self._numbers.touch()
-        arguments = [self._database.uri(), str(self._numbers), str(self._batch)]
+        arguments = [database.uri(), str(self._numbers), str(self._batch)]
         environment = {"PYTHONPATH": str(_CHECKOUT), "BENCH_MODULES": str(installed("node"))}
         self.launch([*self._find_program(), *arguments], folder, env=environment)
         self.settings = f"{self._read_version()}, {self.settings}"
@@ -152,33 +143,14 @@ class OwnRows(ProgramCandidate):
         package = installed("node") / "node_modules" / self._kind.package / "package.json"
         return str(json.loads(package.read_text())["version"])
 
-    @property
-    def connection(self) -> psycopg.Connection[Any]:
-        assert self._connection is not None
-        return self._connection
-
     @override
-    def add(self, first: int, last: int) -> None:
-        self._given = last - first + 1
-        for start in range(first, last + 1, _CHUNK):
-            made = f"SELECT n, {rows.ROW} FROM generate_series({start}::bigint, {min(last, start + _CHUNK - 1)}) AS n"
-            self.connection.execute(f"WITH row AS MATERIALIZED ({made}) {self._kind.insert}")
-
-    @override
-    def count(self) -> int:
-        """The file says how far it is; whether it is done says its table."""
-        self.check()
-        called = self._numbers.stat().st_size // WIDTH
-        if called < self._given:
-            return called
-        row = self.connection.execute(self._kind.waiting).fetchone()
-        return self._given - (row[0] if row else 0)
+    def count_handed(self) -> int:
+        return self._numbers.stat().st_size // WIDTH
 
     @override
     def take(self) -> Iterable[Handled]:
         found = [rows.handled(int(line)) for line in self._numbers.read_text().splitlines()]
         with self._numbers.open("r+") as file:
             file.truncate()
-        for statement in self._kind.clean:
-            self.connection.execute(statement)
+        self.forget()
         return found
