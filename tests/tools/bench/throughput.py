@@ -21,6 +21,8 @@ from tests.tools.bench.servers import HEARTBEAT
 from tests.tools.bench.turns import started
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.tools.bench.case import Candidate, Case, Options
     from tests.tools.bench.servers import Place
     from tests.tools.bench.turns import Turns
@@ -81,15 +83,12 @@ class Throughput:
             result.turns.clear()
         self._measured.others.clear()
         readers = [rate for each, rate in self._rates.items() if not each.copies]
-        count = self._limit(max(readers) * self._options.seconds)
-        return count, {each: min(count, _round(self._rates[each] * self._options.seconds)) for each in self._own_rows()}
-
-    def _limit(self, count: float) -> int:
-        """Where a queue is filled, no candidate may be paused for so long that the broker ends its connection."""
+        own = {each: self._rates[each] for each in self._own_rows()}
+        seconds = self._options.seconds
         if any(each.queue is not None for each in self._rates):
-            each_row = sum(1 / rate for rate in self._rates.values()) + 1 / INSERTED
-            count = min(count, HEARTBEAT * 0.75 / each_row)
-        return _round(count)
+            seconds = limit_seconds(seconds, readers, list(own.values()))
+        count = _round(max(readers) * seconds)
+        return count, {each: min(count, _round(rate * seconds)) for each, rate in own.items()}
 
     def _own_rows(self) -> list[Candidate]:
         return [each for each in self._turns.candidates if each.copies]
@@ -131,6 +130,17 @@ class Throughput:
         if seen < count:
             return Turn({}, used, f"{seen:,} of {count:,} were handled in {limit:.0f} s")
         return Turn({RATE.name: count / took}, used)
+
+
+def limit_seconds(seconds: float, readers: Sequence[float], copies: Sequence[float]) -> float:
+    """Return how long the fastest reader may take, so that RabbitMQ ends no connection of a paused program.
+
+    Readers, by their rates, all handle what the fastest handles in that time; those with copies of their own handle as
+    much as they can in it. The rows of all are inserted before.
+    """
+    together = max(readers) * (sum(1 / rate for rate in readers) + 1 / INSERTED)
+    together += sum(1 + rate / INSERTED for rate in copies)
+    return min(seconds, HEARTBEAT * 0.75 / together)
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ from tests.tools.bench.__main__ import DOCS
 from tests.tools.bench.cases import CASES
 from tests.tools.bench.peers import minimal_publisher
 from tests.tools.bench.report import PAGE
+from tests.tools.ledger.account import Order
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -25,6 +26,13 @@ def test_a_case_compares_ours_with_others_under_names_of_their_own(case) -> None
 @pytest.mark.parametrize("case", [case for case in CASES.values() if "RabbitMQ" in case.servers], ids=lambda c: c.name)
 def test_what_publishes_has_a_queue(case) -> None:
     assert all(each.queue is not None for each in case.candidates())
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_the_articles_loops_have_copies_and_only_the_naive_one_an_order(kind) -> None:
+    loops = [each for each in CASES[f"rabbitmq-{kind}"].candidates() if each.name.startswith("article's")]
+    assert all(each.copies for each in loops)
+    assert [each.order for each in loops] == [Order.TOTAL, Order.NONE]
 
 
 @pytest.mark.parametrize("name", CASES)
