@@ -35,6 +35,13 @@ def test_the_articles_loops_have_copies_and_only_the_naive_one_an_order(kind) ->
     assert [each.order for each in loops] == [Order.TOTAL, Order.NONE]
 
 
+def test_snapshot_is_compared_with_the_other_cursor_at_the_same_sizes() -> None:
+    named = {each.name: each.ours for each in CASES["snapshot"].candidates()}
+    assert {name.partition(", ")[2] for name, ours in named.items() if ours} == {
+        name.partition(", ")[2] for name, ours in named.items() if not ours
+    }
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_has_a_place_for_a_case(name) -> None:
     page = (DOCS / PAGE).read_text()

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.tools.bench.cases import competing, growth, idle, kafka, latency, partitioned, python, rabbitmq, sql
+from tests.tools.bench.cases import (
+    competing,
+    growth,
+    idle,
+    kafka,
+    latency,
+    partitioned,
+    python,
+    rabbitmq,
+    snapshot,
+    sql,
+)
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Case
@@ -16,9 +27,11 @@ CASES: dict[str, Case] = {
         rabbitmq.CLASSIC,
         kafka.KAFKA,
         sql.SQL,
+        snapshot.SNAPSHOT,
         python.PYTHON,
         competing.COMPETING,
         partitioned.PARTITIONED,
+        partitioned.PARTITIONED_SQL,
         latency.LATENCY,
         idle.IDLE,
         growth.GROWTH,
