@@ -26,6 +26,7 @@ CHECKSUMS = {
     1: "3a376a5a998112111e2f7569d916b969a2348ce27705f12094b441528b1f9103",
     2: "4540aee858df18774eb3e1aec03fdc876a490905b80b1f92fd9932779ee73a64",
     3: "877b7184333057200f50f0f0760457f60db9986c7c011fc8654aafcaff9d1e92",
+    4: "4923af763e0b2f351986d5355d04f67956d33846ea4f48c733c1974eb2ce866b",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 if TYPE_CHECKING:
+    from outbox_core.progress.numbering import Numbering
     from outbox_core.progress.snapshot_range import SnapshotRange
 
 MAX_TRANSACTION_ID: Final = 2**64 - 1
@@ -30,12 +31,15 @@ class Checkpoint:
         position: the message's number from its sequence, a bigint, -2**63 to 2**63 - 1.
         window: cursor Snapshot: what is examined. The pair is then (0, counter), where the counter grows with every
             checkpoint by the messages examined. Not part of the comparison: the database compares it too.
+        numbering: of a target whose receiver drops what it has: the number of the last message up to here. Not part of
+            the comparison.
 
     """
 
     transaction_id: int
     position: int
     window: SnapshotRange | None = field(default=None, compare=False)
+    numbering: Numbering | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse values that no row can have.

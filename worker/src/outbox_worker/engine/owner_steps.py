@@ -6,6 +6,7 @@ They are the same in every mode; what a mode adds is said by its `OwnedUnit` and
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -15,6 +16,7 @@ from outbox_core.ports import OwnedUnit, Supply
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import NEEDS_LEASE, lease_of
 from outbox_core.progress.checkpoint import parse_checkpoint
+from outbox_core.progress.numbering import describe_mapping
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import identity, remote_target
@@ -22,7 +24,7 @@ from outbox_worker.postgres.admin import mappings
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
-from outbox_worker.postgres.progress import checkpoints, conflicts, rebuilds, starts
+from outbox_worker.postgres.progress import checkpoints, conflicts, numbers, rebuilds, starts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,6 +313,8 @@ class OwnerSteps:
             with connection.transaction():
                 ownership.limit_transaction(connection, self._lease)
                 found = self._unit.load(connection, lease)
+                if found is not None and self._context.target.numbers_messages:
+                    found = self._with_numbers(connection, lease, found)
         except checkpoints.TamperedError as err:
             # The worker that was told did not record it; or no worker was there to be told.
             return outcomes.Rejected(err.edit.answer, err.edit.kept, None, err.edit.stored)
@@ -323,6 +327,15 @@ class OwnerSteps:
         if review is None:
             return outcomes.OwnershipLost("the lease went before it was seen what former owners left")
         return outcomes.Loaded(found.pair, found.start_from_used, review)
+
+    def _with_numbers(
+        self, connection: Connection, lease: outcomes.HeldLease, found: checkpoints.Start
+    ) -> checkpoints.Start | None:
+        mapping = describe_mapping(self._context.config)
+        pair = numbers.open_numbers(
+            connection, self._context.key, found.pair, mapping, epoch=lease.epoch, token=lease.token
+        )
+        return None if pair is None else replace(found, pair=pair)
 
     def record(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Report a refusal in its own transaction; if a person must decide, give the lease back."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from outbox_core.ports import InTransaction
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import Step
+from outbox_core.progress.numbering import number_batch
 from outbox_core.spec import Engine
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def steps_of_an_owner(
     def fetch(state: ProcessorState) -> outcomes.StepOutcome:
         """Find the next batch; the last one before the worker stops is handled with it."""
         fetched = feed.fetch(state)
+        if isinstance(fetched, outcomes.Fetched):
+            fetched = replace(fetched, batch=number_batch(fetched.batch))
         if isinstance(fetched, outcomes.Fetched) and fetched.is_last:
             handled = handling.handle(replace(state, batch=fetched.batch))
             if isinstance(handled, outcomes.Stored):

@@ -45,8 +45,12 @@ class PartitionReader:
         self._context = context
         self._source = context.databases.source
         self._has_remote_target = context.databases.has_remote_target
+        # A number that was handed over with a message must be no other message's after a crash of this server.
+        self._reads_durably = self._has_remote_target or context.target.numbers_messages
         self._key = context.config.delivery.message_key
-        self._ahead = context.databases.ahead if context.target.needs_payload else None
+        # What was read ahead is not in the transaction at whose end it is known that no crash takes it back.
+        can_wait = context.target.needs_payload and not self._reads_durably
+        self._ahead = context.databases.ahead if can_wait else None
         self.reads_ahead = self._ahead is not None
         """The next batch of a backlog may be asked for while one is handled."""
         self.stop_at(None)
@@ -60,7 +64,7 @@ class PartitionReader:
         needed = with_messages or self._context.target.needs_payload
         read = self.messages.fetch if needed else self.messages.fetch_extent
         connection = self._source.connection()
-        if not self._has_remote_target:
+        if not self._reads_durably:
             return read(connection, after, limit)
 
         def is_new(batch: Batch) -> bool:

@@ -23,7 +23,7 @@ from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.errors import translate
-from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.progress import checkpoints, numbers
 from outbox_worker.postgres.transactions.guard import MARK
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class TransactionRunner:
         return Transaction(connection, mark)
 
     def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
-        return checkpoints.store(
+        answer = checkpoints.store(
             connection,
             self._key,
             new=request.new,
@@ -196,6 +196,9 @@ class TransactionRunner:
             epoch=request.lease.epoch,
             token=request.lease.token,
         )
+        if answer is StoreAnswer.STORED:
+            numbers.store_number(connection, self._key, request.new)
+        return answer
 
     def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.Rejected | None:
         answer = self._call(connection, request)

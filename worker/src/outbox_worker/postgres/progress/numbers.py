@@ -1,0 +1,56 @@
+"""Numbers of messages beside the checkpoint, for a target whose receiver drops what it has (progress.numbering)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.errors import ConfigurationError
+from outbox_core.progress.numbering import Numbering
+from outbox_core.report import Reason
+from outbox_worker.postgres.call import call, call_row
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    import psycopg
+
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.postgres.key import ProcessorKey
+
+
+def open_numbers(
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    stored: Checkpoint,
+    mapping: str,
+    *,
+    epoch: int,
+    token: UUID,
+) -> Checkpoint | None:
+    """Return the stored checkpoint with its number, in the transaction that loaded it under the lease; None: it went.
+
+    Raises:
+        ConfigurationError: `CursorDiffers`: the checkpoint is a snapshot range.
+
+    """
+    if stored.window is not None:
+        raise ConfigurationError(
+            f"the checkpoint of processor {key.processor_id!r} is of cursor Snapshot, and its target numbers messages "
+            "in the order of cursor TransactionOrder: use another processorId with source.cursor: TransactionOrder and "
+            "startFrom",
+            reason=Reason.CURSOR_DIFFERS,
+        )
+    row = call_row(
+        connection, key.schema, "open_publisher_numbers", **key.names, mapping=mapping, epoch=epoch, owner_token=token
+    )
+    return None if row is None else replace(stored, numbering=Numbering(str(row[0]), row[1]))
+
+
+def store_number(connection: psycopg.Connection[Any], key: ProcessorKey, stored: Checkpoint) -> None:
+    """Store the number of a checkpoint that was just stored in the connection's open transaction."""
+    if stored.numbering is not None:
+        call(
+            connection, key.schema, "store_publisher_number", **key.names, space=stored.numbering.space,
+            transaction_id=str(stored.transaction_id), position=stored.position, number=stored.numbering.last,
+        )  # fmt: skip
