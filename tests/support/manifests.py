@@ -18,6 +18,8 @@ SQL: Body = {"sql": {"statement": "INSERT INTO seen SELECT position FROM batch"}
 HTTP = {"http": {"url": "https://shop.test/events", "connection": {"secretRef": {"name": "receiver"}}}}
 KAFKA = {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": "shop.{messageType}"}}
 RABBITMQ = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}, "exchange": "orders"}}
+STREAM = {"rabbitmqStream": {"connection": {"secretRef": {"name": "broker"}}, "stream": "orders"}}
+IN_ORDER: Body = {**SOURCE, "cursor": "TransactionOrder"}
 APART = {"sql": {**SQL["sql"], "connection": {"secretRef": {"name": "reporting"}}}}
 REBUILD = {"processorId": "orders-v1", "swapStatement": "SELECT 1"}
 PARQUET = {"parquet": {"path": "/data/orders"}}
@@ -49,6 +51,8 @@ VALID = [
     pytest.param(worker(target={"python": {"module": "orders", "configMapRef": {"name": "code"}}}), id="python"),
     pytest.param(worker(target=RABBITMQ), id="rabbitmq"),
     pytest.param(worker(target=KAFKA), id="kafka"),
+    pytest.param(worker(target=STREAM, source=IN_ORDER), id="a stream of RabbitMQ"),
+    pytest.param(worker(target=STREAM, source=IN_ORDER, delivery=PARTITIONED), id="a stream of RabbitMQ, partitioned"),
     pytest.param(worker(target=HTTP), id="http"),
     pytest.param(
         worker(target={"http": {"url": "http://receiver:8080/a?b=c", "source": "shop:{partitionKey}"}}),
@@ -114,6 +118,12 @@ INVALID = [
         worker(target=KAFKA, delivery={"guarantee": "Transactional"}),
         "set delivery.guarantee: AtLeastOnce",
         id="a transactional topic",
+    ),
+    pytest.param(worker(target=STREAM), "set source.cursor: TransactionOrder", id="a stream of RabbitMQ, no cursor"),
+    pytest.param(
+        worker(target=STREAM, delivery=COMPETING),
+        "delivery.mode: Ordered or Partitioned",
+        id="a stream of RabbitMQ, competing",
     ),
     pytest.param(worker(target={"kafka": {"topic": "orders"}}), "connection: Required value", id="no brokers"),
     pytest.param(

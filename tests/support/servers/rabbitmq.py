@@ -32,6 +32,8 @@ ssl_options.verify = verify_none
 loopback_users.guest = false
 default_user = tests
 default_pass = s3cret word
+stream.listeners.tcp.1 = 127.0.0.1:{stream_port}
+stream.listeners.ssl.1 = 127.0.0.1:{stream_tls_port}
 log.console = true
 log.console.level = warning
 log.file = false
@@ -59,11 +61,15 @@ class RabbitmqServer:
             raise FileNotFoundError("no RabbitMQ: run tests/tools/cluster/setup.sh rabbitmq")
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-rabbitmq-", dir="/tmp"))
         self.port, self.tls_port = free_port(), free_port()
+        self.stream_port, self.stream_tls_port = free_port(), free_port()
         self._mapper_port, self._distribution_port = free_port(), free_port()
         make_certificates(self.directory)
-        configuration = _CONFIGURATION.format(port=self.port, tls_port=self.tls_port, directory=self.directory)
+        configuration = _CONFIGURATION.format(
+            port=self.port, tls_port=self.tls_port, stream_port=self.stream_port, stream_tls_port=self.stream_tls_port,
+            directory=self.directory,
+        )  # fmt: skip
         (self.directory / "rabbitmq.conf").write_text("\n".join([configuration, *settings, ""]))
-        (self.directory / "enabled_plugins").write_text("[].\n")
+        (self.directory / "enabled_plugins").write_text("[rabbitmq_stream].\n")
         self._environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.directory),
@@ -94,6 +100,10 @@ class RabbitmqServer:
     @property
     def uri(self) -> str:
         return f"amqp://tests:s3cret%20word@127.0.0.1:{self.port}/"
+
+    @property
+    def stream_uri(self) -> str:
+        return f"rabbitmq-stream://tests:s3cret%20word@127.0.0.1:{self.stream_port}/"
 
     def start(self) -> None:
         """Start the node and wait until a client can log in."""

@@ -373,7 +373,7 @@ SECRETS: Final = (
     _fault(
         "a broker's URI is quoted in the error",
         f"{WORKER}/targets/amqp/broker.py",
-        '_invalid("`uri` is not a URI such as',
+        '_invalid(f"`uri` is not a URI such as',
         '_invalid(f"`uri` {uri} is not a URI such as',
         "tests/unit/worker/test_broker.py",
     ),

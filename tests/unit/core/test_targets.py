@@ -19,6 +19,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "python": {"module": "orders"},
     "rabbitmq": {"connection": {"secretRef": {"name": "broker"}}},
     "kafka": {"connection": {"secretRef": {"name": "broker"}}, "topic": "orders"},
+    "rabbitmqStream": {"connection": {"secretRef": {"name": "broker"}}, "stream": "orders"},
     "http": {"url": "https://shop.test/events"},
     "log": {},
     "parquet": {"path": "/data"},
@@ -39,7 +40,7 @@ class TestEachTarget:
     def test_it_is_found_by_its_line(self, kind):
         made = make(kind.name)
         assert made.kind is kind
-        assert made.chosen is getattr(made, kind.name)
+        assert made.chosen is getattr(made, kind.attribute)
 
     def test_its_default_guarantee(self, kind):
         engine = kind.engines[0]
@@ -67,7 +68,7 @@ class TestEachTarget:
 
     def test_the_worker_builds_it_from_the_module_of_its_name(self, kind):
         if Engine.WORKER in kind.engines:
-            assert callable(importlib.import_module(f"outbox_worker.targets.{kind.name}").build)
+            assert callable(importlib.import_module(f"outbox_worker.targets.{kind.attribute}").build)
 
 
 def test_exactly_one_target():

@@ -194,6 +194,7 @@ _IS_APART: Final = (
     + "))"
 )
 _NAMES: Final = " or ".join(kind.name for kind in _IN_TRANSACTION)
+_NUMBERED: Final = [kind for kind in TARGETS if kind.numbers]
 _OUTSIDE: Final = f"({_HAS_TARGET} && ({_any_of(kind for kind in TARGETS if not kind.transactional)}))"
 
 SPEC_RULES: Final[tuple[JsonValue, ...]] = (
@@ -268,6 +269,12 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
         "self.delivery.mode != 'Competing' || !has(self.source.cursor)",
         "mode Competing hands out batches and has no cursor: leave source.cursor out",
+    ),
+    rule(
+        f"!{_HAS_TARGET} || !({_any_of(_NUMBERED)}) || (self.delivery.mode != 'Competing' && "
+        "has(self.source.cursor) && self.source.cursor == 'TransactionOrder')",
+        f"{_join(_NUMBERED, ' and ')} numbers messages in one order: set source.cursor: TransactionOrder, and "
+        "delivery.mode: Ordered or Partitioned",
     ),
     rule(
         "self.engine != 'Spark' || !has(self.source.cursor) || self.source.cursor != 'Snapshot'",

@@ -8,6 +8,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from outbox_core.spec.base import Connection, Duration, Engine, ObjectRef, SpecModel, rule, rules
 
@@ -67,6 +68,17 @@ class RabbitmqTarget(SpecModel):
         "silently.",
     )
     persistent: bool = Field(True, description="Delivery mode 2: the broker writes it to disk.")
+
+
+class RabbitmqStreamTarget(SpecModel):
+    """Messages published to one stream of RabbitMQ with numbers, by which the broker drops what it has already."""
+
+    connection: Connection = Field(
+        description="The broker: Secret with the key `uri` (rabbitmq-stream://user:password@host:5552/vhost, or "
+        "rabbitmq-stream+tls://host:5551), or the keys `host`, `port`, `username`, `password` and `vhost`; for TLS "
+        "`ca.crt`."
+    )
+    stream: Annotated[str, Field(min_length=1, max_length=255)] = Field(description="The stream. It must exist.")
 
 
 Template = Annotated[str, Field(max_length=512, pattern=r"^([^{}]|\{(messageType|publicationId|partitionKey)\})+$")]
@@ -137,7 +149,10 @@ class TargetKind:
     Attributes:
         engines: that know it.
         transactional: its effects commit with the checkpoint, else they happen outside the database: AtLeastOnce.
-        name: of its field in `Target`.
+        numbers: its receiver drops what it has by numbers, which count messages in one order
+            (`outbox_core.progress.numbering`).
+        name: of its field in the resource's `target`.
+        attribute: of its field in `Target`, and of its module.
         connects: its model has a `connection`, whose Secret is mounted. Of a transactional target that is another
             database, where the checkpoint lives too.
 
@@ -145,7 +160,9 @@ class TargetKind:
 
     engines: tuple[Engine, ...]
     transactional: bool
+    numbers: bool = False
     name: str = ""
+    attribute: str = ""
     connects: bool = False
 
     @property
@@ -185,6 +202,9 @@ class Target(SpecModel):
     kafka: Annotated[KafkaTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="Kafka (engine Worker)."
     )
+    rabbitmq_stream: Annotated[RabbitmqStreamTarget | None, TargetKind(_WORKER, transactional=False, numbers=True)] = (
+        Field(None, description="A stream of RabbitMQ, by the streams' own protocol (engine Worker).")
+    )
     http: Annotated[HttpTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="HTTP: each message posted as a CloudEvent (engine Worker)."
     )
@@ -198,19 +218,19 @@ class Target(SpecModel):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         """As the CRD's rule: a worker's file may name a target of a later version."""
-        if sum(getattr(self, kind.name) is not None for kind in TARGETS) != 1:
+        if sum(getattr(self, kind.attribute) is not None for kind in TARGETS) != 1:
             raise ValueError(_one_target(kind.name for kind in TARGETS))
         return self
 
     @property
     def kind(self) -> TargetKind:
         """The line of the registry of the target that is set."""
-        return next(kind for kind in TARGETS if getattr(self, kind.name) is not None)
+        return next(kind for kind in TARGETS if getattr(self, kind.attribute) is not None)
 
     @property
     def chosen(self) -> SpecModel:
         """The target that is set."""
-        found: SpecModel = getattr(self, self.kind.name)
+        found: SpecModel = getattr(self, self.kind.attribute)
         return found
 
     @property
@@ -234,7 +254,7 @@ def _read_registry() -> Iterator[TargetKind]:
     for name, field in Target.model_fields.items():
         (kind,) = (each for each in field.metadata if isinstance(each, TargetKind))
         (model,) = (each for each in get_args(field.annotation) if each is not NoneType)
-        yield replace(kind, name=name, connects="connection" in model.model_fields)
+        yield replace(kind, name=to_camel(name), attribute=name, connects="connection" in model.model_fields)
 
 
 TARGETS: Final = tuple(_read_registry())

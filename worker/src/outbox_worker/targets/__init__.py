@@ -31,6 +31,6 @@ def build_target(config: ProcessorConfig, settings: Settings) -> Target:
     if config.guarantee is Guarantee.TRANSACTIONAL and not kind.transactional:
         able = " or ".join(each.name for each in _KINDS if each.transactional)
         raise ConfigurationError(f"delivery.guarantee Transactional needs a target in the source's database: {able}")
-    module = importlib.import_module(f"{__name__}.{kind.name}")
+    module = importlib.import_module(f"{__name__}.{kind.attribute}")
     target: Target = module.build(config.target.chosen, config, settings)
     return target

@@ -16,7 +16,28 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import ConfigurationError
 
-_SCHEMES: Final = {"amqp": 5672, "amqps": 5671}
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """One of the broker's protocols: the target that speaks it, and its schemes and ports, plain and with TLS."""
+
+    target: str
+    plain: tuple[str, int]
+    tls: tuple[str, int]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The port of each scheme, where none is named."""
+        return dict((self.plain, self.tls))
+
+    @property
+    def example(self) -> str:
+        """How a URI looks."""
+        return f"{self.plain[0]}://user:password@host:{self.plain[1]}/vhost"
+
+
+AMQP: Final = Protocol("rabbitmq", ("amqp", 5672), ("amqps", 5671))
+STREAM: Final = Protocol("rabbitmqStream", ("rabbitmq-stream", 5552), ("rabbitmq-stream+tls", 5551))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +51,7 @@ class BrokerAddress:
     vhost: str
     tls: bool
     certificate_authority: str | None = field(repr=False, default=None)
+    target: str = AMQP.target
 
     @override
     def __str__(self) -> str:
@@ -43,10 +65,10 @@ class BrokerAddress:
             ConfigurationError: `ca.crt` is no certificate.
 
         """
-        return build_tls(self.certificate_authority, "rabbitmq") if self.tls else None
+        return build_tls(self.certificate_authority, self.target) if self.tls else None
 
 
-def read_broker_address(directory: Path) -> BrokerAddress:
+def read_broker_address(directory: Path, protocol: Protocol = AMQP) -> BrokerAddress:
     """Read the keys of the target's Secret: `uri`, or `host`, `port`, `username`, `password`, `vhost`; and `ca.crt`.
 
     Raises:
@@ -54,52 +76,57 @@ def read_broker_address(directory: Path) -> BrokerAddress:
 
     """
     keys = ("uri", "host", "port", "username", "password", "vhost", "ca.crt")
-    values = read_files(directory, *keys, target="rabbitmq")
+    values = read_files(directory, *keys, target=protocol.target)
     if uri := values["uri"]:
-        return _from_uri(uri, values["ca.crt"])
+        return _from_uri(uri, values["ca.crt"], protocol)
     host = values["host"]
     if not host:
         raise _invalid(
-            f"{directory} has no file `uri` and no file `host`; put amqp://user:password@host:5672/vhost into "
-            "`uri`, or one value each into `host`, `port`, `username`, `password` and `vhost`"
+            f"{directory} has no file `uri` and no file `host`; put {protocol.example} into `uri`, or one value each "
+            "into `host`, `port`, `username`, `password` and `vhost`",
+            protocol,
         )
     tls = values["ca.crt"] is not None
     return BrokerAddress(
         host=host,
-        port=_port(values["port"] or str(_SCHEMES["amqps" if tls else "amqp"])),
+        port=_port(values["port"], protocol.tls[1] if tls else protocol.plain[1], protocol),
         username=values["username"] or "guest",
         password=values["password"] or "guest",
         vhost=values["vhost"] or "/",
         tls=tls,
         certificate_authority=values["ca.crt"],
+        target=protocol.target,
     )
 
 
-def _from_uri(uri: str, authority: str | None) -> BrokerAddress:
+def _from_uri(uri: str, authority: str | None, protocol: Protocol) -> BrokerAddress:
     try:
         parts = urlsplit(uri)
         port = parts.port
     except ValueError:
         # What cannot be read as a port may be a piece of the password.
-        raise _invalid("`uri` is not a URI such as amqp://user:password@host:5672/vhost") from None
-    if parts.scheme not in _SCHEMES or not parts.hostname:
-        raise _invalid("`uri` must look like amqp://user:password@host:5672/vhost, or amqps://… for TLS")
+        raise _invalid(f"`uri` is not a URI such as {protocol.example}", protocol) from None
+    if parts.scheme not in protocol.ports or not parts.hostname:
+        raise _invalid(f"`uri` must look like {protocol.example}, or {protocol.tls[0]}://… for TLS", protocol)
     return BrokerAddress(
         host=parts.hostname,
-        port=port or _SCHEMES[parts.scheme],
+        port=port or protocol.ports[parts.scheme],
         username=unquote(parts.username or "guest"),
         password=unquote(parts.password or "guest"),
         vhost=unquote(parts.path[1:]) or "/",
-        tls=parts.scheme == "amqps" or authority is not None,
+        tls=parts.scheme == protocol.tls[0] or authority is not None,
         certificate_authority=authority,
+        target=protocol.target,
     )
 
 
-def _port(text: str) -> int:
+def _port(text: str | None, usual: int, protocol: Protocol) -> int:
+    if text is None:
+        return usual
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise _invalid("`port` is not a port number")
+        raise _invalid("`port` is not a port number", protocol)
     return int(text)
 
 
-def _invalid(what: str) -> ConfigurationError:
-    return invalid_secret(what, "rabbitmq")
+def _invalid(what: str, protocol: Protocol) -> ConfigurationError:
+    return invalid_secret(what, protocol.target)

@@ -1,0 +1,1 @@
+"""RabbitMQ's protocol of streams for the target `rabbitmqStream`: frames, connection, messages."""

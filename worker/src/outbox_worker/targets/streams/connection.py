@@ -1,0 +1,354 @@
+"""One connection to the leader of one stream, by RabbitMQ's stream protocol over a plain socket.
+
+Made for one thing: write a whole batch at once while reading what the broker says, and return when every message is
+confirmed, which the broker does once a majority of the stream's replicas has it. One thread uses it. After any error it
+is closed and a new one is made: nothing is resumed.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.targets.streams import frames
+from outbox_worker.targets.streams.frames import Code, Key, Received
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outbox_worker.targets.amqp.broker import BrokerAddress
+
+_CONNECT_SECONDS: Final = 10.0
+_HEARTBEAT_SECONDS: Final = 60
+_FRAME_MAX: Final = 1_048_576
+_SEND_PIECE: Final = 262_144
+_MOST_PUBLISHERS: Final = 200
+"""Of 256 that a connection can have."""
+
+
+def connect_to_leader(address: BrokerAddress, stream: str, *, name: str) -> StreamConnection:
+    """Open a connection to the node that leads the stream, which need not be the one that the address is of.
+
+    Raises:
+        TransientError: a broker cannot be reached, refuses the login, or has no such stream.
+        ConfigurationError: virtual host or TLS settings are wrong.
+
+    """
+    first = StreamConnection(address, stream, name=name)
+    try:
+        leader = first.find_leader()
+        if leader == first.advertised:
+            return first
+        first.close()
+        host, port = leader
+        try:
+            second = StreamConnection(replace(address, host=host, port=port), stream, name=name)
+        except TransientError as err:
+            raise TransientError(
+                f"RabbitMQ at {address} says that stream {stream!r} is led by the node at {host}:{port}: {err}. "
+                "Workers must reach each node at the address that it advertises (advertised_host and advertised_port "
+                "of its stream plugin)",
+                reason=err.reason,
+            ) from err
+    except BaseException:
+        first.close()
+        raise
+    if second.advertised != leader:
+        second.close()
+        raise TransientError(
+            f"RabbitMQ says that stream {stream!r} is led by the node at {host}:{port}, and another node answers "
+            "there; let each node advertise an address of its own (advertised_host, advertised_port)",
+            reason=Reason.TARGET_UNAVAILABLE,
+        )
+    return second
+
+
+class StreamConnection:
+    """An open connection to one node."""
+
+    def __init__(self, address: BrokerAddress, stream: str, *, name: str) -> None:
+        """Connect and log in; `name` is for the broker's list of connections.
+
+        Raises:
+            TransientError: the broker cannot be reached, or refuses the login.
+            ConfigurationError: virtual host or TLS settings are wrong.
+
+        """
+        self._address = address
+        self._stream = stream
+        self._received = bytearray()
+        self._answers: dict[int, Received] = {}
+        self._tuned = False
+        self._requests = 0
+        self._last_sent = self._last_received = time.monotonic()
+        self._heartbeat = float(_HEARTBEAT_SECONDS)
+        self._publishers: dict[str, int] = {}
+        self._outstanding: dict[int, set[int]] = {}
+        self._confirmed: dict[int, set[int]] = {}
+        self.frame_max = _FRAME_MAX
+        self.advertised = ("", 0)
+        """Where this node says that it is."""
+        self._socket = self._open_socket()
+        try:
+            self._log_in(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_socket(self) -> socket.socket:
+        context = self._address.tls_context()
+        try:
+            raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
+        except OSError as err:
+            raise self._unavailable(f"cannot be reached ({err.strerror or err})") from err
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            opened = context.wrap_socket(raw, server_hostname=self._address.host) if context else raw
+        except ssl.SSLCertVerificationError as err:
+            raw.close()
+            raise ConfigurationError(
+                f"RabbitMQ at {self._address}: its certificate is not trusted ({err.verify_message}); "
+                "put the right CA into `ca.crt` of the target's Secret",
+                reason=Reason.CONNECTION_SECRET_INVALID,
+            ) from err
+        except OSError as err:
+            raw.close()
+            raise self._unavailable(f"does not complete a TLS handshake ({err})") from err
+        opened.setblocking(False)
+        return opened
+
+    def _log_in(self, name: str) -> None:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        who = {"product": "outbox-operator", "connection_name": name}
+        self._ask(Key.PEER_PROPERTIES, frames.properties(who), deadline=deadline)
+        self._ask(Key.SASL_HANDSHAKE, deadline=deadline)
+        login = f"\0{self._address.username}\0{self._address.password}".encode()
+        self._ask(Key.SASL_AUTHENTICATE, frames.string("PLAIN"), frames.octets(login), deadline=deadline)
+        self._exchange(b"", deadline, lambda: self._tuned)
+        tuned = frames.frame(Key.TUNE, frames.number(self.frame_max), frames.number(int(self._heartbeat)))
+        opening = self._ask(Key.OPEN, frames.string(self._address.vhost), deadline=deadline, before=tuned)
+        about = opening.properties()
+        port = about.get("advertised_port", "")
+        self.advertised = (about.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+
+    def find_leader(self) -> tuple[str, int]:
+        """Return host and port that the stream's leader advertises.
+
+        Raises:
+            TransientError: there is no such stream, or it has no leader now.
+
+        """
+        found = self._ask(Key.METADATA, frames.strings([self._stream]), deadline=self._soon(), coded=False)
+        brokers: dict[int, tuple[str, int]] = {}
+        for _ in range(found.number()):
+            reference = found.medium()
+            brokers[reference] = (found.string(), found.number())
+        found.number()
+        found.string()
+        code, leader = found.medium(), found.medium()
+        self._check(code)
+        if leader not in brokers:
+            raise self._unavailable(f"has no leader for stream {self._stream!r} now")
+        return brokers[leader]
+
+    def declare(self, reference: str) -> tuple[int, int]:
+        """Return the publisher of this name, and the highest number that the stream has of it; no name: no numbers.
+
+        Raises:
+            OutboxError: the broker refuses it.
+
+        """
+        found = self._publishers.get(reference)
+        if found is None:
+            found = len(self._publishers)
+            if found >= _MOST_PUBLISHERS:
+                raise self._unavailable("was asked for too many publishers on one connection, which is made anew")
+            names = frames.string(reference) + frames.string(self._stream)
+            self._ask(Key.DECLARE_PUBLISHER, frames.short(found), names, deadline=self._soon())
+            self._publishers[reference] = found
+            self._outstanding[found], self._confirmed[found] = set(), set()
+            if reference:
+                return found, self._ask(Key.QUERY_PUBLISHER_SEQUENCE, names, deadline=self._soon()).long()
+        return found, 0
+
+    def publish(self, publisher: int, entries: list[tuple[int, bytes]], *, deadline: float) -> None:
+        """Write one frame of messages with their numbers, and take what the broker says meanwhile."""
+        self._outstanding[publisher].update(number for number, _ in entries)
+        self._exchange(frames.publish(publisher, entries), deadline, lambda: True)
+
+    def await_confirms(self, publisher: int, *, deadline: float) -> None:
+        """Return when the broker has confirmed everything that this publisher published."""
+        self._exchange(b"", deadline, lambda: not self._outstanding[publisher])
+
+    def take_confirmed(self, publisher: int) -> set[int]:
+        """Return the numbers that were confirmed since this was last asked."""
+        found, self._confirmed[publisher] = self._confirmed[publisher], set()
+        return found
+
+    def keep_alive(self) -> None:
+        """Answer heartbeats.
+
+        Raises:
+            TransientError: the broker closed the connection.
+
+        """
+        self._exchange(b"", self._soon(), lambda: True)
+
+    def close(self) -> None:
+        """Drop the connection; what was not confirmed may or may not be in the stream."""
+        self._socket.close()
+
+    def _soon(self) -> float:
+        return time.monotonic() + _CONNECT_SECONDS
+
+    def _ask(self, key: Key, *fields: bytes, deadline: float, before: bytes = b"", coded: bool = True) -> Received:
+        """Send a request, wait for its answer and check that it is yes; `coded`: it has a code."""
+        self._requests += 1
+        request = self._requests
+        sent = before + frames.frame(key, frames.number(request), *fields)
+        self._exchange(sent, deadline, lambda: request in self._answers)
+        found = self._answers.pop(request)
+        if coded:
+            self._check(found.medium())
+        return found
+
+    def _exchange(self, data: bytes, deadline: float, is_done: Callable[[], bool]) -> None:
+        """Write all of the data, reading meanwhile, until it is done."""
+        view = memoryview(data)
+        while True:
+            self._receive()
+            now = time.monotonic()
+            if not view:
+                self._beat(now)
+                if is_done():
+                    return
+            if now > deadline:
+                raise self._unavailable("did not answer in time; it may be blocked by its alarms (disk, memory)")
+            if now - self._last_received > 2 * self._heartbeat:
+                raise self._unavailable("is silent, heartbeats are missing")
+            _, writable, _ = select.select([self._socket], [self._socket] if view else [], [], 0.2)
+            if writable:
+                view = view[self._send(view[:_SEND_PIECE]) :]
+
+    def _beat(self, now: float) -> None:
+        if now - self._last_sent > self._heartbeat / 3:
+            self._send(memoryview(frames.frame(Key.HEARTBEAT)))
+
+    def _send(self, piece: memoryview) -> int:
+        try:
+            sent = self._socket.send(piece)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as err:
+            self._receive()  # the broker's own words, if it said any before it closed
+            raise self._unavailable(f"broke the connection ({err.strerror or err})") from err
+        self._last_sent = time.monotonic()
+        return sent
+
+    def _receive(self) -> None:
+        """Take all that has arrived; raise what the broker closed for."""
+        while True:
+            try:
+                data = self._socket.recv(65536)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except OSError as err:
+                raise self._unavailable(f"broke the connection ({err.strerror or err})") from err
+            if not data:
+                raise self._unavailable("closed the connection")
+            self._last_received = time.monotonic()
+            self._received += data
+            self._take_frames()
+
+    def _take_frames(self) -> None:
+        start, view = 0, bytes(self._received)
+        if view.startswith(b"AMQP"):
+            raise self._unavailable(
+                "speaks AMQP here, not the protocol of streams: their port is 5552, or 5551 for TLS"
+            )
+        while len(view) - start >= frames.SIZE.size:
+            (size,) = frames.SIZE.unpack_from(view, start)
+            begin, end = start + frames.SIZE.size, start + frames.SIZE.size + size
+            if len(view) < end:
+                break
+            try:
+                self._dispatch(frames.read_frame(view[begin:end]))
+            except frames.UnreadableError as err:
+                raise self._unavailable("sent a frame that cannot be read") from err
+            start = end
+        del self._received[:start]
+
+    def _dispatch(self, found: Received) -> None:
+        if found.is_answer:
+            self._answers[found.number()] = found
+            return
+        match found.key:
+            case Key.PUBLISH_CONFIRM:
+                publisher = found.short()
+                confirmed = {found.long() for _ in range(found.number())}
+                self._outstanding[publisher] -= confirmed
+                self._confirmed[publisher] |= confirmed
+            case Key.PUBLISH_ERROR:
+                found.short()
+                found.number()
+                found.long()
+                raise self._refused(found.medium())
+            case Key.METADATA_UPDATE:
+                code, stream = found.medium(), found.string()
+                if stream == self._stream:
+                    raise self._unavailable(f"says that stream {stream!r} has changed ({frames.describe_code(code)})")
+            case Key.TUNE:
+                self.frame_max = min(found.number() or _FRAME_MAX, _FRAME_MAX)
+                self._heartbeat = float(min(found.number() or _HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS))
+                self._tuned = True
+            case Key.CLOSE:
+                found.number()
+                code, why = found.medium(), found.string()
+                raise self._unavailable(f"closed the connection ({frames.describe_code(code)}: {why})")
+            case _:
+                return  # heartbeats, and what later versions say
+
+    def _check(self, code: int) -> None:
+        if code != Code.OK:
+            raise self._refused(code)
+
+    def _refused(self, code: int) -> OutboxError:
+        where = f"RabbitMQ at {self._address}"
+        match code:
+            case Code.AUTHENTICATION_FAILED | Code.SASL_ERROR | Code.REFUSED_FROM_ELSEWHERE:
+                return TransientError(
+                    f"{where} refuses the login of user {self._address.username}; correct the target's Secret",
+                    reason=Reason.AUTHENTICATION_FAILED,
+                )
+            case Code.VIRTUAL_HOST_REFUSED:
+                return ConfigurationError(
+                    f"{where} refuses the virtual host {self._address.vhost}; create it, or correct `vhost` in the "
+                    "target's Secret",
+                    reason=Reason.CONNECTION_SECRET_INVALID,
+                )
+            case Code.NO_SUCH_STREAM:
+                return TransientError(
+                    f"{where} has no stream {self._stream!r}; declare it (a queue of type stream), or correct "
+                    "target.rabbitmqStream.stream",
+                    reason=Reason.MESSAGE_UNROUTABLE,
+                )
+            case Code.ACCESS_REFUSED:
+                return ConfigurationError(
+                    f"{where} does not let user {self._address.username} publish to stream {self._stream!r}; grant the "
+                    "user write permission",
+                    reason=Reason.PERMISSION_DENIED,
+                )
+            case _:
+                return self._unavailable(f"refused a request about {self._stream!r} ({frames.describe_code(code)})")
+
+    def _unavailable(self, what: str) -> TransientError:
+        return TransientError(
+            f"RabbitMQ at {self._address} {what}; it is tried again until it answers", reason=Reason.TARGET_UNAVAILABLE
+        )
