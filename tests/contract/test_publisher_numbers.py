@@ -50,7 +50,7 @@ def begin(connection, lease, *, at=FIRST, mapping="m"):
 
 def passed(before, examined, count):
     """The checkpoint after a batch of so many messages."""
-    return number_batch(Batch(before, examined, (), count, full=False, matched_count=count)).examined
+    return number_batch(Batch(before, examined, (), count, full=False, matched_count=count), before).examined
 
 
 @pytest.fixture

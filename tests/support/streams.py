@@ -60,7 +60,7 @@ def _entry(message: AMQPMessage) -> Entry:
     headers = {_text(name): _text(value) for name, value in (message.application_properties or {}).items()}
     return Entry(
         str(_text(about.message_id)), _text(about.subject), _text(about.content_type), about.creation_time, headers,
-        b"".join(message.body) if isinstance(message.body, list) else bytes(message.body),
+        bytes(message.body),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
-from outbox_worker.targets.amqp.broker import read_broker_address
+from outbox_worker.targets.amqp.broker import STREAM, read_broker_address
 
 
 def write(directory, **keys):
@@ -53,3 +53,18 @@ def test_an_authority_that_is_no_certificate(tmp_path):
     address = read_broker_address(write(tmp_path, host="h", ca_crt="not a certificate"))
     with pytest.raises(ConfigurationError, match=r"`ca.crt` holds no PEM certificate"):
         address.tls_context()
+
+
+@pytest.mark.parametrize(
+    ("keys", "port", "tls"),
+    [({"uri": "rabbitmq-stream://h"}, 5552, False), ({"uri": "rabbitmq-stream+tls://h"}, 5551, True),
+     ({"host": "h"}, 5552, False), ({"host": "h", "ca_crt": "PEM"}, 5551, True)],
+)  # fmt: skip
+def test_streams_have_schemes_and_ports_of_their_own(tmp_path, keys, port, tls):
+    address = read_broker_address(write(tmp_path, **keys), STREAM)
+    assert (address.port, address.tls) == (port, tls)
+
+
+def test_what_is_wrong_names_the_target_that_it_is_of(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"target\.rabbitmqStream\..*must look like rabbitmq-stream://"):
+        read_broker_address(write(tmp_path, uri="amqp://h"), STREAM)

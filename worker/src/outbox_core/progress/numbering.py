@@ -1,25 +1,28 @@
 """PURE: numbers by which a receiver drops messages that it has already: they count messages in reading order.
 
-A receiver that has number 7 drops whatever comes with 7 or less, and says that it has it. So one number must never be
-given to two messages, also not by two processes, one of which froze: the second message would be lost. The number of a
-message therefore depends on nothing but what is stored with the checkpoint and on the order of messages: the first
-message after the checkpoint has the stored number plus 1, and each message that the processor's filters let through
-counts, also those that are not handled now (failed before, delayed, behind one that failed).
+A receiver that has number 7 drops whatever comes with 7 or less, and says that it has it. So a number must never be
+given to two messages, nor come after a higher one: either message would be lost, also where one was sent by a process
+that froze and wakes late. From that three rules follow.
 
-A number counts in one space only. Whatever could give another order (`outbox.open_publisher_numbers` says what) begins
-another space, with a name that was never used: messages may be repeated then, none is lost.
+1. A number depends on nothing but what is stored with the checkpoint and on the order of messages: the first message
+   after the checkpoint has the stored number plus 1, and each one that the processor's filters let through counts.
+2. A number counts in one space only. Whatever could give another order (`outbox.open_publisher_numbers` says what)
+   begins another space, with a name that was never used: messages may be repeated then, none is lost.
+3. Nothing is sent with a number behind a message that is not sent with its own (it failed, is delayed, or waits behind
+   one that did) before a checkpoint beyond that is stored: what is excluded now can be handled by a successor. It is
+   sent without a number instead, as are held messages, and may be repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
+    from outbox_core.progress.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +39,35 @@ class Numbering:
     last: int
 
 
-def number_batch(batch: Batch) -> Batch:
+def number_batch(batch: Batch, stored: Checkpoint | None) -> Batch:
     """Count the messages of a batch as it was read; must be done before anything of it is handled.
 
-    Where the checkpoint before it has no number, its end has none.
+    Args:
+        batch: where the checkpoint before it has no number, its end has none.
+        stored: the checkpoint in the database. Where messages between it and the batch were counted, another batch is
+            in flight, and may yet turn out to hold one that failed: the batch gets no numbers (rule 3).
+
     """
     before = batch.after.numbering
     if before is None:
         return batch
     after = Numbering(before.space, before.last + batch.matched_count + len(batch.excluded))
-    return replace(batch, examined=replace(batch.examined, numbering=after))
+    numbered = replace(batch, examined=replace(batch.examined, numbering=after))
+    if stored is None or stored.numbering != before:
+        return replace(numbered, after=replace(batch.after, numbering=None))
+    return numbered
 
 
-def list_numbers(batch: Batch) -> list[int] | None:
-    """Return the numbers of the messages that are to be handled, in order.
-
-    None: they have none. Held messages have none: others with higher numbers may have been handed over before them.
-    """
+def list_numbers(batch: Batch) -> list[int | None]:
+    """Return the numbers of the messages that are to be handled, in order; None: it is sent without one (rule 3)."""
     before = batch.after.numbering
     if before is None or batch.held:
-        return None
-    excluded = sorted(batch.excluded)
-    return [before.last + 1 + index + bisect_left(excluded, message.checkpoint) for index, message in enumerate(batch)]
+        return [None] * len(batch)
+    first = min(batch.excluded, default=None)
+    return [
+        number if first is None or message.checkpoint < first else None
+        for number, message in enumerate(batch, before.last + 1)
+    ]
 
 
 def describe_mapping(config: ProcessorConfig) -> str:

@@ -113,7 +113,7 @@ def steps_of_an_owner(
         """Find the next batch; the last one before the worker stops is handled with it."""
         fetched = feed.fetch(state)
         if isinstance(fetched, outcomes.Fetched):
-            fetched = replace(fetched, batch=number_batch(fetched.batch))
+            fetched = replace(fetched, batch=number_batch(fetched.batch, state.stored))
         if isinstance(fetched, outcomes.Fetched) and fetched.is_last:
             handled = handling.handle(replace(state, batch=fetched.batch))
             if isinstance(handled, outcomes.Stored):

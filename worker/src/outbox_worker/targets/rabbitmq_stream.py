@@ -1,7 +1,7 @@
 """Target `rabbitmqStream`: a batch is published with numbers of its messages, by which the broker drops what it has.
 
-What is published again after a crash has the same number, so the stream has it once (`outbox_core.progress.numbering`
-says when numbers begin anew, and messages may be repeated). Held messages are published without a number.
+What is published again after a crash has the same number, so the stream has it once. `outbox_core.progress.numbering`
+says which messages have none, and when numbers begin anew: those may be repeated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from outbox_core.ports import OutsideTransaction
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.numbering import list_numbers
 from outbox_core.report import Reason
+from outbox_core.spec import Blocks
 from outbox_worker.logs import get_logger
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.amqp.broker import STREAM, read_broker_address
@@ -37,20 +38,24 @@ if TYPE_CHECKING:
     from outbox_worker.targets.streams.connection import StreamConnection
 
 _log = get_logger("outbox.worker")
+_PREFIX: Final = "outbox-"
+"""Of the names by which the broker keeps numbers."""
 _WINDOW: Final = 65_536
 """Bytes in one frame: the broker works while the next ones are encoded."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at a batch: its messages with their numbers, by which publisher, and why some failed.
+    """One attempt at a batch: its messages with their numbers, what was sent of them, and why some failed.
 
-    Without a reference numbers mean nothing but to this connection, whose confirms name them.
+    What is sent is known by publisher and number. A publisher without a name of its numbers has some all the same: they
+    mean nothing but to this connection, whose confirms name them.
     """
 
-    numbered: list[tuple[int, Message]]
-    reference: str
-    publisher: int | None = None
+    messages: list[tuple[int | None, Message]]
+    space: str = ""
+    sent: dict[tuple[int, int], Message] = field(default_factory=dict)
+    unnumbered: set[tuple[int, int]] = field(default_factory=set)
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
 
@@ -58,7 +63,14 @@ class RabbitmqStreamSink(OutsideTransaction):
     """Publisher of one processor to one stream."""
 
     def __init__(
-        self, target: RabbitmqStreamTarget, directory: Path, *, timeout: float, processor_id: str, pod: str
+        self,
+        target: RabbitmqStreamTarget,
+        directory: Path,
+        *,
+        timeout: float,
+        stops: bool,
+        processor_id: str,
+        pod: str,
     ) -> None:
         """Keep the settings; nothing is opened.
 
@@ -66,6 +78,7 @@ class RabbitmqStreamSink(OutsideTransaction):
             target: the resource's words.
             directory: the mounted Secret of `target.connection`.
             timeout: seconds for one batch.
+            stops: nothing is sent behind a message that fails.
             processor_id: named in application properties and in the broker's list of connections.
             pod: who publishes, named in application properties.
 
@@ -73,6 +86,7 @@ class RabbitmqStreamSink(OutsideTransaction):
         self._stream = target.stream
         self._directory = directory
         self._timeout = timeout
+        self._stops = stops
         self._name = f"outbox {processor_id} {pod}"
         self._encoder = StreamEncoder(processor_id=processor_id, pod=pod)
         self._connection: StreamConnection | None = None
@@ -117,7 +131,7 @@ class RabbitmqStreamSink(OutsideTransaction):
         """
         attempt = self._begin(batch, epoch)
         try:
-            if attempt.numbered:
+            if attempt.messages:
                 self._publish(attempt, epoch)
         except BaseException as err:
             self._give_up(batch, attempt)
@@ -127,59 +141,65 @@ class RabbitmqStreamSink(OutsideTransaction):
                     reason=Reason.TARGET_UNAVAILABLE,
                 ) from err
             raise
-        return self._taken.conclude(batch, (message for _, message in attempt.numbered), attempt.failed)
+        return self._taken.conclude(batch, attempt.sent.values(), attempt.failed)
 
     def _begin(self, batch: Batch, epoch: int) -> _Attempt:
-        numbers = list_numbers(batch)
-        left = self._taken.left_of(batch, epoch)
-        if numbers is None or batch.after.numbering is None:
-            first = self._unnumbered + 1
-            self._unnumbered += len(left)
-            return _Attempt(list(enumerate(left, first)), "")
-        reference = f"outbox-{batch.after.numbering.space}"
-        kept = {message.checkpoint for message in left}
-        both = zip(numbers, batch, strict=True)
-        return _Attempt([(number, message) for number, message in both if message.checkpoint in kept], reference)
+        left = {message.checkpoint for message in self._taken.left_of(batch, epoch)}
+        numbered = zip(list_numbers(batch), batch, strict=True)
+        space = "" if batch.after.numbering is None else batch.after.numbering.space
+        return _Attempt([(number, message) for number, message in numbered if message.checkpoint in left], space)
 
     def _publish(self, attempt: _Attempt, epoch: int) -> None:
         deadline = time.monotonic() + self._timeout
         connection = self._open()
-        attempt.publisher, has = connection.declare(attempt.reference)
-        if has >= attempt.numbered[0][0]:
-            _log.info(
-                "the stream has messages beyond the checkpoint", extra={"first": attempt.numbered[0][0], "has": has}
-            )
-        for entries in self._encode(attempt, epoch, connection.frame_max):
-            connection.publish(attempt.publisher, entries, deadline=deadline)
-        connection.await_confirms(attempt.publisher, deadline=deadline)
-        connection.take_confirmed(attempt.publisher)
+        for reference, entries in self._encode(attempt, epoch, connection.frame_max):
+            publisher, has = connection.declare(reference)
+            if has >= entries[0][0]:
+                extra = {"first": entries[0][0], "has": has}
+                _log.info("the stream has messages beyond the checkpoint", extra=extra)
+            keys = [((publisher, number), message) for number, message, _ in entries]
+            attempt.sent.update(keys)
+            if not reference:
+                attempt.unnumbered.update(key for key, _ in keys)
+            connection.publish(publisher, [(number, encoded) for number, _, encoded in entries], deadline=deadline)
+        connection.await_confirms(deadline=deadline)
 
-    def _encode(self, attempt: _Attempt, epoch: int, frame_max: int) -> Iterator[list[tuple[int, bytes]]]:
-        """Give out what goes into one frame, in order."""
+    def _encode(
+        self, attempt: _Attempt, epoch: int, frame_max: int
+    ) -> Iterator[tuple[str, list[tuple[int, Message, bytes]]]]:
+        """Give out what goes into one frame, in order, and the name of its numbers; no name: they mean nothing."""
         most = frame_max - PUBLISH_OVERHEAD - ENTRY_OVERHEAD
-        entries: list[tuple[int, bytes]] = []
-        size = 0
-        for number, message in attempt.numbered:
+        entries: list[tuple[int, Message, bytes]] = []
+        reference, size = "", 0
+        for number, message in attempt.messages:
             encoded = self._encoder.encode(message, epoch)
             if len(encoded) > most:
                 attempt.failed[message.checkpoint] = build_refusal(
                     message, f"it takes {len(encoded)} bytes, and the broker's frame_max leaves {most} for one message"
                 )
+                if self._stops:
+                    break
                 continue
-            if entries and size + len(encoded) + ENTRY_OVERHEAD > min(_WINDOW, most):
-                yield entries
+            # Behind one that is not in the stream none is sent with a number: that one's would come too late.
+            own = "" if number is None or attempt.failed else f"{_PREFIX}{attempt.space}"
+            if entries and (own != reference or size + len(encoded) + ENTRY_OVERHEAD > min(_WINDOW, most)):
+                yield reference, entries
                 entries, size = [], 0
-            entries.append((number, encoded))
+            reference = own
+            entries.append((self._next() if number is None or not own else number, message, encoded))
             size += len(encoded) + ENTRY_OVERHEAD
         if entries:
-            yield entries
+            yield reference, entries
+
+    def _next(self) -> int:
+        self._unnumbered += 1
+        return self._unnumbered
 
     def _give_up(self, batch: Batch, attempt: _Attempt) -> None:
         """Drop the connection; remember what of messages without numbers is in the stream."""
-        connection = self._connection
-        if connection is not None and attempt.publisher is not None and not attempt.reference:
-            sent = connection.take_confirmed(attempt.publisher)
-            self._taken.add(batch, (message for number, message in attempt.numbered if number in sent))
+        if self._connection is not None:
+            taken = attempt.unnumbered - self._connection.outstanding
+            self._taken.add(batch, (attempt.sent[key] for key in attempt.sent if key in taken))
         self.close()
 
     def _open(self) -> StreamConnection:
@@ -195,6 +215,7 @@ def build(target: RabbitmqStreamTarget, config: ProcessorConfig, settings: Setti
         target,
         settings.connections / "target",
         timeout=config.delivery.timeout.total_seconds(),
+        stops=config.delivery.blocking is Blocks.PARTITION,
         processor_id=config.processor_id,
         pod=settings.pod,
     )

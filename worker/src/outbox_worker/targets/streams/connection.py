@@ -89,8 +89,8 @@ class StreamConnection:
         self._last_sent = self._last_received = time.monotonic()
         self._heartbeat = float(_HEARTBEAT_SECONDS)
         self._publishers: dict[str, int] = {}
-        self._outstanding: dict[int, set[int]] = {}
-        self._confirmed: dict[int, set[int]] = {}
+        self.outstanding: set[tuple[int, int]] = set()
+        """Publisher and number of each message that was published and is not confirmed."""
         self.frame_max = _FRAME_MAX
         self.advertised = ("", 0)
         """Where this node says that it is."""
@@ -173,24 +173,18 @@ class StreamConnection:
             names = frames.string(reference) + frames.string(self._stream)
             self._ask(Key.DECLARE_PUBLISHER, frames.short(found), names, deadline=self._soon())
             self._publishers[reference] = found
-            self._outstanding[found], self._confirmed[found] = set(), set()
             if reference:
                 return found, self._ask(Key.QUERY_PUBLISHER_SEQUENCE, names, deadline=self._soon()).long()
         return found, 0
 
     def publish(self, publisher: int, entries: list[tuple[int, bytes]], *, deadline: float) -> None:
         """Write one frame of messages with their numbers, and take what the broker says meanwhile."""
-        self._outstanding[publisher].update(number for number, _ in entries)
+        self.outstanding.update((publisher, number) for number, _ in entries)
         self._exchange(frames.publish(publisher, entries), deadline, lambda: True)
 
-    def await_confirms(self, publisher: int, *, deadline: float) -> None:
-        """Return when the broker has confirmed everything that this publisher published."""
-        self._exchange(b"", deadline, lambda: not self._outstanding[publisher])
-
-    def take_confirmed(self, publisher: int) -> set[int]:
-        """Return the numbers that were confirmed since this was last asked."""
-        found, self._confirmed[publisher] = self._confirmed[publisher], set()
-        return found
+    def await_confirms(self, *, deadline: float) -> None:
+        """Return when the broker has confirmed everything that was published."""
+        self._exchange(b"", deadline, lambda: not self.outstanding)
 
     def keep_alive(self) -> None:
         """Answer heartbeats.
@@ -292,9 +286,7 @@ class StreamConnection:
         match found.key:
             case Key.PUBLISH_CONFIRM:
                 publisher = found.short()
-                confirmed = {found.long() for _ in range(found.number())}
-                self._outstanding[publisher] -= confirmed
-                self._confirmed[publisher] |= confirmed
+                self.outstanding.difference_update([(publisher, found.long()) for _ in range(found.number())])
             case Key.PUBLISH_ERROR:
                 found.short()
                 found.number()
