@@ -44,6 +44,8 @@ _TEST_CLOCK: Final = (
 )
 _UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py"
 _KAFKA: Final = "tests/integration/worker/targets/test_kafka_sink.py"
+_STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
+_STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
@@ -359,6 +361,49 @@ BROKER: Final = (
         "        while self._heard.waiting:\n",
         "        while False:\n",
         f"{_KAFKA}::TestWhatIsSent",
+    ),
+    _fault(
+        "a stream is given no numbers",
+        f"{WORKER}/targets/rabbitmq_stream.py",
+        'own = "" if number is None or attempt.failed else f"{_PREFIX}{attempt.space}"',
+        'own = ""',
+        f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
+    ),
+    _fault(
+        "a number is sent before that of a message that failed",
+        f"{WORKER}/targets/rabbitmq_stream.py",
+        'own = "" if number is None or attempt.failed else',
+        'own = "" if number is None else',
+        f"{_STREAM_SINK}::test_a_message_that_failed_can_still_be_published",
+    ),
+    _fault(
+        "a number is sent before that of a message that waits",
+        f"{CORE}/progress/numbering.py",
+        "first = min(batch.excluded, default=None)",
+        "first = None",
+        f"{_STREAM}::test_what_was_delayed_when_others_were_published_is_not_taken_for_published",
+    ),
+    _fault(
+        "other messages are given the same numbers",
+        f"{CORE}/progress/numbering.py",
+        'f"{source}\\n{divided}\\n{target}".encode()',
+        'f"{target}".encode()',
+        f"{_STREAM}::test_a_wider_filter_loses_nothing_of_what_was_published_before_the_kill",
+    ),
+    _fault(
+        "numbers go on from a checkpoint that they are not of",
+        f"{SQL}/publisher_numbers.sql",
+        'WHERE (n.place, n.mapping, n.transaction_id, n."position")\n'
+        '                    = (excluded.place, excluded.mapping, excluded.transaction_id, excluded."position")',
+        "WHERE (n.place, n.mapping) = (excluded.place, excluded.mapping)",
+        "tests/contract/test_publisher_numbers.py::test_they_begin_anew_under_a_name_never_used",
+    ),
+    _fault(
+        "the number is not stored with its checkpoint",
+        f"{WORKER}/postgres/transactions/transaction.py",
+        "            numbers.store_number(connection, self._key, request.new)\n",
+        "            pass\n",
+        f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
     ),
 )
 

@@ -174,7 +174,13 @@ class StreamConnection:
             self._ask(Key.DECLARE_PUBLISHER, frames.short(found), names, deadline=self._soon())
             self._publishers[reference] = found
             if reference:
-                return found, self._ask(Key.QUERY_PUBLISHER_SEQUENCE, names, deadline=self._soon()).long()
+                answer = self._ask(Key.QUERY_PUBLISHER_SEQUENCE, names, deadline=self._soon(), coded=False)
+                code = answer.medium()
+                if (
+                    code != Code.ACCESS_REFUSED
+                ):  # the broker tells it to who may read, and it is only written to the log
+                    self._check(code)
+                    return found, answer.long()
         return found, 0
 
     def publish(self, publisher: int, entries: list[tuple[int, bytes]], *, deadline: float) -> None:
