@@ -93,6 +93,11 @@ class ProcessorConfig(SpecModel):
         return self.target is not None and self.target.database is not None
 
     @property
+    def numbers_messages(self) -> bool:
+        """The target's receiver drops what it has by numbers (`progress.numbering`), which checkpoints carry."""
+        return self.target is not None and self.target.kind.numbers
+
+    @property
     def guarantee(self) -> Guarantee:
         """The guarantee in force: as asked, or the strongest that the target has."""
         if self.delivery.guarantee is not None:

@@ -146,11 +146,6 @@ class AnyTarget(Protocol):
         """Give everything back; never raises."""
         return
 
-    @property
-    def numbers_messages(self) -> bool:
-        """The receiver drops what it has by numbers (`outbox_core.progress.numbering`), which checkpoints carry."""
-        return False
-
 
 @runtime_checkable
 class InTransaction(AnyTarget, Protocol):

@@ -68,7 +68,6 @@ class SparkPipeline:
     """The target of a Spark processor."""
 
     needs_payload = False
-    numbers_messages = False
 
     def __init__(
         self, config: ProcessorConfig, key: ProcessorKey, *, source: Path, handler: Path, sessions: SessionStarter

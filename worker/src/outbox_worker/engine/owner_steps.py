@@ -313,7 +313,7 @@ class OwnerSteps:
             with connection.transaction():
                 ownership.limit_transaction(connection, self._lease)
                 found = self._unit.load(connection, lease)
-                if found is not None and self._context.target.numbers_messages:
+                if found is not None and self._context.config.numbers_messages:
                     found = self._with_numbers(connection, lease, found)
         except checkpoints.TamperedError as err:
             # The worker that was told did not record it; or no worker was there to be told.

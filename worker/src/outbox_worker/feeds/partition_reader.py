@@ -46,7 +46,7 @@ class PartitionReader:
         self._source = context.databases.source
         self._has_remote_target = context.databases.has_remote_target
         # A number that was handed over with a message must be no other message's after a crash of this server.
-        self._reads_durably = self._has_remote_target or context.target.numbers_messages
+        self._reads_durably = self._has_remote_target or context.config.numbers_messages
         self._key = context.config.delivery.message_key
         # What was read ahead is not in the transaction at whose end it is known that no crash takes it back.
         can_wait = context.target.needs_payload and not self._reads_durably

@@ -93,11 +93,6 @@ class RabbitmqStreamSink(OutsideTransaction):
         self._unnumbered = 0
         self._taken = TakenMessages()
 
-    @property
-    @override
-    def numbers_messages(self) -> bool:
-        return True
-
     @override
     def check(self) -> None:
         """Look at the Secret. The broker itself is asked when there is something to publish."""
