@@ -14,9 +14,9 @@ from outbox_core.message import Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import PartitionKey
-from outbox_worker.targets.kafka import Refused, find_blamed
 from outbox_worker.targets.librdkafka import answers
 from outbox_worker.targets.librdkafka.records import RecordBuilder, build_headers, build_topic
+from outbox_worker.targets.librdkafka.rounds import Refused, find_blamed
 from outbox_worker.targets.librdkafka.settings import (
     LARGEST_MESSAGE,
     ROUND_BYTES,
@@ -52,7 +52,7 @@ class TestTheSecret:
          (LOGIN | {"tls": "true"}, "sasl_ssl")],
     )  # fmt: skip
     def test_the_protocol_follows_from_what_is_there(self, tmp_path, keys, protocol):
-        config = read_broker_settings(write(tmp_path, **keys)).as_config("outbox")
+        config = read_broker_settings(write(tmp_path, **keys)).as_producer("outbox")
         assert config["security.protocol"] == protocol
         assert ("sasl.password" in config) == ("sasl" in protocol)
 
@@ -60,13 +60,13 @@ class TestTheSecret:
         make_certificates(tmp_path)
         settings = read_broker_settings(write(tmp_path))
         assert settings.tls
-        assert settings.as_config("outbox")["ssl.ca.pem"] == (tmp_path / "ca.crt").read_text().strip()
+        assert settings.as_producer("outbox")["ssl.ca.pem"] == (tmp_path / "ca.crt").read_text().strip()
 
     def test_mechanism_servers_and_what_is_printed(self, tmp_path):
         keys = LOGIN | {"bootstrapServers": " a.test:1,\n[::1]:2 ", "saslMechanism": "SCRAM-SHA-256\n"}
         settings = read_broker_settings(write(tmp_path, **keys))
         assert settings.servers == "a.test:1,[::1]:2"
-        assert settings.as_config("outbox")["sasl.mechanisms"] == "SCRAM-SHA-256"
+        assert settings.as_producer("outbox")["sasl.mechanisms"] == "SCRAM-SHA-256"
         assert "s3cret" not in repr(settings)
 
     @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ class TestTheSecret:
     def test_the_client_takes_these_settings_and_keeps_the_promises(self):
         """No broker is there: the producer is made, and not asked for anything."""
         for settings in (BrokerSettings("localhost:1", tls=False), BrokerSettings("localhost:1", tls=True, **LOGIN)):
-            config = settings.as_config("outbox")
+            config = settings.as_producer("outbox")
             Producer(config | {"log_level": 0})  # raises where it does not know one
             assert (config["enable.idempotence"], config["acks"], config["message.timeout.ms"]) == (True, "all", 0)
             # One request for each partition and round; and the largest message has a place in the queue.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -68,20 +68,25 @@ class _Heard:
 class KafkaProducer:
     """Sends messages and waits for what becomes of them."""
 
-    def __init__(self, settings: BrokerSettings, client: str) -> None:
+    in_transaction = False
+    """The brokers take all that is sent between two calls, or nothing."""
+
+    def __init__(self, settings: BrokerSettings, client: str, **more: Any) -> None:
         """Make it; it connects by itself.
 
         Args:
             settings: of the Secret.
             client: its name in the brokers' logs.
+            more: settings of librdkafka, with `_` for each dot.
 
         """
         self.settings = settings
         self._heard = _Heard(settings)
         self.topics: set[str] = set()
         """Those that it knows, until its end."""
+        config = settings.as_producer(client) | {name.replace("_", "."): value for name, value in more.items()}
         try:
-            self._producer = Producer(settings.as_config(client), logger=_log, error_cb=self._heard.note_error)
+            self._producer = Producer(config, logger=_log, error_cb=self._heard.note_error)
         except KafkaException as err:
             raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
 
@@ -157,13 +162,18 @@ class KafkaProducer:
         """Call what is due: reports, errors, lines of the log."""
         self._hear(self._producer.poll, 0)
 
-    def await_answers(self, deadline: float) -> None:
+    def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> None:
         """Wait until each message that was sent has its answer.
+
+        Args:
+            deadline: when to give up.
+            is_refused: whether a message was refused; in a transaction nothing else is awaited then.
 
         Raises:
             OutboxError: the brokers do not answer.
 
         """
+        del is_refused
         while self._heard.waiting:
             self._hear(self._producer.flush, _SLICE)  # sends at once, without lingering
             if self._heard.waiting:

@@ -36,9 +36,13 @@ class BrokerSettings:
     mechanism: str = "PLAIN"
     authority: str | None = field(repr=False, default=None)
 
-    def as_config(self, client: str) -> dict[str, Any]:
+    def as_producer(self, client: str) -> dict[str, Any]:
         """Build the settings of a producer that calls itself `client`."""
-        config: dict[str, Any] = _PRODUCER | {"bootstrap.servers": self.servers, "client.id": client}
+        return _PRODUCER | self.as_client(client)
+
+    def as_client(self, client: str) -> dict[str, Any]:
+        """Build the settings of any client: how it connects."""
+        config: dict[str, Any] = _CLIENT | {"bootstrap.servers": self.servers, "client.id": client}
         protocol = "ssl" if self.tls else "plaintext"
         if self.authority is not None:
             config["ssl.ca.pem"] = self.authority
@@ -51,6 +55,11 @@ class BrokerSettings:
         return config | {"security.protocol": protocol}
 
 
+_CLIENT: Final[dict[str, Any]] = {
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+    "log.connection.close": False,
+}
 _PRODUCER: Final[dict[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
@@ -67,9 +76,6 @@ _PRODUCER: Final[dict[str, Any]] = {
     "queue.buffering.max.messages": 100_000,
     "queue.buffering.max.kbytes": _QUEUE_KIBIBYTES,
     "topic.metadata.propagation.max.ms": 5000,
-    "reconnect.backoff.max.ms": 1000,
-    "socket.keepalive.enable": True,
-    "log.connection.close": False,
 }
 
 

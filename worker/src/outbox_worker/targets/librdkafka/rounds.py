@@ -1,0 +1,212 @@
+"""Sends messages in rounds, each awaited before the next, and finds out whom an answer blames.
+
+In a round each partition gets one request, so that nothing overtakes an earlier message of its key. A broker refuses
+all of a request for one message of it: halves of those messages are sent again, until the one to blame is alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka import KafkaException
+
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.progress.barrier import key_of
+from outbox_core.report import Reason
+from outbox_core.spec import Blocks, Mode, PartitionKey
+from outbox_worker.targets.librdkafka.answers import build_refusal, classify_error, is_not_tried, is_refusal
+from outbox_worker.targets.librdkafka.records import RecordBuilder
+from outbox_worker.targets.librdkafka.settings import ROUND_BYTES, ROUND_MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from confluent_kafka import KafkaError
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Message
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.targets.librdkafka.producer import KafkaProducer
+    from outbox_worker.targets.librdkafka.records import Record
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
+
+
+class Refused(NamedTuple):
+    """A message in a request that the brokers refused."""
+
+    message: Message
+    error: KafkaError
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at a batch: what was taken, which messages failed and why, and the keys that wait behind them."""
+
+    messages: list[Message]
+    epoch: int
+    deadline: float
+    taken: list[Message] = field(default_factory=list)
+    failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
+    blocked: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the brokers said of one round. `fault`: what no message is to blame for, the first of it."""
+
+    attempt: Attempt
+    settings: BrokerSettings
+    refused: list[Refused] = field(default_factory=list)
+    fault: OutboxError | None = None
+
+    def note(self, message: Message, topic: str, error: KafkaError | None, partition: int) -> None:
+        if error is None:
+            self.attempt.taken.append(message)
+        elif is_refusal(error):
+            self.refused.append(Refused(message, error, topic, partition))
+        elif not is_not_tried(error):
+            self.note_fault(error, topic)
+
+    def note_fault(self, error: KafkaError, topic: str) -> None:
+        found = classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
+        self.fault = self.fault or found
+
+
+class Sent(NamedTuple):
+    """What came of a round.
+
+    Attributes:
+        tried: messages of the part that were tried, from its beginning.
+        refused: the brokers refused some of them.
+        again: those that are to be tried again, in parts that are to be sent one after the other. Without a refusal, in
+            a transaction: the client gave them up because of an earlier refusal.
+
+    """
+
+    tried: int
+    refused: bool
+    again: list[list[Message]]
+
+
+class Rounds:
+    """Sends the messages of one processor."""
+
+    def __init__(self, topic: str, config: ProcessorConfig, pod: str) -> None:
+        """Keep what decides about a message's record, and what waits behind one that fails.
+
+        Args:
+            topic: the resource's template.
+            config: the processor's, for its name and key.
+            pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
+
+        """
+        self._delivery = config.delivery
+        self._key = config.delivery.message_key or PartitionKey()
+        self._records = RecordBuilder(topic, self._key, processor_id=config.processor_id, pod=pod)
+
+    def check_key(self) -> None:
+        """Look whether a message's key can be known.
+
+        Raises:
+            ConfigurationError: it is in a column that is not read.
+
+        """
+        if self._key.column not in (None, "partition_key"):
+            where = "source.table.columns.partitionKey"
+            raise ConfigurationError(f"target.kafka sees the key in a column only where {where} names it: do that")
+
+    def send(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Sent:
+        """Send the first messages of a part, as many as make a round, and await the answers.
+
+        Raises:
+            OutboxError: no message is to blame.
+
+        """
+        answers, count, size = _Answers(attempt, producer.settings), 0, 0
+        answered = len(attempt.taken) + len(attempt.failed)
+        for message in part:
+            if (taken := self._hand_over(message, answers, producer, room=ROUND_BYTES - size, first=not size)) is None:
+                break
+            count, size = count + 1, size + taken
+            if size >= ROUND_BYTES or count >= ROUND_MESSAGES:
+                break
+        producer.await_answers(attempt.deadline, lambda: bool(answers.refused))
+        if producer.fatal is not None and not answers.refused:
+            answers.note_fault(producer.fatal, "")
+        if answers.fault is not None and not (producer.in_transaction and answers.refused):
+            raise answers.fault
+        for each in find_blamed(answers.refused):
+            self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
+        if len(attempt.taken) + len(attempt.failed) - answered == count:
+            return Sent(count, bool(answers.refused), [])
+        done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
+        left = [message for message in part[:count] if message.checkpoint not in done]
+        if left and not answers.refused and not producer.in_transaction:
+            raise TransientError(
+                "the Kafka client gave messages up and does not say why; they are tried again with another producer",
+                reason=Reason.TARGET_UNAVAILABLE,
+            )
+        half = (len(left) + 1) // 2
+        return Sent(count, bool(answers.refused), [left[:half], left[half:]])
+
+    def _hand_over(
+        self, message: Message, answers: _Answers, producer: KafkaProducer, *, room: int, first: bool
+    ) -> int | None:
+        """Give one message to the producer; return its size. None: it is not for this round, or no more can be sent."""
+        attempt = answers.attempt
+        try:
+            record = self._build_record(message, attempt)
+            if record.size > room and not first:
+                return None
+            producer.find_topic(record.topic, attempt.deadline)
+            given = producer.send(record, partial(answers.note, message, record.topic), attempt.deadline)
+        except HandlerError as err:
+            self._fail(attempt, message, err)
+        except KafkaException as err:
+            error: KafkaError = err.args[0]
+            if not is_refusal(error):
+                answers.note_fault(error, record.topic)
+                return None
+            self._fail(attempt, message, build_refusal(error, record.topic, message.checkpoint))
+        except OutboxError as err:  # what was given before it is awaited first
+            answers.fault = answers.fault or err
+            return None
+        else:
+            return record.size if given else None
+        return 0
+
+    def _fail(self, attempt: Attempt, message: Message, error: HandlerError) -> None:
+        attempt.failed[message.checkpoint] = error
+        if (behind := self._blocked_by(message)) is not None:
+            attempt.blocked.add(behind)
+
+    def _blocked_by(self, message: Message) -> str | None:
+        """Return the key that waits when this message fails; None: nothing does."""
+        if self._delivery.mode is Mode.COMPETING or self._delivery.blocking is Blocks.NOTHING:
+            return None
+        return key_of(message, self._key)
+
+    def _build_record(self, message: Message, attempt: Attempt) -> Record:
+        """Build what is sent.
+
+        Raises:
+            HandlerError: the message cannot be sent now.
+
+        """
+        if attempt.blocked and self._blocked_by(message) in attempt.blocked:
+            raise HandlerError(
+                "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
+            )
+        return self._records.build(message, attempt.epoch)
+
+
+def find_blamed(refused: Iterable[Refused]) -> list[Refused]:
+    """Find those that were alone in their request: no other message can be to blame."""
+    refused = list(refused)
+    together = Counter((each.topic, each.partition) for each in refused)
+    return [each for each in refused if together[each.topic, each.partition] == 1]
