@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
-from outbox_core.progress.coverage import as_window, covers, cut, decide_catch_up, find_common, join, meet
+from outbox_core.progress.coverage import as_window, covers, cut, decide_catch_up, find_common, has_examined, join, meet
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 
@@ -150,3 +150,9 @@ def test_a_snapshot_that_is_cut_knows_no_id_above_the_last_message(now, kept, ne
     for transaction_id in IDS:
         wanted = now.sees(transaction_id) and transaction_id < max(1, (newest or 0) + 1, kept_end)
         assert found.sees(transaction_id) == wanted
+
+
+@given(places)
+def test_each_message_is_examined_at_a_checkpoint_or_it_is_not(checkpoint):
+    found = {each for each in MESSAGES if has_examined(checkpoint, Checkpoint(*each))}
+    assert found == examined(checkpoint)

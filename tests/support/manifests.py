@@ -53,6 +53,13 @@ VALID = [
     pytest.param(worker(target=KAFKA), id="kafka"),
     pytest.param(worker(target=STREAM, source=IN_ORDER), id="a stream of RabbitMQ"),
     pytest.param(worker(target=STREAM, source=IN_ORDER, delivery=PARTITIONED), id="a stream of RabbitMQ, partitioned"),
+    pytest.param(
+        worker(
+            target={"kafka": KAFKA["kafka"] | {"checkpointTopic": "orders-checkpoints"}},
+            delivery={"guarantee": "Transactional"},
+        ),
+        id="kafka in transactions",
+    ),
     pytest.param(worker(target=HTTP), id="http"),
     pytest.param(
         worker(target={"http": {"url": "http://receiver:8080/a?b=c", "source": "shop:{partitionKey}"}}),
@@ -115,9 +122,9 @@ INVALID = [
         id="a transactional broker",
     ),
     pytest.param(
-        worker(target=KAFKA, delivery={"guarantee": "Transactional"}),
-        "set delivery.guarantee: AtLeastOnce",
-        id="a transactional topic",
+        worker(target=KAFKA, delivery={"guarantee": "Transactional", "mode": "Competing", "competing": {}}),
+        "target.kafka with delivery.guarantee Transactional needs delivery.mode Ordered or Partitioned",
+        id="transactions of consumers",
     ),
     pytest.param(worker(target=STREAM), "set source.cursor: TransactionOrder", id="a stream of RabbitMQ, no cursor"),
     pytest.param(

@@ -224,7 +224,8 @@ def render_targets() -> str:
         if Engine.WORKER in kind.engines and kind.transactional:
             rows.append(("`Worker`", f"`{kind.path}`{apart}", f"{once}, {least}", once, f"with {once}"))
         elif Engine.WORKER in kind.engines:
-            rows.append(("`Worker`", f"`{kind.path}`", least, least, "no"))
+            able = f"{least}, and {once} but in mode `Competing`" if kind.own_transactions else least
+            rows.append(("`Worker`", f"`{kind.path}`", able, least, "no"))
     rows += [
         ("`Spark`", f"`{kind.path}`{application}", once, once, "yes")
         for kind in TARGETS

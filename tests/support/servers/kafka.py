@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from confluent_kafka.cimpl import NewTopic
@@ -184,12 +185,17 @@ class KafkaServer:
             change = UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())
             _await_all(admin.alter_user_scram_credentials([change]))
 
-    def allow(self, user: str) -> None:
-        """Let a user write to every topic."""
-        pattern = (ResourceType.TOPIC, "*", ResourcePatternType.LITERAL)
-        rule = AclBinding(*pattern, f"User:{user}", "*", AclOperation.WRITE, AclPermissionType.ALLOW)
+    def allow(self, user: str, kind: str = "TOPIC", name: str = "*", *operations: str) -> None:
+        """Allow a user operations on what has a name, or with `*` as its end a prefix; absent: Write on every topic."""
+        prefix = name.endswith("*") and name != "*"
+        pattern = ResourcePatternType.PREFIXED if prefix else ResourcePatternType.LITERAL
+        place = (ResourceType[kind], name.rstrip("*") if prefix else name, pattern)
+        rules = [
+            AclBinding(*place, f"User:{user}", "*", AclOperation[each], AclPermissionType.ALLOW)
+            for each in operations or ("WRITE",)
+        ]
         admin = self.admin()
-        _await_all(admin.create_acls([rule]))
+        _await_all(admin.create_acls(rules))
 
     def create_topic(self, name: str, partitions: int = 3, **settings: str) -> str:
         """Create a topic; a setting's dots are written as underscores."""
@@ -198,6 +204,20 @@ class KafkaServer:
         admin = self.admin()
         _await_all(admin.create_topics([topic]))
         return name
+
+    def topic_setting(self, name: str, setting: str) -> str:
+        """What a topic is set to."""
+        resource, admin = ConfigResource(ResourceType.TOPIC, name), self.admin()
+        (found,) = admin.describe_configs([resource]).values()
+        return str(found.result(30)[setting].value)
+
+    def set_topic(self, name: str, setting: str, value: str) -> None:
+        """Set a topic to something else."""
+        change = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        admin = self.admin()
+        _await_all(
+            admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])])
+        )
 
     def delete_topic(self, name: str) -> None:
         admin = self.admin()
@@ -235,8 +255,8 @@ _MECHANISMS: Final = ("scram-sha-256", "scram-sha-512")
 class Topic:
     """What a reader of a topic sees: all messages of all partitions, from the beginning."""
 
-    def __init__(self, server: KafkaServer, name: str) -> None:
-        self._server, self.name = server, name
+    def __init__(self, server: KafkaServer, name: str, *, isolation: str = "read_committed") -> None:
+        self._server, self.name, self._isolation = server, name, isolation
         self._seen: list[Message] = []
         self._consumer: Consumer | None = None
 
@@ -244,6 +264,7 @@ class Topic:
         """All that is there now; the messages of one partition in their order."""
         if self._consumer is None:
             settings = {"bootstrap.servers": self._server.servers, "group.id": self.name, "log_level": 0}
+            settings |= {"isolation.level": self._isolation}
             self._consumer = Consumer(settings | {"enable.auto.commit": False})
             found = self._consumer.list_topics(self.name, timeout=10).topics[self.name].partitions
             self._consumer.assign([TopicPartition(self.name, number, OFFSET_BEGINNING) for number in found])

@@ -6,6 +6,7 @@ else), an `OwnedUnit` says how a mode owns what it reads. Towards the outside: a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -190,6 +191,28 @@ class SearchTarget(InTransaction, Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerStart:
+    """What a target with transactions of its own must know when an owner starts.
+
+    Attributes:
+        database: uuid of the checkpoint's database: two of them may have a processor of the same name.
+        partition: that is owned; 0 where the processor is not partitioned.
+        epoch: of the lease: a later owner has a higher one.
+        checkpoint: that the row has.
+        moved: number of the last recorded act by which a person moved the checkpoint, 0: none; the latest is highest.
+        is_new: the row was made just now: nothing was handled under it.
+
+    """
+
+    database: str
+    partition: int
+    epoch: int
+    checkpoint: Checkpoint
+    moved: int = 0
+    is_new: bool = False
+
+
 @runtime_checkable
 class OutsideTransaction(AnyTarget, Protocol):
     """A target outside the database: what was handed over cannot be recalled."""
@@ -198,6 +221,20 @@ class OutsideTransaction(AnyTarget, Protocol):
     def needs_payload(self) -> bool:
         """Always: the receiver cannot read the database."""
         return True
+
+    @property
+    def has_own_transactions(self) -> bool:
+        """True: `begin` is called for each owner, before anything is delivered or passed under its epoch."""
+        return False
+
+    def begin(self, start: OwnerStart) -> None:
+        """Shut former owners of the partition out, and learn what they delivered without storing it.
+
+        Raises:
+            OutboxError: that is not known yet; nothing may be handled before it is.
+
+        """
+        del start
 
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Hand the batch over and return when all of it is confirmed; return the messages handled.

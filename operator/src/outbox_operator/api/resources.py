@@ -196,6 +196,8 @@ _IS_APART: Final = (
 _NAMES: Final = " or ".join(kind.name for kind in _IN_TRANSACTION)
 _NUMBERED: Final = [kind for kind in TARGETS if kind.numbers]
 _OUTSIDE: Final = f"({_HAS_TARGET} && ({_any_of(kind for kind in TARGETS if not kind.transactional)}))"
+_BY_ITSELF: Final = [kind for kind in _OF_WORKER if kind.own_transactions]
+_NEVER_TRANSACTIONAL: Final = [kind for kind in TARGETS if not (kind.transactional or kind.own_transactions)]
 
 SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
@@ -229,9 +231,16 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
         "worker goes with engine Worker: a Spark processor has one driver (spark.driver); stop it with suspend: true",
     ),
     rule(
-        f"!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || !{_OUTSIDE}",
+        "!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || "
+        f"!({_HAS_TARGET} && ({_any_of(_NEVER_TRANSACTIONAL)}))",
         "a target outside the database is not part of the transaction: set delivery.guarantee: AtLeastOnce or leave it "
         "out",
+    ),
+    rule(
+        "!has(self.delivery.guarantee) || self.delivery.guarantee != 'Transactional' || "
+        f"self.delivery.mode != 'Competing' || !({_HAS_TARGET} && ({_any_of(_BY_ITSELF)}))",
+        f"{_join(_BY_ITSELF, ' and ')} with delivery.guarantee Transactional needs delivery.mode Ordered or "
+        "Partitioned: consumers in mode Competing have no epoch by which one could be shut out",
     ),
     rule(
         "self.engine != 'Spark' || !has(self.delivery.guarantee) || self.delivery.guarantee == 'Transactional'",

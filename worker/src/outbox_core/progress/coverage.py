@@ -44,6 +44,16 @@ def as_window(checkpoint: Checkpoint) -> SnapshotRange:
     return SnapshotRange() if x == 0 else SnapshotRange(f"{x}:{x}:", f"{x + 1}:{x + 1}:", checkpoint.position)
 
 
+def has_examined(checkpoint: Checkpoint, place: Checkpoint) -> bool:
+    """Say whether the message at a place is examined at a checkpoint of either cursor."""
+    window = checkpoint.window
+    if window is None:
+        return place <= checkpoint
+    lower, upper = window.snapshots
+    seen = upper.sees(place.transaction_id) and window.position is not None and place.position <= window.position
+    return seen or lower.sees(place.transaction_id)
+
+
 def meet(one: str | None, other: str | None) -> str | None:
     """Return the snapshot that sees what both see."""
     a, b = _parse(one), _parse(other)

@@ -14,6 +14,7 @@ from outbox_core.spec.target import TARGETS
 
 _BATCH_SIZE: Final = 1000
 _TRANSACTIONAL: Final = ", ".join(kind.name for kind in TARGETS if kind.transactional and Engine.WORKER in kind.engines)
+_OWN_TRANSACTIONS: Final = ", ".join(kind.name for kind in TARGETS if kind.own_transactions)
 _AT_LEAST_ONCE: Final = ", ".join(kind.name for kind in TARGETS if not kind.transactional)
 
 
@@ -270,7 +271,8 @@ class Delivery(SpecModel):
         description=(
             "Transactional: effects and checkpoint commit in one transaction. AtLeastOnce: effects first, then "
             "the checkpoint; a crash between repeats the batch with the same message ids. Absent: Transactional "
-            f"where the target can ({_TRANSACTIONAL}, Spark), else AtLeastOnce ({_AT_LEAST_ONCE})."
+            f"where the target can ({_TRANSACTIONAL}, Spark), else AtLeastOnce ({_AT_LEAST_ONCE}). Of these a target "
+            f"that has transactions of its own can be Transactional too, not in mode Competing ({_OWN_TRANSACTIONS})."
         ),
     )
     batch_size: Annotated[int, Field(ge=1, le=100_000)] | None = Field(

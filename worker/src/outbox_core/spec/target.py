@@ -98,6 +98,12 @@ class KafkaTarget(SpecModel):
     topic: TopicTemplate = Field(
         description="Topic; {messageType}, {publicationId} and {partitionKey} are replaced. It must exist."
     )
+    checkpoint_topic: Annotated[str, Field(max_length=249, pattern=r"^[a-zA-Z0-9._-]+$")] | None = Field(
+        None,
+        description="Guarantee Transactional: compacted topic in which each transaction writes down what it published, "
+        "with at least as many partitions as the processor has. It is created if it is missing and the user may do so. "
+        "Absent: outbox-checkpoints-PROCESSOR_ID.",
+    )
 
 
 class HttpTarget(SpecModel):
@@ -149,6 +155,8 @@ class TargetKind:
     Attributes:
         engines: that know it.
         transactional: its effects commit with the checkpoint, else they happen outside the database: AtLeastOnce.
+        own_transactions: outside the database, but able to be Transactional by transactions of its own, where that is
+            asked for: what was published is written down in them, and the checkpoint follows.
         numbers: its receiver drops what it has by numbers, which count messages in one order
             (`outbox_core.progress.numbering`).
         name: of its field in the resource's `target`.
@@ -161,6 +169,7 @@ class TargetKind:
     engines: tuple[Engine, ...]
     transactional: bool
     numbers: bool = False
+    own_transactions: bool = False
     name: str = ""
     attribute: str = ""
     connects: bool = False
@@ -199,7 +208,7 @@ class Target(SpecModel):
     rabbitmq: Annotated[RabbitmqTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
         None, description="RabbitMQ (engine Worker)."
     )
-    kafka: Annotated[KafkaTarget | None, TargetKind(_WORKER, transactional=False)] = Field(
+    kafka: Annotated[KafkaTarget | None, TargetKind(_WORKER, transactional=False, own_transactions=True)] = Field(
         None, description="Kafka (engine Worker)."
     )
     rabbitmq_stream: Annotated[RabbitmqStreamTarget | None, TargetKind(_WORKER, transactional=False, numbers=True)] = (

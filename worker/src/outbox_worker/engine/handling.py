@@ -75,7 +75,8 @@ class Handling:
         self._pipeline = Pipeline(context, effects, feed, fresh)
         self._isolates = isolates
         self._delivery = context.config.delivery
-        self._transactional = context.config.guarantee is Guarantee.TRANSACTIONAL
+        # A target outside may be transactional too: by itself, so that the checkpoint follows it all the same.
+        self._transactional = context.config.guarantee is Guarantee.TRANSACTIONAL and effects.are_inside
         self._part_seconds = self._delivery.timeout.total_seconds() / _SHARE
 
     def handle(self, state: ProcessorState) -> outcomes.StepOutcome:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
-from outbox_core.ports import OwnedUnit, Supply
+from outbox_core.ports import OutsideTransaction, OwnedUnit, OwnerStart, Supply
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import NEEDS_LEASE, lease_of
 from outbox_core.progress.checkpoint import parse_checkpoint
@@ -25,6 +26,7 @@ from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints, conflicts, numbers, rebuilds, starts
+from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,6 +163,8 @@ class OwnerSteps:
         self._preparation = preparation
         self._force = take_over
         self._timeline: int | None = None
+        self._database = ""
+        self._is_new = False
         self._prepared = (0, 0)
         self._connections: tuple[Connection, ...] = ()
         self._lease = context.config.delivery.lease_duration
@@ -186,6 +190,7 @@ class OwnerSteps:
 
     def _prepare(self, state: ProcessorState) -> PrepareOutcome:
         found = self._databases.prepare()
+        self._database = found.uuid
         self._prepared = self._databases.opened
         self._connections = (self._connection(), self._databases.source.connection())
         self._context.observer.start(self._reader.messages)
@@ -326,6 +331,7 @@ class OwnerSteps:
         )
         if review is None:
             return outcomes.OwnershipLost("the lease went before it was seen what former owners left")
+        self._begin_target(lease, found)
         return outcomes.Loaded(found.pair, found.start_from_used, review)
 
     def _with_numbers(
@@ -336,6 +342,25 @@ class OwnerSteps:
             connection, self._context.key, found.pair, mapping, epoch=lease.epoch, token=lease.token
         )
         return None if pair is None else replace(found, pair=pair)
+
+    def _begin_target(self, lease: outcomes.HeldLease, start: checkpoints.Start) -> None:
+        """Tell a target with transactions of its own for whom it works from now on; the lease was just looked at."""
+        target = self._context.target
+        if not (isinstance(target, OutsideTransaction) and target.has_own_transactions):
+            return
+        self._is_new = self._is_new or start.start_from_used  # until the target has heard of it
+        moved = checkpoints.fetch_last_move(self._connection(), self._context.key)
+        begun = OwnerStart(
+            self._database, self._context.key.partition, lease.epoch, start.pair, moved, is_new=self._is_new
+        )  # fmt: skip
+        try:
+            self._context.shutdown.limited(self._timeout, partial(target.begin, begun))
+        except Interrupted as err:
+            raise TransientError(
+                "the target did not say within delivery.timeout what former owners delivered; it is asked again",
+                reason=Reason.DRAINING if err.draining else Reason.TARGET_UNAVAILABLE,
+            ) from err
+        self._is_new = False
 
     def record(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Report a refusal in its own transaction; if a person must decide, give the lease back."""

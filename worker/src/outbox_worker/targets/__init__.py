@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.spec import TARGETS, Engine, Guarantee
+from outbox_core.spec import TARGETS, Engine, Guarantee, Mode
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
@@ -29,8 +29,17 @@ def build_target(config: ProcessorConfig, settings: Settings) -> Target:
         )
     kind = config.target.kind
     if config.guarantee is Guarantee.TRANSACTIONAL and not kind.transactional:
-        able = " or ".join(each.name for each in _KINDS if each.transactional)
-        raise ConfigurationError(f"delivery.guarantee Transactional needs a target in the source's database: {able}")
+        if not kind.own_transactions:
+            able = " or ".join(each.name for each in _KINDS if each.transactional or each.own_transactions)
+            raise ConfigurationError(
+                "delivery.guarantee Transactional needs a target in the source's database, or one with transactions of "
+                f"its own: {able}"
+            )
+        if config.delivery.mode is Mode.COMPETING:
+            raise ConfigurationError(
+                f"{kind.path} with delivery.guarantee Transactional needs mode Ordered or Partitioned: consumers in "
+                "mode Competing have no epoch by which one could be shut out"
+            )
     module = importlib.import_module(f"{__name__}.{kind.attribute}")
     target: Target = module.build(config.target.chosen, config, settings)
     return target

@@ -1,7 +1,8 @@
 """Target `kafka`: a batch is handed to an idempotent producer and counts as delivered when the brokers confirmed all.
 
 AtLeastOnce: what is published again has the same header `x-outbox-message-id`. A message that the brokers refuse is
-named in the error; what was taken is not published again by this process.
+named in the error; what was taken is not published again by this process. Guarantee Transactional is another sink:
+`outbox_worker.targets.librdkafka.transactional_sink`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from outbox_core.errors import TransientError
 from outbox_core.ports import OutsideTransaction
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.report import Reason
+from outbox_core.spec import Guarantee
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
+from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,6 +125,7 @@ class KafkaSink(OutsideTransaction):
         return producer
 
 
-def build(target: KafkaTarget, config: ProcessorConfig, settings: Settings) -> KafkaSink:
-    """Build the target."""
-    return KafkaSink(target, settings.connections / "target", config, settings.pod)
+def build(target: KafkaTarget, config: ProcessorConfig, settings: Settings) -> KafkaSink | TransactionalKafkaSink:
+    """Build the target, of the guarantee that is asked for."""
+    sink = TransactionalKafkaSink if config.guarantee is Guarantee.TRANSACTIONAL else KafkaSink
+    return sink(target, settings.connections / "target", config, settings.pod)

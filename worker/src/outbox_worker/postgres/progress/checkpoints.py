@@ -122,6 +122,13 @@ def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> S
     return stored
 
 
+def fetch_last_move(connection: psycopg.Connection[Any], key: ProcessorKey) -> int:
+    """Return the number of the last recorded act by which a person moved the checkpoint; 0: none did."""
+    with translated():
+        row = connection.execute(in_schema("fetch_last_move", key.schema), key.names).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
 def store(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,

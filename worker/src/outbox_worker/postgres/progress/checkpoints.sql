@@ -5,6 +5,13 @@ SELECT last_processed_transaction_id::text AS t, last_processed_position, stored
 FROM {schema}.processor_checkpoints
 WHERE processor_id = %(processor_id)s AND partition = %(partition)s
 
+-- name: fetch_last_move
+-- By such an act messages are asked for again, or the places of all of them changed.
+SELECT coalesce(max(a.id), 0)
+FROM {schema}.recorded_acts AS a
+WHERE a.processor_id = %(processor_id)s AND (a.partition = %(partition)s OR a.partition IS NULL)
+  AND a.act IN ('Rewind', 'Accept', 'Rebase', 'ChangePartitions')
+
 -- name: fetch_first_position
 -- The first message, in reading order, whose position is at least the one asked for.
 SELECT o.{transaction_id}::text AS t, o.{position}

@@ -51,6 +51,11 @@ _FORBIDDEN: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
+_FENCED: Final = frozenset(
+    {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_TXN_STATE}
+)
+_PREPOSITIONS: Final = {"Write": " to"}
+_IDEMPOTENT: Final = {"Write": ", which includes idempotent writes since Kafka 2.8"}
 _TOPIC_MISSING: Final = frozenset(
     {
         KafkaError._UNKNOWN_TOPIC,
@@ -91,8 +96,26 @@ def build_refusal(error: KafkaError, topic: str, place: object) -> HandlerError:
     )
 
 
-def classify_error(error: KafkaError, servers: str, *, topic: str = "", user: str | None = None) -> OutboxError:
-    """Say what is wrong with the target, and what to do."""
+def classify_error(
+    error: KafkaError,
+    servers: str,
+    *,
+    topic: str = "",
+    user: str | None = None,
+    operation: str = "Write",
+    transaction: str = "",
+) -> OutboxError:
+    """Say what is wrong with the target, and what to do.
+
+    Args:
+        error: of the brokers or of librdkafka.
+        servers: the brokers.
+        topic: about which it is, if it is about one.
+        user: who is logged in.
+        operation: what was to be done with the topic.
+        transaction: the transactional id, where there is one.
+
+    """
     code, said = error.code(), f"{error.name()}: {error.str()}"
     where, classes = f"Kafka at {servers}", (error.name(),)
     if code in _LOGINS:
@@ -103,11 +126,13 @@ def classify_error(error: KafkaError, servers: str, *, topic: str = "", user: st
             reason=Reason.AUTHENTICATION_FAILED,
             classes=classes,
         )
+    if (found := _classify_transaction(error, where, user, transaction)) is not None:
+        return found
     if code in _FORBIDDEN:
         who, what = f"user {user}" if user else "a client without a login", f" topic {topic}" if topic else ""
         return ConfigurationError(
-            f"{where} does not let {who} write to{what or ' a topic'} ({said}); allow it the operation Write on the "
-            "topic, which includes idempotent writes since Kafka 2.8",
+            f"{where} does not let {who} {operation.lower()}{_PREPOSITIONS.get(operation, '')}{what or ' a topic'} "
+            f"({said}); allow it the operation {operation} on the topic{_IDEMPOTENT.get(operation, '')}",
             reason=Reason.PERMISSION_DENIED,
             classes=classes,
         )
@@ -129,3 +154,29 @@ def classify_error(error: KafkaError, servers: str, *, topic: str = "", user: st
         reason=Reason.TARGET_UNAVAILABLE,
         classes=classes,
     )
+
+
+def _classify_transaction(error: KafkaError, where: str, user: str | None, transaction: str) -> OutboxError | None:
+    """Say what is wrong with the transactional id; None: it is something else."""
+    code, said, classes = error.code(), f"{error.name()}: {error.str()}", (error.name(),)
+    if code in _FENCED:
+        return TransientError(
+            f"{where}: another producer took over this one's transactional id ({said}); the lease is looked at, "
+            "and it is tried again",
+            reason=Reason.TARGET_UNAVAILABLE,
+            classes=classes,
+        )
+    if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return ConfigurationError(
+            f"{where} does not let user {user} use the transactional id {transaction} ({said}); allow it the "
+            "operations Write and Describe on transactional ids with this prefix",
+            reason=Reason.PERMISSION_DENIED,
+            classes=classes,
+        )
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return ConfigurationError(
+            f"{where} does not allow transactions that last as long as delivery.timeout and 10 s more ({said}); lower "
+            "delivery.timeout, or raise `transaction.max.timeout.ms` of the brokers",
+            classes=classes,
+        )
+    return None

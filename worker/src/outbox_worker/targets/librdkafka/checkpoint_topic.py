@@ -1,0 +1,257 @@
+"""The compacted topic in which each transaction writes down what it published: create it, and read a unit's records.
+
+Partition n of the topic is that of partition n of the processor. So what a unit has written ends where its partition
+ends: nobody else's open transaction stands before it, and few records are read to find the last one.
+"""
+
+# The client library names the errors of its own with an underscore.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.report import Reason
+from outbox_worker.logs import get_logger
+from outbox_worker.targets.librdkafka.answers import classify_error, is_login, is_settling
+from outbox_worker.targets.librdkafka.published import Found, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from confluent_kafka import Message as Report
+
+    from outbox_worker.targets.librdkafka.published import Unit
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
+
+_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.bytes": str(64 * 1024 * 1024),
+    "max.message.bytes": str(8 * 1024 * 1024),
+}
+_BACK: Final = 64
+"""Offsets before the end where a unit's last record is looked for first; 16 times as many each time it is not there."""
+_SLICE: Final = 0.1
+"""Seconds of one wait: between two of them signals are handled."""
+_DOWN_SECONDS: Final = 3.0
+"""So long no broker at all can be reached before it is given up."""
+_log = get_logger(__name__)
+
+
+class CheckpointTopic:
+    """Reads and creates the topic. It keeps no connection."""
+
+    def __init__(self, name: str, partitions: int) -> None:
+        """Keep the topic's name, and how many partitions it needs."""
+        self.name = name
+        self._partitions = partitions
+        self._is_known = False
+
+    def read(self, unit: Unit, settings: BrokerSettings, client: str, deadline: float) -> Found:
+        """Find the last committed record of each kind, as of now; the topic is created where it is missing.
+
+        Raises:
+            OutboxError: the topic cannot be read or created, or not within the deadline.
+
+        """
+        with _Reader(self.name, settings, client, deadline) as reader:
+            if not self._is_known:
+                reader.ensure(self._partitions)
+            self._is_known = False
+            found = reader.find(unit)
+            self._is_known = True
+            return found
+
+
+class _Reader:
+    """One look at the topic."""
+
+    def __init__(self, topic: str, settings: BrokerSettings, client: str, deadline: float) -> None:
+        self._topic, self._settings, self._deadline = topic, settings, deadline
+        self._down_since: float | None = None
+        self._fault: OutboxError | None = None
+        config: dict[str, Any] = settings.as_client(client) | {"error_cb": self._note_error, "logger": _log}
+        try:
+            self._admin = AdminClient(config)
+            self._consumer = Consumer(
+                config
+                | {
+                    "group.id": f"outbox {topic}",  # no such group is made: partitions are assigned, nothing is stored
+                    "enable.auto.commit": False,
+                    "isolation.level": "read_committed",
+                    "enable.partition.eof": True,
+                    "fetch.wait.max.ms": 10,  # the end is told by an answer that waited so long in vain
+                    "auto.offset.reset": "error",
+                    "allow.auto.create.topics": False,
+                }
+            )
+        except KafkaException as err:
+            raise classify_error(err.args[0], settings.servers) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def ensure(self, count: int) -> None:
+        """Look that the topic is there, with enough partitions."""
+        found = self._count_partitions()
+        if not found:
+            _log.info("creating the checkpoint topic", extra={"topic": self._topic, "partitions": count})
+            new = NewTopic(self._topic, num_partitions=count, replication_factor=-1, config=dict(_SETTINGS))
+            self._change(lambda: self._admin.create_topics([new])[self._topic], "create it", "Create", count)
+        elif found < count:
+            more = NewPartitions(self._topic, count)
+            change = f"give it {count} partitions instead of {found}"
+            self._change(lambda: self._admin.create_partitions([more])[self._topic], change, "Alter", count)
+        while self._count_partitions() < count:
+            time.sleep(_SLICE)
+            self._look()
+
+    def _count_partitions(self) -> int:
+        while True:
+            try:
+                found = self._consumer.list_topics(self._topic, timeout=5 * _SLICE).topics[self._topic]
+            except KafkaException as err:
+                self._note_error(err.args[0])
+                self._consumer.poll(_SLICE)
+                self._look()
+                continue
+            if found.error is None:
+                return len(found.partitions)
+            if not is_settling(found.error):
+                raise self._classify(found.error)
+            return 0
+
+    def _change(self, ask: Callable[[], Any], what: str, operation: str, count: int) -> None:
+        try:
+            self._result(ask())
+        except KafkaException as err:
+            error: KafkaError = err.args[0]
+            if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if error.retriable() or error.code() in (KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
+                raise self._classify(error) from None
+            raise ConfigurationError(
+                f"guarantee Transactional needs the topic {self._topic}, and Kafka at {self._settings.servers} does "
+                f"not let us {what} ({error.name()}: {error.str()}): create it with cleanup.policy=compact and at "
+                f"least {count} partitions, name another one in target.kafka.checkpointTopic, or allow the user the "
+                f"operation {operation} on it",
+                reason=Reason.PERMISSION_DENIED if is_login(error) else Reason.INVALID_CONFIGURATION,
+                classes=(error.name(),),
+            ) from None
+
+    def find(self, unit: Unit) -> Found:
+        low = self._offset(unit.partition, EarliestSpec())  # type: ignore[no-untyped-call]
+        # All that is there, open transactions among it: a committed record may lie behind one.
+        end = self._offset(unit.partition, LatestSpec())  # type: ignore[no-untyped-call]
+        back, last = _BACK, None
+        while last is None:
+            start = max(low, end - back)
+            for report in self._read(unit.partition, start, end):
+                if report.key() in (unit.key(held=False), unit.key(held=True)):
+                    last = self._decode(report)
+            if start == low:
+                break
+            back *= 16
+        if last is None:
+            return Found()
+        offset, record = last
+        other = None
+        if record.other is not None:
+            reports = self._read(unit.partition, record.other, record.other + 1)
+            other = next((self._decode(each) for each in reports if each.offset() == record.other), None)
+        return Found(other, (offset, record)) if record.held else Found((offset, record), other)
+
+    def _decode(self, report: Report) -> tuple[int, Record]:
+        try:
+            return report.offset() or 0, Record.decode(report.value() or b"")
+        except (ValueError, KeyError, TypeError) as err:
+            raise ConfigurationError(
+                f"topic {self._topic} has a record at offset {report.offset()} of partition {report.partition()} that "
+                f"cannot be read ({err}): use a worker of the version that wrote it, or another "
+                "target.kafka.checkpointTopic"
+            ) from err
+
+    def _offset(self, partition: int, spec: OffsetSpec) -> int:
+        place = TopicPartition(self._topic, partition)
+        while True:
+            asked = self._admin.list_offsets(
+                {place: spec}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=5.0
+            )
+            try:
+                offset: int = self._result(asked[place]).offset
+            except KafkaException as err:
+                error: KafkaError = err.args[0]
+                if is_login(error):
+                    raise self._classify(error) from None
+                time.sleep(_SLICE)
+                self._look()
+            else:
+                return offset
+
+    def _read(self, partition: int, start: int, end: int) -> Iterator[Report]:
+        """Read the committed records from one offset to before another."""
+        if start >= end:
+            return
+        self._consumer.assign([TopicPartition(self._topic, partition, start)])
+        while True:
+            report = self._consumer.poll(_SLICE)
+            if report is None:
+                self._look()
+                continue
+            error, offset = report.error(), report.offset() or 0
+            if error is None:
+                if offset < end:
+                    yield report
+                offset += 1  # the next one
+            elif is_login(error) or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise self._classify(error)
+            elif error.code() != KafkaError._PARTITION_EOF:
+                self._look()
+                continue
+            if offset >= end:
+                self._consumer.unassign()
+                return
+
+    def _result(self, future: Any) -> Any:
+        """Wait for an answer in slices, so that signals are handled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return future.result(_SLICE)
+            self._admin.poll(0)
+            self._look()
+
+    def _note_error(self, error: KafkaError) -> None:
+        if is_login(error):
+            self._fault = self._classify(error)
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._down_since = self._down_since or time.monotonic()
+
+    def _look(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        now = time.monotonic()
+        is_down = self._down_since is not None and now - self._down_since > _DOWN_SECONDS
+        if is_down or now > self._deadline:
+            what = "cannot be reached" if is_down else "did not answer within delivery.timeout"
+            raise TransientError(
+                f"Kafka at {self._settings.servers} {what}: what former owners published is not known yet (topic "
+                f"{self._topic}); it is tried again until it answers",
+                reason=Reason.TARGET_UNAVAILABLE,
+            )
+
+    def _classify(self, error: KafkaError) -> OutboxError:
+        return classify_error(
+            error, self._settings.servers, topic=self._topic, user=self._settings.username, operation="Read"
+        )

@@ -1,0 +1,166 @@
+"""A producer with a transactional id: whoever makes one of the same name shuts the former out, for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaException
+from typing_extensions import override
+
+from outbox_core.errors import ConfigurationError, OutboxError
+from outbox_worker.targets.librdkafka.answers import classify_error
+from outbox_worker.targets.librdkafka.producer import KafkaProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import KafkaError
+    from confluent_kafka import Message as Report
+
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
+
+_WAIT: Final = 0.1
+"""Seconds of one wait: between two of them signals are handled."""
+_SLICE: Final = 0.01
+"""The same while answers are awaited: once the client sends nothing more, nothing but the end of a wait tells."""
+_MARGIN: Final = 10.0
+"""Seconds beyond delivery.timeout: the brokers do not end a transaction that is still worked on."""
+_LONGEST: Final = 900.0
+"""What brokers allow where nothing else is set (`transaction.max.timeout.ms`)."""
+
+
+class TransactionalProducer(KafkaProducer):
+    """Publishes in transactions. After an error other than a refused message it is closed and another one made."""
+
+    in_transaction = True
+
+    def __init__(self, settings: BrokerSettings, client: str, name: str, timeout: float) -> None:
+        """Make it; it connects by itself.
+
+        Args:
+            settings: of the Secret.
+            client: its name in the brokers' logs.
+            name: the transactional id.
+            timeout: seconds that a batch may take.
+
+        """
+        milliseconds = int(min(timeout + _MARGIN, _LONGEST) * 1000)
+        super().__init__(
+            settings, client, transactional_id=name, transaction_timeout_ms=milliseconds,
+            message_timeout_ms=milliseconds,
+        )  # fmt: skip
+        self.name = name
+        self._is_open = False
+
+    def shut_out(self, deadline: float) -> None:
+        """End what former producers of this name have open, and refuse all that they may still send.
+
+        Raises:
+            OutboxError: the brokers do not answer, or do not allow it.
+
+        """
+        self._await(self._producer.init_transactions, deadline)
+
+    def begin_transaction(self, deadline: float) -> None:
+        """Begin a transaction.
+
+        Raises:
+            OutboxError: this producer can send nothing more, or the time is over.
+
+        """
+        self.begin()
+        self._look(deadline)
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as err:
+            raise self._classify(err.args[0]) from None
+        self._is_open = True
+
+    @override
+    def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> None:
+        """Wait for the answers, but for no longer than until the transaction can only be taken back."""
+        while self._heard.waiting and not is_refused():
+            self._hear(self._producer.flush, _SLICE)
+            if self._heard.waiting:
+                if self._must_abort():
+                    return
+                self._look(deadline)
+
+    def _must_abort(self) -> bool:
+        """Say whether nothing more is sent: after a refusal the client finds that its sequence has a gap.
+
+        Nothing but the answer to another `begin_transaction` tells, which changes nothing.
+        """
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as err:
+            return bool(err.args[0].txn_requires_abort())
+        return False
+
+    def abort(self, deadline: float) -> None:
+        """Take back all that was sent since `begin_transaction`.
+
+        Raises:
+            OutboxError: the brokers do not answer.
+
+        """
+        if self._is_open:
+            self._await(self._producer.abort_transaction, deadline)
+            self._is_open = False
+
+    def commit(self, topic: str, partition: int, key: bytes, value: bytes, deadline: float) -> int:
+        """Commit the transaction with a record about it; return the record's offset.
+
+        Raises:
+            OutboxError: it may be committed or not: only another producer that shuts this one out can tell.
+
+        """
+        offset, refused = -1, None
+
+        def note(error: KafkaError | None, report: Report) -> None:
+            nonlocal offset, refused
+            offset, refused = report.offset() or 0, error
+
+        try:
+            self._producer.produce(topic, value, key, partition=partition, on_delivery=note)
+            self._await(self._producer.commit_transaction, deadline)
+        except KafkaException as err:
+            raise self._refused(err.args[0], topic) from None
+        except OutboxError:
+            if refused is not None:
+                raise self._refused(refused, topic) from None
+            raise
+        self._is_open = False
+        return offset
+
+    def _refused(self, error: KafkaError, topic: str) -> OutboxError:
+        if error.name() in ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"):
+            return ConfigurationError(
+                f"the record about a batch is too large for topic {topic} ({error.name()}): raise its "
+                "`max.message.bytes`, or lower delivery.batchSize"
+            )
+        return classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
+
+    def _await(self, act: Callable[[float], None], deadline: float) -> None:
+        while True:
+            try:
+                act(_WAIT)
+            except KafkaException as err:
+                error: KafkaError = err.args[0]
+                if error.fatal() or error.txn_requires_abort() or not error.retriable():
+                    raise self._classify(error) from None
+                self.serve()
+                self._look(deadline)
+            else:
+                return
+
+    def _classify(self, error: KafkaError) -> OutboxError:
+        if error.fatal():
+            self._heard.note_error(error)
+        found = classify_error(error, self.settings.servers, user=self.settings.username, transaction=self.name)
+        return self._heard.fault or found
+
+    @override
+    def close(self) -> None:
+        self._is_open = False
+        super().close()

@@ -1,0 +1,308 @@
+"""Target `kafka` with guarantee Transactional: a batch and a record about it are one transaction of Kafka.
+
+The row's checkpoint is stored after it, as with AtLeastOnce; the row is the authority for what was examined. Who owns a
+partition next shuts the former producer out first, and only then reads the record: what it names and the row has not
+passed is not published again. Memory is trusted as long as one producer lives, and no longer: after any error but a
+refused message another one is made, in the same way (docs/adr/0027-kafka-transactions.md).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from outbox_core.errors import MessagesFailedError, TransientError
+from outbox_core.ports import OutsideTransaction
+from outbox_core.report import Reason
+from outbox_worker.logs import get_logger
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
+from outbox_worker.targets.librdkafka.published import Published, Record, Unit
+from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
+from outbox_worker.targets.librdkafka.settings import read_broker_settings
+from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outbox_core.config import ProcessorConfig
+    from outbox_core.message import Batch, Message
+    from outbox_core.ports import OwnerStart
+    from outbox_core.spec.target import KafkaTarget
+
+_MOST_TOPICS: Final = 1000
+"""A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Publisher:
+    """The producer of a unit, and what is published and perhaps not stored."""
+
+    producer: TransactionalProducer
+    published: Published
+    last_epoch: int
+
+
+class TransactionalKafkaSink(OutsideTransaction):
+    """Publisher of one processor: a producer for each partition that this process owns."""
+
+    def __init__(self, target: KafkaTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
+        """Keep the settings; nothing is opened.
+
+        Args:
+            target: the resource's words.
+            directory: the mounted Secret of `target.connection`.
+            config: the processor's, for its name, key and time limits.
+            pod: who publishes, named in headers.
+
+        """
+        self._directory, self._processor_id = directory, config.processor_id
+        self._name = f"outbox {config.processor_id} {pod}"
+        self._timeout = config.delivery.timeout.total_seconds()
+        self._rounds = Rounds(target.topic, config, pod)
+        count = 1 if config.delivery.partitions is None else config.delivery.partitions.count
+        name = target.checkpoint_topic or re.sub(r"[^a-zA-Z0-9._-]", "-", f"outbox-checkpoints-{config.processor_id}")
+        self._topic = CheckpointTopic(name, count)
+        self._starts: dict[int, OwnerStart] = {}
+        self._publishers: dict[int, _Publisher] = {}
+        self._ahead: dict[int, tuple[int, int]] = {}
+
+    @property
+    @override
+    def has_own_transactions(self) -> bool:
+        return True
+
+    @override
+    def check(self) -> None:
+        """Look at Secret and key. The brokers themselves are asked when there is an owner."""
+        self._rounds.check_key()
+        read_broker_settings(self._directory)
+
+    @override
+    def keep_alive(self) -> None:
+        """Hear what librdkafka has to say; it looks after its connections by itself."""
+        for partition, publisher in list(self._publishers.items()):
+            publisher.producer.serve()
+            if publisher.producer.is_broken:
+                self._drop(partition)
+
+    @override
+    def close(self) -> None:
+        """Drop all producers. What they have open is taken back by who comes next, or by the brokers."""
+        for partition in list(self._publishers):
+            self._drop(partition)
+
+    def _drop(self, partition: int) -> None:
+        publisher = self._publishers.pop(partition, None)
+        if publisher is not None:
+            publisher.producer.close()
+
+    @override
+    def begin(self, start: OwnerStart) -> None:
+        """Shut former owners out, and write down that this one has begun, with what is published and not stored.
+
+        Raises:
+            OutboxError: the brokers do not answer, do not allow it, or a later owner has begun.
+
+        """
+        deadline = time.monotonic() + self._timeout
+        self._drop(start.partition)
+        self._starts.pop(start.partition, None)
+        publisher = self._open(start, deadline)
+        if publisher.last_epoch > start.epoch:
+            self._refuse_later(start, publisher.last_epoch)
+        published = Published() if start.is_new else publisher.published
+        published.fresh = published.unstored(start.checkpoint)
+        place = str(start.checkpoint)
+        record = Record(
+            start.epoch, start.moved, place, place, tuple(published.fresh), other=published.offsets.get(True)
+        )  # fmt: skip
+        publisher.producer.begin_transaction(deadline)
+        self._commit(start, publisher, record, published, deadline)
+        self._publishers[start.partition] = publisher
+        self._starts[start.partition] = start
+
+    def _refuse_later(self, start: OwnerStart, epoch: int) -> None:
+        """Refuse to begin after a later owner, unless the lease was looked at since it was seen: epochs only rise.
+
+        Raises:
+            TransientError: look at the lease first.
+
+        """
+        seen = (start.epoch, epoch)
+        if self._ahead.get(start.partition) != seen:
+            self._ahead[start.partition] = seen
+            raise _later_owner(epoch, start.epoch)
+        _log.warning(
+            "the topic knows a later epoch than the database, which was set back; this owner goes on",
+            extra={"epoch": start.epoch, "later": epoch, "topic": self._topic.name},
+        )
+
+    def _open(self, start: OwnerStart, deadline: float) -> _Publisher:
+        """Make a producer of the unit's name, which shuts the former one out; only then read what that has published.
+
+        In the other order a former owner could commit between the two.
+        """
+        unit = self._unit(start)
+        settings = read_broker_settings(self._directory)
+        producer = TransactionalProducer(settings, self._name, unit.transactional_id, self._timeout)
+        try:
+            producer.shut_out(deadline)
+            found = self._topic.read(unit, settings, self._name, deadline)
+        except BaseException:
+            producer.close()
+            raise
+        last = found.last
+        return _Publisher(producer, Published.of(found, start.moved), -1 if last is None else last.epoch)
+
+    def _unit(self, start: OwnerStart) -> Unit:
+        return Unit(start.database, self._processor_id, start.partition)
+
+    def _publisher(self, partition: int, epoch: int, deadline: float) -> tuple[OwnerStart, _Publisher]:
+        """Return the unit's producer, or another one where that ended.
+
+        Raises:
+            OutboxError: it cannot be made, or a later owner has begun.
+
+        """
+        start = self._starts.get(partition)
+        if start is None or start.epoch != epoch:
+            raise TransientError(
+                f"the target has not begun with epoch {epoch} of partition {partition}", reason=Reason.INTERNAL_ERROR
+            )
+        publisher = self._publishers.get(partition)
+        settings = read_broker_settings(self._directory)
+        if publisher is not None:
+            producer = publisher.producer
+            if not producer.is_broken and producer.settings == settings and len(producer.topics) <= _MOST_TOPICS:
+                return start, publisher
+        self._drop(partition)
+        publisher = self._open(start, deadline)
+        if publisher.last_epoch > epoch:
+            publisher.producer.close()
+            raise _later_owner(publisher.last_epoch, epoch)
+        self._publishers[partition] = publisher
+        return start, publisher
+
+    @override
+    def deliver(self, batch: Batch, epoch: int) -> int:
+        """Publish what is not published yet of the batch, in one transaction.
+
+        Raises:
+            MessagesFailedError: all messages of the batch are published but those named.
+            HandlerError: the only message of the batch failed.
+            OutboxError: nothing is published, or that is not known.
+
+        """
+        deadline = time.monotonic() + self._timeout
+        try:
+            start, publisher = self._publisher(batch.partition, epoch, deadline)
+            attempt = Attempt(publisher.published.left_of(batch), epoch, deadline)
+            if attempt.messages:
+                self._publish(start, publisher, batch, attempt)
+        except BaseException as err:
+            self._drop(batch.partition)
+            if isinstance(err, Interrupted) and not err.draining:
+                raise TransientError(
+                    "Kafka did not commit the transaction within delivery.timeout; it is published until it does",
+                    reason=Reason.TARGET_UNAVAILABLE,
+                ) from err
+            raise
+        if attempt.failed:
+            named = {
+                each.checkpoint: attempt.failed[each.checkpoint] for each in batch if each.checkpoint in attempt.failed
+            }
+            raise MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
+        return len(batch)
+
+    def _publish(self, start: OwnerStart, publisher: _Publisher, batch: Batch, attempt: Attempt) -> None:
+        """Publish all of an attempt but what the brokers refuse; what is refused takes its transaction back."""
+        parts = [attempt.messages]
+        while True:
+            publisher.producer.begin_transaction(attempt.deadline)
+            attempt.taken.clear()
+            again = self._send(publisher.producer, attempt, parts)
+            if again is None:
+                break
+            parts = again
+        if not attempt.taken:
+            publisher.producer.abort(attempt.deadline)
+            return
+        published = publisher.published.with_batch(batch, attempt.taken)
+        self._commit(
+            start, publisher, published.as_record(batch, start.epoch, start.moved), published, attempt.deadline
+        )
+
+    def _send(
+        self, producer: TransactionalProducer, attempt: Attempt, parts: list[list[Message]]
+    ) -> list[list[Message]] | None:
+        """Send all parts in the open transaction. Where something is refused, take it back and return other parts.
+
+        What was refused comes in pieces none of which is refused, because each was tried in a transaction of its own.
+        """
+        done: list[list[Message]] = []
+        waiting = list(parts)
+        while waiting:
+            part = _without_failed(waiting.pop(0), attempt)
+            if not part:
+                continue
+            sent = self._rounds.send(attempt, part, producer)
+            tried = part[: sent.tried]
+            waiting.insert(0, part[sent.tried :])
+            if sent.refused or sent.again:
+                producer.abort(attempt.deadline)
+                tried_parts = self._search(producer, attempt, tried) if sent.refused else [tried]
+                return [*done, *tried_parts, *waiting]
+            done.append(tried)
+        return None
+
+    def _search(self, producer: TransactionalProducer, attempt: Attempt, refused: list[Message]) -> list[list[Message]]:
+        """Find the messages of a part that the brokers refuse; return the others in pieces that they take."""
+        good: list[list[Message]] = []
+        waiting = _halves(_without_failed(refused, attempt))
+        while waiting:
+            part = _without_failed(waiting.pop(0), attempt)
+            if not part:
+                continue
+            attempt.taken.clear()
+            producer.begin_transaction(attempt.deadline)
+            sent = self._rounds.send(attempt, part, producer)
+            producer.abort(attempt.deadline)
+            tried = part[: sent.tried]
+            waiting.insert(0, part[sent.tried :])
+            if sent.refused:
+                waiting[:0] = _halves(_without_failed(tried, attempt))
+            elif sent.again:
+                waiting.insert(0, tried)
+            else:
+                good.append(tried)
+        return good
+
+    def _commit(
+        self, start: OwnerStart, publisher: _Publisher, record: Record, published: Published, deadline: float
+    ) -> None:
+        key = self._unit(start).key(held=record.held)
+        offset = publisher.producer.commit(self._topic.name, start.partition, key, record.encode(), deadline)
+        published.offsets[record.held] = offset
+        publisher.published = published
+
+
+def _later_owner(later: int, epoch: int) -> TransientError:
+    return TransientError(
+        f"the owner with epoch {later} has begun to publish, and this one has epoch {epoch}: the lease is looked at",
+        reason=Reason.TARGET_UNAVAILABLE,
+    )
+
+
+def _without_failed(messages: list[Message], attempt: Attempt) -> list[Message]:
+    return [each for each in messages if each.checkpoint not in attempt.failed] if attempt.failed else messages
+
+
+def _halves(messages: list[Message]) -> list[list[Message]]:
+    half = (len(messages) + 1) // 2
+    return [messages[:half], messages[half:]]
