@@ -46,6 +46,7 @@ _UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py
 _KAFKA: Final = "tests/integration/worker/targets/test_kafka_sink.py"
 _STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
 _STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
+_KAFKA_ONCE: Final = "tests/integration/worker/targets/test_kafka_transaction_sink.py"
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
@@ -404,6 +405,48 @@ BROKER: Final = (
         "            numbers.store_number(connection, self._key, request.new)\n",
         "            pass\n",
         f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
+    ),
+    _fault(
+        "the record of Kafka is read before former producers are shut out",
+        f"{WORKER}/targets/librdkafka/transactional_sink.py",
+        """            producer.shut_out(deadline)
+            found = self._topic.read(unit, settings, self._name, deadline)
+""",
+        """            found = self._topic.read(unit, settings, self._name, deadline)
+            producer.shut_out(deadline)
+""",
+        f"{_KAFKA_ONCE}::TestZombies::test_what_is_committed_just_before_it_is_shut_out_is_known",
+    ),
+    _fault(
+        "a former owner with another producer does not look at the epoch of the record",
+        f"{WORKER}/targets/librdkafka/transactional_sink.py",
+        "        if publisher.last_epoch > epoch:\n",
+        "        if False:\n",
+        f"{_KAFKA_ONCE}::TestZombies::test_one_that_makes_another_producer_learns_of_the_later_owner",
+    ),
+    _fault(
+        "the record of a transaction names nothing",
+        f"{WORKER}/targets/librdkafka/published.py",
+        "str(batch.examined), tuple(names), held,",
+        "str(batch.examined), (), held,",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_what_is_published_and_not_stored_is_not_published_again",
+    ),
+    _fault(
+        "what was published before a rewind is not published again",
+        f"{WORKER}/targets/librdkafka/published.py",
+        """            if record.moved >= moved:
+                made.fresh =""",
+        """            if True:
+                made.fresh =""",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_what_a_person_asks_for_again_is_published_again",
+    ),
+    _fault(
+        "of a batch that is stored in part the rest is forgotten",
+        f"{WORKER}/targets/librdkafka/published.py",
+        "fresh = self.unstored(batch.after) | ",
+        "fresh = ",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_with_cursor_snapshot_the_windows_say_what_is_stored",
     ),
 )
 
