@@ -79,6 +79,8 @@ def test_a_wrong_file_is_named_with_its_field(config_file, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"delivery": {"guarantee": "Transactional"}}, "needs a target in the source's database"),
+     ({"target": {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": "orders"}},
+       "delivery": {"guarantee": "Transactional", "mode": "Competing", "competing": {}}}, "Ordered or Partitioned"),
      ({"target": {"parquet": {"path": "/data"}}, "delivery": {"guarantee": "AtLeastOnce"}}, "has no other")],
 )  # fmt: skip
 def test_a_target_that_cannot_be_is_refused(config_file, change, message):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
-from outbox_core.errors import ConfigurationError, OutboxError
+from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.answers import classify_error
 from outbox_worker.targets.librdkafka.producer import KafkaProducer
 
@@ -119,7 +120,8 @@ class TransactionalProducer(KafkaProducer):
 
         def note(error: KafkaError | None, report: Report) -> None:
             nonlocal offset, refused
-            offset, refused = report.offset() or 0, error
+            place = report.offset()
+            offset, refused = -1 if place is None else place, error
 
         try:
             self._producer.produce(topic, value, key, partition=partition, on_delivery=note)
@@ -131,6 +133,9 @@ class TransactionalProducer(KafkaProducer):
                 raise self._refused(refused, topic) from None
             raise
         self._is_open = False
+        self.serve()
+        if offset < 0:  # committed; the next producer finds the record itself
+            raise TransientError("Kafka did not say where its record is; it is read", reason=Reason.TARGET_UNAVAILABLE)
         return offset
 
     def _refused(self, error: KafkaError, topic: str) -> OutboxError:

@@ -114,6 +114,16 @@ class TransactionalKafkaSink(OutsideTransaction):
         self._drop(start.partition)
         self._starts.pop(start.partition, None)
         publisher = self._open(start, deadline)
+        try:
+            self._write_start(start, publisher, deadline)
+        except BaseException:
+            publisher.producer.close()
+            raise
+        self._publishers[start.partition] = publisher
+        self._starts[start.partition] = start
+
+    def _write_start(self, start: OwnerStart, publisher: _Publisher, deadline: float) -> None:
+        """Commit the record that a former owner finds, should it make another producer."""
         if publisher.last_epoch > start.epoch:
             self._refuse_later(start, publisher.last_epoch)
         published = Published() if start.is_new else publisher.published
@@ -124,8 +134,6 @@ class TransactionalKafkaSink(OutsideTransaction):
         )  # fmt: skip
         publisher.producer.begin_transaction(deadline)
         self._commit(start, publisher, record, published, deadline)
-        self._publishers[start.partition] = publisher
-        self._starts[start.partition] = start
 
     def _refuse_later(self, start: OwnerStart, epoch: int) -> None:
         """Refuse to begin after a later owner, unless the lease was looked at since it was seen: epochs only rise.
