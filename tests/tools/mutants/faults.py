@@ -352,7 +352,7 @@ BROKER: Final = (
     _fault(
         "a record overtakes one of its key that Kafka refused",
         f"{WORKER}/targets/librdkafka/rounds.py",
-        "            attempt.blocked.add(behind)",
+        "            attempt.block(behind, message)",
         "            pass",
         f"{_KAFKA}::TestRefusals::test_each_key_keeps_its_order_and_waits_behind_what_failed",
     ),

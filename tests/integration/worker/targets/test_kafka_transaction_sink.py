@@ -303,10 +303,14 @@ class TestRefusals:
             sink.begin(start(1))
             with pytest.raises(MessagesFailedError) as caught:
                 sink.deliver(
-                    batch(message(1, "a"), message(2, "b", data=TOO_LARGE), message(3, "b"), message(4, "a")), 1
-                )
-            assert {place.position for place in caught.value.failed} == {2, 3}
-            assert topic.wait_for(2) == ids(1, 4)
+                    batch(
+                        message(1, "a"), message(2, "b"), message(3, "b", data=TOO_LARGE), message(4, "b"),
+                        message(5, "a"), message(6, "b", data=TOO_LARGE), message(7, "c"),
+                    ), 1
+                )  # fmt: skip
+            assert {place.position for place in caught.value.failed} == {3, 4, 6}
+            assert "waits behind" in str(caught.value.failed[Checkpoint(100, 4)])
+            assert topic.wait_for(4) == ids(1, 2, 5, 7), "what comes before it is"
 
     def test_one_alone_is_reported_with_its_own_error_and_the_next_is_published(self, kafka, make):
         with kafka.topic(partitions=1, max_message_bytes="2000") as topic:

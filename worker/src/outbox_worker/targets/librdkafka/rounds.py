@@ -45,14 +45,34 @@ class Refused(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a batch: what was taken, which messages failed and why, and the keys that wait behind them."""
+    """One attempt at a batch: what was taken, which messages failed and why, and the keys that wait behind them.
+
+    Attributes:
+        blocked: keys, each with the place in the batch behind which its messages wait: those before are sent again.
+
+    """
 
     messages: list[Message]
     epoch: int
     deadline: float
     taken: list[Message] = field(default_factory=list)
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
-    blocked: set[str] = field(default_factory=set)
+    blocked: dict[str, int] = field(default_factory=dict)
+    _order: dict[Checkpoint, int] = field(default_factory=dict)
+
+    def block(self, key: str, message: Message) -> None:
+        """Let the messages of a key wait that come after this one."""
+        at = self._find(message)
+        self.blocked[key] = min(at, self.blocked.get(key, at))
+
+    def is_blocked(self, key: str | None, message: Message) -> bool:
+        """Say whether a message waits behind one of its key that failed."""
+        return key is not None and key in self.blocked and self._find(message) > self.blocked[key]
+
+    def _find(self, message: Message) -> int:
+        if not self._order:
+            self._order = {each.checkpoint: at for at, each in enumerate(self.messages)}
+        return self._order[message.checkpoint]
 
 
 @dataclass(slots=True)
@@ -183,7 +203,7 @@ class Rounds:
     def _fail(self, attempt: Attempt, message: Message, error: HandlerError) -> None:
         attempt.failed[message.checkpoint] = error
         if (behind := self._blocked_by(message)) is not None:
-            attempt.blocked.add(behind)
+            attempt.block(behind, message)
 
     def _blocked_by(self, message: Message) -> str | None:
         """Return the key that waits when this message fails; None: nothing does."""
@@ -198,7 +218,7 @@ class Rounds:
             HandlerError: the message cannot be sent now.
 
         """
-        if attempt.blocked and self._blocked_by(message) in attempt.blocked:
+        if attempt.blocked and attempt.is_blocked(self._blocked_by(message), message):
             raise HandlerError(
                 "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
             )
