@@ -224,10 +224,10 @@ class OutsideTransaction(AnyTarget, Protocol):
 
     @property
     def has_own_transactions(self) -> bool:
-        """True: `begin` is called for each owner, before anything is delivered or passed under its epoch."""
+        """True: `begin_owner` is called for each owner, before anything is delivered or passed under its epoch."""
         return False
 
-    def begin(self, start: OwnerStart) -> None:
+    def begin_owner(self, start: OwnerStart) -> None:
         """Shut former owners of the partition out, and learn what they delivered without storing it.
 
         Raises:

@@ -84,9 +84,9 @@ class TestWhatTheNextOwnerKnows:
     def test_what_is_published_and_not_stored_is_not_published_again(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             first, second = make(topic.name), make(topic.name)
-            first.begin(start(1))
+            first.begin_owner(start(1))
             assert first.deliver(batch(message(1), message(2)), 1) == 2
-            second.begin(start(2))
+            second.begin_owner(start(2))
             assert second.deliver(batch(message(1)), 2) == 1, "a batch of another size"
             assert second.deliver(batch(message(2), message(3), after=Checkpoint(100, 1)), 2) == 2
             assert topic.wait_for(3) == ids(1, 2, 3)
@@ -94,24 +94,24 @@ class TestWhatTheNextOwnerKnows:
     def test_what_the_row_has_passed_is_forgotten(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             for number in range(1, 6):
                 sink.deliver(batch(message(number), after=Checkpoint(100, number - 1)), 1)
             assert list(sink._publishers[0].published.fresh.values()) == [Checkpoint(100, 5)]
-            sink.begin(start(2, Checkpoint(100, 5)))
+            sink.begin_owner(start(2, Checkpoint(100, 5)))
             assert sink._publishers[0].published.fresh == {}
             assert topic.wait_for(5) == ids(1, 2, 3, 4, 5)
 
     def test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten(self, kafka, make):
         """The second one stored half of it: the other half is still known to the third, though its row has moved."""
         with kafka.topic(partitions=1) as topic:
-            make(topic.name).begin(start(1))
+            make(topic.name).begin_owner(start(1))
             first, second, third = make(topic.name), make(topic.name), make(topic.name)
-            first.begin(start(2))
+            first.begin_owner(start(2))
             first.deliver(batch(*map(message, (1, 2, 3, 4))), 2)
-            second.begin(start(3))
+            second.begin_owner(start(3))
             second.deliver(batch(message(1), message(2)), 3)
-            third.begin(start(4, Checkpoint(100, 2)))
+            third.begin_owner(start(4, Checkpoint(100, 2)))
             third.deliver(batch(message(3), message(4), message(5), after=Checkpoint(100, 2)), 4)
             assert topic.wait_for(5) == ids(1, 2, 3, 4, 5)
 
@@ -121,9 +121,9 @@ class TestWhatTheNextOwnerKnows:
         middle = Checkpoint(0, 10, SnapshotRange("90:90:", "120:120:", 2))
         with kafka.topic(partitions=1) as topic:
             first, second = make(topic.name), make(topic.name)
-            first.begin(start(1, before))
+            first.begin_owner(start(1, before))
             first.deliver(batch(message(1), message(3), message(4), after=before), 1)
-            second.begin(start(2, before))
+            second.begin_owner(start(2, before))
             second.deliver(batch(message(1), message(2), after=before), 2)
             second.deliver(batch(message(3), message(4), message(5), after=middle), 2)
             assert topic.wait_for(5) == ids(1, 3, 4, 2, 5)
@@ -131,10 +131,10 @@ class TestWhatTheNextOwnerKnows:
     def test_held_messages_are_named_beside_the_fresh_ones(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             first, second = make(topic.name), make(topic.name)
-            first.begin(start(1))
+            first.begin_owner(start(1))
             first.deliver(held(message(1), message(2)), 1)
             first.deliver(batch(message(201)), 1)
-            second.begin(start(2))
+            second.begin_owner(start(2))
             second.deliver(held(message(2), message(3)), 2)
             second.deliver(batch(message(201), message(202)), 2)
             second.deliver(held(message(1)), 2)
@@ -144,13 +144,13 @@ class TestWhatTheNextOwnerKnows:
         """To the very place where the batch was read, so that only the act tells it from a crash."""
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             sink.deliver(batch(message(1)), 1)
             sink.deliver(held(message(2)), 1)
-            sink.begin(start(2, moved=5))
+            sink.begin_owner(start(2, moved=5))
             sink.deliver(batch(message(1)), 2)
             sink.deliver(held(message(2)), 2)
-            sink.begin(start(3, moved=5))
+            sink.begin_owner(start(3, moved=5))
             sink.deliver(batch(message(1)), 3)
             sink.deliver(held(message(2)), 3)
             assert topic.wait_for(4) == ids(1, 2, 1, 2)
@@ -158,10 +158,10 @@ class TestWhatTheNextOwnerKnows:
     def test_a_checkpoint_that_was_made_just_now_knows_nothing(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             sink.deliver(batch(message(1)), 1)
             sink.deliver(held(message(2)), 1)
-            sink.begin(start(2, is_new=True))
+            sink.begin_owner(start(2, is_new=True))
             sink.deliver(batch(message(1)), 2)
             sink.close()
             sink.deliver(held(message(2)), 2)
@@ -170,17 +170,17 @@ class TestWhatTheNextOwnerKnows:
     def test_another_message_at_the_same_place_is_another(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             sink.deliver(batch(message(1)), 1)
-            sink.begin(start(2))
+            sink.begin_owner(start(2))
             sink.deliver(batch(message(1, message_id="other")), 2)
             assert topic.wait_for(2) == ["m-1", "other"]
 
     def test_two_databases_have_processors_of_one_name(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             one, other = make(topic.name), make(topic.name)
-            one.begin(start(3))
-            other.begin(start(1, database="there"))
+            one.begin_owner(start(3))
+            other.begin_owner(start(1, database="there"))
             one.deliver(batch(message(1)), 3)
             other.deliver(batch(message(1)), 1)
             one.deliver(batch(message(2)), 3)
@@ -189,7 +189,7 @@ class TestWhatTheNextOwnerKnows:
     def test_the_last_record_is_found_before_many_that_were_taken_back(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             first, second = make(topic.name), make(topic.name)
-            first.begin(start(1))
+            first.begin_owner(start(1))
             first.deliver(batch(message(1)), 1)
             producer, checkpoints = first._publishers[0].producer, first._topic.name
             for _ in range(100):
@@ -197,7 +197,7 @@ class TestWhatTheNextOwnerKnows:
                 producer._producer.produce(checkpoints, b"{}", b"key", partition=0)
                 producer._producer.flush()
                 producer.abort(1e9)
-            second.begin(start(2))
+            second.begin_owner(start(2))
             second.deliver(batch(message(1), message(2)), 2)
             assert topic.wait_for(2) == ids(1, 2)
 
@@ -206,9 +206,9 @@ class TestZombies:
     def test_a_former_producer_publishes_nothing_more(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             old, new = make(topic.name), make(topic.name)
-            old.begin(start(1))
+            old.begin_owner(start(1))
             old.deliver(batch(message(1)), 1)
-            new.begin(start(2, Checkpoint(100, 1)))
+            new.begin_owner(start(2, Checkpoint(100, 1)))
             with pytest.raises(TransientError, match="another producer took over") as caught:
                 old.deliver(batch(message(2)), 1)
             assert caught.value.reason is Reason.TARGET_UNAVAILABLE
@@ -218,8 +218,8 @@ class TestZombies:
     def test_one_that_makes_another_producer_learns_of_the_later_owner(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             old, new = make(topic.name), make(topic.name)
-            old.begin(start(1))
-            new.begin(start(2))
+            old.begin_owner(start(1))
+            new.begin_owner(start(2))
             new.deliver(batch(message(1)), 2)
             old.close()
             for _ in range(3):
@@ -233,12 +233,12 @@ class TestZombies:
     def test_what_is_open_is_taken_back_when_the_next_owner_begins(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             old, new = make(topic.name), make(topic.name)
-            old.begin(start(1))
+            old.begin_owner(start(1))
             producer = old._publishers[0].producer
             producer.begin_transaction(1e9)
             producer._producer.produce(topic.name, b"open", b"k", headers=[("x-outbox-message-id", b"m-1")])
             producer._producer.flush()
-            new.begin(start(2))
+            new.begin_owner(start(2))
             new.deliver(batch(message(1)), 2)
             with contextlib.closing(Topic(kafka, topic.name, isolation="read_uncommitted")) as everything:
                 assert everything.wait_for(2) == ids(1, 1)
@@ -248,7 +248,7 @@ class TestZombies:
         """The former owner wakes while its successor begins, and commits at the last moment."""
         with kafka.topic(partitions=1) as topic:
             old, new = make(topic.name), make(topic.name)
-            old.begin(start(1))
+            old.begin_owner(start(1))
             shut_out = TransactionalProducer.shut_out
 
             def wake(producer, deadline):
@@ -256,20 +256,20 @@ class TestZombies:
                 shut_out(producer, deadline)
 
             monkeypatch.setattr(TransactionalProducer, "shut_out", wake)
-            new.begin(start(2))
+            new.begin_owner(start(2))
             new.deliver(batch(message(1), message(2)), 2)
             assert topic.wait_for(2) == ids(1, 2)
 
     def test_a_database_that_was_set_back_is_believed_when_its_lease_was_looked_at(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name)
-            sink.begin(start(9))
+            sink.begin_owner(start(9))
             sink.deliver(batch(message(1), message(2)), 9)
             with pytest.raises(TransientError, match="the owner with epoch 9 has begun"):
-                sink.begin(start(4))
+                sink.begin_owner(start(4))
             with pytest.raises(TransientError, match="the owner with epoch 9 has begun"):
-                sink.begin(start(5))
-            sink.begin(start(5))  # the engine has looked at the lease in between
+                sink.begin_owner(start(5))
+            sink.begin_owner(start(5))  # the engine has looked at the lease in between
             sink.deliver(batch(message(1), message(2), message(3)), 5)
             assert topic.wait_for(3) == ids(1, 2, 3)
 
@@ -284,7 +284,7 @@ class TestRefusals:
     def test_those_that_are_too_large_are_named_and_the_others_are_there_once(self, kafka, make, bad):
         with kafka.topic(partitions=2, max_message_bytes="2000") as topic:
             sink = make(topic.name, {"blocks": "Nothing"})
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             messages = [message(n, f"k{n % 5}", **({"data": TOO_LARGE} if n in bad else {})) for n in range(1, 101)]
             for _ in range(2):
                 with pytest.raises(MessagesFailedError) as caught:
@@ -300,7 +300,7 @@ class TestRefusals:
     def test_what_waits_behind_it_is_not_published(self, kafka, make):
         with kafka.topic(partitions=1, max_message_bytes="2000") as topic:
             sink = make(topic.name, {"mode": "Partitioned", "partitions": {"count": 2}})
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             with pytest.raises(MessagesFailedError) as caught:
                 sink.deliver(
                     batch(
@@ -315,7 +315,7 @@ class TestRefusals:
     def test_one_alone_is_reported_with_its_own_error_and_the_next_is_published(self, kafka, make):
         with kafka.topic(partitions=1, max_message_bytes="2000") as topic:
             sink = make(topic.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             with pytest.raises(HandlerError, match="too large") as caught:
                 sink.deliver(batch(message(1, data=TOO_LARGE)), 1)
             assert not isinstance(caught.value, MessagesFailedError)
@@ -325,7 +325,7 @@ class TestRefusals:
     def test_one_that_has_no_topic_does_not_hold_the_others(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make("{messageType}")
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             with pytest.raises(MessagesFailedError) as caught:
                 sink.deliver(batch(message(1, "a", message_type=topic.name), message(2, "b", message_type=None)), 1)
             assert {place.position for place in caught.value.failed} == {2}
@@ -336,7 +336,7 @@ class TestTheBrokersFaults:
     def test_a_broker_that_does_not_answer_and_then_does(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name, {"timeout": "2s"})
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             sink.deliver(batch(message(1)), 1)
             with kafka.frozen(), pytest.raises(TransientError, match=r"delivery\.timeout"):
                 sink.deliver(batch(message(2), message(3)), 1)
@@ -347,7 +347,7 @@ class TestTheBrokersFaults:
         """The transaction is committed, and who committed it never learns of it."""
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             commit = sink._publishers[0].producer._await
 
             def lose(call, deadline):
@@ -363,13 +363,13 @@ class TestTheBrokersFaults:
     def test_a_delivery_timeout_beyond_what_brokers_allow_is_no_fault(self, kafka, make):
         with kafka.topic(partitions=1) as topic:
             sink = make(topic.name, {"timeout": "1h"})
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             assert sink.deliver(batch(message(1)), 1) == 1
 
     def test_a_missing_topic_is_waited_for(self, kafka, make):
         name = f"later-{uuid.uuid4().hex[:8]}"
         sink = make(name)
-        sink.begin(start(1))
+        sink.begin_owner(start(1))
         with pytest.raises(TransientError, match=f"has no topic {name}"):
             sink.deliver(batch(message(1)), 1)
         kafka.create_topic(name, 1)
@@ -382,7 +382,7 @@ class TestTheBrokersFaults:
 class TestTheTopicOfRecords:
     def test_it_is_made_compacted_with_a_partition_for_each_of_the_processors(self, kafka, make, own):
         sink = make("orders", {"mode": "Partitioned", "partitions": {"count": 3}})
-        sink.begin(start(1, partition=2))
+        sink.begin_owner(start(1, partition=2))
         name = f"outbox-checkpoints-{own}"
         assert len(kafka.admin().list_topics(name).topics[name].partitions) == 3
         assert kafka.topic_setting(name, "cleanup.policy") == "compact"
@@ -390,7 +390,7 @@ class TestTheTopicOfRecords:
     def test_more_partitions_are_added(self, kafka, make):
         with kafka.topic(partitions=1) as topic, kafka.topic(partitions=1) as checkpoints:
             sink = make(topic.name, {"mode": "Partitioned", "partitions": {"count": 4}}, checkpoints=checkpoints.name)
-            sink.begin(start(1, partition=3))
+            sink.begin_owner(start(1, partition=3))
             sink.deliver(replace(batch(message(1)), partition=3), 1)
             assert topic.wait_for(1) == ids(1)
             assert len(kafka.admin().list_topics(checkpoints.name).topics[checkpoints.name].partitions) == 4
@@ -429,7 +429,7 @@ class TestTheTopicOfRecords:
     def test_a_record_that_is_too_large_for_it(self, kafka, make):
         with kafka.topic(partitions=1) as topic, kafka.topic(partitions=1, max_message_bytes="500") as checkpoints:
             sink = make(topic.name, checkpoints=checkpoints.name)
-            sink.begin(start(1))
+            sink.begin_owner(start(1))
             with pytest.raises(ConfigurationError, match=f"too large for topic {checkpoints.name}.*batchSize"):
                 sink.deliver(batch(*map(message, range(1, 200))), 1)
             assert sink.deliver(batch(*map(message, range(1, 10))), 1) == 9
@@ -448,7 +448,7 @@ def deliver_begin(sink, begun):
     """Begin, once the brokers have heard of what is allowed."""
     for left in range(20, -1, -1):
         try:
-            return sink.begin(begun)
+            return sink.begin_owner(begun)
         except TransientError:
             if not left:
                 raise

@@ -354,7 +354,7 @@ class OwnerSteps:
             self._database, self._context.key.partition, lease.epoch, start.pair, moved, is_new=self._is_new
         )  # fmt: skip
         try:
-            self._context.shutdown.limited(self._timeout, partial(target.begin, begun))
+            self._context.shutdown.limited(self._timeout, partial(target.begin_owner, begun))
         except Interrupted as err:
             raise TransientError(
                 "the target did not say within delivery.timeout what former owners delivered; it is asked again",

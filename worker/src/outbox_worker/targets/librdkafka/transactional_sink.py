@@ -103,7 +103,7 @@ class TransactionalKafkaSink(OutsideTransaction):
             publisher.producer.close()
 
     @override
-    def begin(self, start: OwnerStart) -> None:
+    def begin_owner(self, start: OwnerStart) -> None:
         """Shut former owners out, and write down that this one has begun, with what is published and not stored.
 
         Raises:
