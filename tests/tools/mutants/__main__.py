@@ -26,7 +26,7 @@ from tests.tools.mutants.faults import FAULTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.tools.mutants.faults import Fault
+    from tests.tools.mutants.fault import Fault
 
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 TEST_SECONDS: Final = 120

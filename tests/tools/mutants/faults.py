@@ -6,47 +6,16 @@ says so: then find where the same fault would be made now. Tests without a clust
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-SQL: Final = "sql/functions"
-CORE: Final = "worker/src/outbox_core"
-WORKER: Final = "worker/src/outbox_worker"
-OPERATOR: Final = "operator/src/outbox_operator"
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Text of a file, and what takes its place."""
-
-    path: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault in words, how it is made, and pytest's arguments that choose the tests for it."""
-
-    name: str
-    edits: tuple[Edit, ...]
-    tests: tuple[str, ...]
-
-
-def _fault(name: str, path: str, old: str, new: str, *tests: str) -> Fault:
-    return Fault(name, (Edit(path, old, new),), tests)
-
+from tests.tools.mutants.broker_faults import BROKER
+from tests.tools.mutants.fault import CORE, OPERATOR, SQL, WORKER, Edit, Fault, fault
 
 _PAIR: Final = "(v_stored.last_processed_transaction_id, v_stored.last_processed_position)"
 _HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > clock_timestamp();"
 _TEST_CLOCK: Final = (
     "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]"
 )
-_UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py"
-_KAFKA: Final = "tests/integration/worker/targets/test_kafka_sink.py"
-_STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
-_STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
-_KAFKA_ONCE: Final = "tests/integration/worker/targets/test_kafka_transaction_sink.py"
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
@@ -56,14 +25,14 @@ _WRITE_EVENTS: Final = """        for event in decision.events:
 """
 
 DATABASE: Final = (
-    _fault(
+    fault(
         "FOR KEY SHARE removed: a takeover does not wait for a commit",
         f"{SQL}/leases.sql",
         "    FOR KEY SHARE;\n    RETURN coalesce(\n",
         "    ;\n    RETURN coalesce(\n",
         "tests/contract/ownership/test_fence.py::test_no_takeover_between_store_and_commit[18]",
     ),
-    _fault(
+    fault(
         "positions compared alone when a checkpoint is stored",
         f"{SQL}/checkpoints.sql",
         f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) THEN\n        UPDATE",
@@ -86,14 +55,14 @@ DATABASE: Final = (
         ),
         (_TEST_CLOCK,),
     ),
-    _fault(
+    fault(
         "now() for clock_timestamp() when a lease is asked for",
         f"{SQL}/leases.sql",
         "    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)\n",
         "    v_refused := coalesce(v_lease.expires_at > now() AND v_lease.token <> p_token, false)\n",
         _TEST_CLOCK,
     ),
-    _fault(
+    fault(
         "now() for clock_timestamp() in the heartbeat",
         f"{SQL}/leases.sql",
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
@@ -101,14 +70,14 @@ DATABASE: Final = (
         f"      {_HELD.replace('clock_timestamp()', 'now()')}\n    RETURN FOUND;",
         _TEST_CLOCK,
     ),
-    _fault(
+    fault(
         "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
         f"{SQL}/checkpoints.sql",
         "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
         "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
         "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
-    _fault(
+    fault(
         "the heartbeat renews without the token",
         f"{SQL}/leases.sql",
         f"    WHERE l.processor_id = p_processor_id AND l.partition = p_partition\n      {_HELD}\n    RETURN FOUND;",
@@ -116,7 +85,7 @@ DATABASE: Final = (
         f"      {_HELD.replace(' AND l.token = p_token', '')}\n    RETURN FOUND;",
         "tests/contract/ownership/test_ownership.py::TestLease::test_renewed_by_its_holder_only[18]",
     ),
-    _fault(
+    fault(
         "a batch is completed without its attempt",
         f"{SQL}/competing.sql",
         "    DELETE FROM competing_batches b\n    WHERE b.processor_id = p_processor_id AND b.id = p_batch "
@@ -125,42 +94,42 @@ DATABASE: Final = (
         "AND b.owner = p_owner\n      AND (b.upto",
         "tests/contract/competing/test_competing.py::test_completion_failure_and_heartbeat_check_owner_and_attempt[18-attempt]",
     ),
-    _fault(
+    fault(
         "a claim lapses 30 s after it was made",
         f"{SQL}/claims.sql",
         "coalesce(p_claim.vacated_at < clock_timestamp()",
         "coalesce(coalesce(p_claim.vacated_at, p_claim.claimed_at) < clock_timestamp()",
         "tests/contract/ownership/test_ownership.py::TestClaim::test_it_never_lapses_while_its_resource_exists[18]",
     ),
-    _fault(
+    fault(
         "a lease is given during an open conflict",
         f"{SQL}/leases.sql",
         "AND f.needs_person AND f.resolved_at IS NULL);\n    IF NOT v_refused THEN",
         "AND false);\n    IF NOT v_refused THEN",
         "tests/contract/ownership/test_ownership.py::TestLease::test_refused_while_a_conflict_waits_for_a_person[18]",
     ),
-    _fault(
+    fault(
         "the hash is of another byte, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')), 0)",
         "pg_catalog.convert_to(p_key, 'UTF8')), 1)",
         "tests/contract/partitions/test_partitions.py::test_sql_hashes_as_python_does",
     ),
-    _fault(
+    fault(
         "keys are folded to lower case, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')",
         "pg_catalog.convert_to(pg_catalog.lower(p_key), 'UTF8')",
         "tests/contract/partitions/test_partitions.py::test_sql_hashes_as_python_does",
     ),
-    _fault(
+    fault(
         "a redriven dead letter loses its place",
         f"{SQL}/held_messages.sql",
         "coalesce(b.place, nextval('held_order'))",
         "nextval('held_order')",
         "tests/contract/test_held.py::test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_order",
     ),
-    _fault(
+    fault(
         "migrations run without their lock",
         "sql/runner.py",
         '    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))\n',
@@ -170,21 +139,21 @@ DATABASE: Final = (
 )
 
 READING: Final = (
-    _fault(
+    fault(
         "positions compared alone when the outbox is read",
         f"{WORKER}/postgres/reading/messages.py",
         '[sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]',
         '[sql.SQL("o.position > {}::bigint").format(place("after_position"))]',
         "tests/contract/test_cursor.py::test_positions_that_commit_out_of_order_come_by_pair[18]",
     ),
-    _fault(
+    fault(
         "positions compared alone when Spark goes on",
         "worker/src/outbox_spark/streaming/resume.py",
         "    if directory.committed > stored:\n",
         "    if directory.committed.position > stored.position:\n",
         "tests/unit/engine/test_resume.py",
     ),
-    _fault(
+    fault(
         "the last message handled is stored instead of the last examined",
         f"{WORKER}/postgres/reading/messages.py",
         "            return replace(reach, messages=messages, matched_count=len(messages))\n",
@@ -192,42 +161,42 @@ READING: Final = (
         "            return replace(reach, messages=messages, matched_count=len(messages), examined=examined)\n",
         "tests/contract/test_cursor.py::TestFilters::test_examined_goes_beyond_what_matched",
     ),
-    _fault(
+    fault(
         "a window is read up to now",
         f"{WORKER}/postgres/reading/range_reader.py",
         "        span = SnapshotRange(window.end, upper)\n",
         "        span = SnapshotRange(window.end)\n",
         "tests/contract/test_window_interleavings.py",
     ),
-    _fault(
+    fault(
         "the hash is of another byte, in Python",
         f"{CORE}/partition.py",
         ".digest()[0] % SLOTS",
         ".digest()[1] % SLOTS",
         "tests/unit/core/test_partition.py",
     ),
-    _fault(
+    fault(
         "keys are folded to lower case, in Python",
         f"{CORE}/partition.py",
         "hashlib.sha256(key.encode())",
         "hashlib.sha256(key.lower().encode())",
         "tests/unit/core/test_partition.py",
     ),
-    _fault(
+    fault(
         "null in deliver_after is the first day of year 1",
         f"{WORKER}/postgres/reading/table.py",
         "\"CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z') END\"",
         "\"least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z')\"",
         "tests/integration/worker/targets/test_nulls.py::test_a_message_without_a_delay_is_not_delayed",
     ),
-    _fault(
+    fault(
         "null in deliver_after is a delay",
         f"{WORKER}/postgres/feeds/holding.sql",
         "coalesce(b.deliver_after > clock_timestamp(), false)",
         "coalesce(b.deliver_after > clock_timestamp(), true)",
         "tests/integration/worker/targets/test_nulls.py::test_messages_without_a_delay_are_not_held_beside_one_that_fails",
     ),
-    _fault(
+    fault(
         "a session of another run of the server than memory knows is trusted",
         f"{WORKER}/postgres/transactions/transaction.py",
         "        if self.server_run is not None and (row is None or row[-1] != self.server_run):\n",
@@ -237,14 +206,14 @@ READING: Final = (
 )
 
 OWNER: Final = (
-    _fault(
+    fault(
         "code 2 commits",
         f"{WORKER}/postgres/transactions/transaction.py",
         "        if answer is StoreAnswer.STORED:\n            return None\n",
         "        if answer in (StoreAnswer.STORED, StoreAnswer.AHEAD):\n            return None\n",
         "tests/contract/test_feeds.py",
     ),
-    _fault(
+    fault(
         "AtLeastOnce hands over without a look at the lease",
         f"{WORKER}/engine/handling.py",
         "        if not state.begun and (told := self._fresh.find_loss(state, batch)) is not None:\n"
@@ -253,35 +222,35 @@ OWNER: Final = (
         "        if not self._effects.are_inside:",
         "tests/integration/worker/test_ownership.py::test_frozen_between_fetch_and_hand_over_a_worker_hands_nothing_over",
     ),
-    _fault(
+    fault(
         "no idle timeout",
         f"{WORKER}/postgres/transactions/transaction.py",
         "idle=sql.Literal(str(self._idle_limit))",
         'idle=sql.Literal("0")',
         "tests/contract/ownership/test_fence.py::test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease[18]",
     ),
-    _fault(
+    fault(
         "a lost COMMIT is taken for failed",
         f"{WORKER}/postgres/transactions/transaction.py",
         "        if connection.closed and request is not None:\n",
         "        if connection.closed and request is not None and not committing:\n",
         "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",
     ),
-    _fault(
+    fault(
         "what became of a lost COMMIT is not asked",
         f"{CORE}/processor/lifecycle.py",
         "    elif state.doubt is not None:\n        step = Step.CONFIRM\n",
         "",
         "tests/property/test_engine_in_memory.py",
     ),
-    _fault(
+    fault(
         "the circuit breaker's probe is a retry",
         f"{CORE}/breaker.py",
         "        return self.phase is not Phase.CLOSED\n",
         "        return False\n",
         "tests/unit/core/test_breaker.py",
     ),
-    _fault(
+    fault(
         "Parquet is shown before its manifest commits",
         "worker/src/outbox_spark/streaming/pipeline.py",
         "            prepared.effects.list_files(transaction.connection)\n",
@@ -291,181 +260,22 @@ OWNER: Final = (
     ),
 )
 
-BROKER: Final = (
-    _fault(
-        "the last batch that was begun is stored before those ahead of it",
-        f"{CORE}/processor/lifecycle.py",
-        "    if following and not state.blocking and _begins_at(following[0], pair):\n",
-        "    following = following[-1:]\n    if following and not state.blocking:\n",
-        "tests/unit/core/processor/test_following.py",
-        f"{_UNDER_WAY}::test_so_many_are_published_and_no_more_before_the_oldest_is_stored",
-    ),
-    _fault(
-        "a worker that is asked to stop leaves batches that it began to others",
-        f"{CORE}/processor/state.py",
-        "(self.begun or self.step in (Step.STORE, Step.RECORD))",
-        "self.step in (Step.STORE, Step.RECORD)",
-        f"{_UNDER_WAY}::test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more",
-    ),
-    _fault(
-        "what the broker took behind a message that failed is forgotten",
-        f"{WORKER}/targets/rabbitmq.py",
-        "            self._taken.add(each.batch, accepted)\n",
-        "            accepted.close()\n",
-        f"{_UNDER_WAY}::test_a_message_that_no_queue_takes_is_named_and_the_others_come_once",
-    ),
-    _fault(
-        "a lone nack is taken for an ack",
-        f"{WORKER}/targets/amqp/confirm.py",
-        "            if not accepted:\n",
-        "            if not accepted and multiple:\n",
-        "tests/unit/worker/test_confirm.py",
-    ),
-    _fault(
-        "every nack is taken for an ack",
-        f"{WORKER}/targets/amqp/connection.py",
-        "accepted = isinstance(value, commands.Basic.Ack)",
-        "accepted = True",
-        "tests/integration/worker/targets/test_rabbitmq.py::test_a_refusal_by_the_broker_counts_as_attempt",
-    ),
-    _fault(
-        "what the broker returns is ignored",
-        f"{WORKER}/targets/amqp/connection.py",
-        '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))\n',
-        "",
-        "tests/integration/worker/targets/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
-    ),
-    _fault(
-        "a record that Kafka refuses counts as taken",
-        f"{WORKER}/targets/librdkafka/rounds.py",
-        "        if error is None:\n            self.attempt.taken",
-        "        if error is None or is_refusal(error):\n            self.attempt.taken",
-        f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
-    ),
-    _fault(
-        "all records of a request that Kafka refuses are blamed",
-        f"{WORKER}/targets/librdkafka/rounds.py",
-        "for each in refused if together[each.topic, each.partition] == 1]",
-        "for each in refused if together]",
-        f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
-    ),
-    _fault(
-        "a record overtakes one of its key that Kafka refused",
-        f"{WORKER}/targets/librdkafka/rounds.py",
-        "            attempt.block(behind, message)",
-        "            pass",
-        f"{_KAFKA}::TestRefusals::test_each_key_keeps_its_order_and_waits_behind_what_failed",
-    ),
-    _fault(
-        "Kafka's answers are not awaited",
-        f"{WORKER}/targets/librdkafka/producer.py",
-        "        while self._heard.waiting:\n",
-        "        while False:\n",
-        f"{_KAFKA}::TestWhatIsSent",
-    ),
-    _fault(
-        "a stream is given no numbers",
-        f"{WORKER}/targets/rabbitmq_stream.py",
-        'own = "" if number is None or attempt.failed else f"{_PREFIX}{attempt.space}"',
-        'own = ""',
-        f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
-    ),
-    _fault(
-        "a number is sent before that of a message that failed",
-        f"{WORKER}/targets/rabbitmq_stream.py",
-        'own = "" if number is None or attempt.failed else',
-        'own = "" if number is None else',
-        f"{_STREAM_SINK}::test_a_message_that_failed_can_still_be_published",
-    ),
-    _fault(
-        "a number is sent before that of a message that waits",
-        f"{CORE}/progress/numbering.py",
-        "first = min(batch.excluded, default=None)",
-        "first = None",
-        f"{_STREAM}::test_what_was_delayed_when_others_were_published_is_not_taken_for_published",
-    ),
-    _fault(
-        "other messages are given the same numbers",
-        f"{CORE}/progress/numbering.py",
-        'f"{source}\\n{divided}\\n{target}".encode()',
-        'f"{target}".encode()',
-        f"{_STREAM}::test_a_wider_filter_loses_nothing_of_what_was_published_before_the_kill",
-    ),
-    _fault(
-        "numbers go on from a checkpoint that they are not of",
-        f"{SQL}/publisher_numbers.sql",
-        'WHERE (n.place, n.mapping, n.transaction_id, n."position")\n'
-        '                    = (excluded.place, excluded.mapping, excluded.transaction_id, excluded."position")',
-        "WHERE (n.place, n.mapping) = (excluded.place, excluded.mapping)",
-        "tests/contract/test_publisher_numbers.py::test_they_begin_anew_under_a_name_never_used",
-    ),
-    _fault(
-        "the number is not stored with its checkpoint",
-        f"{WORKER}/postgres/transactions/transaction.py",
-        "            numbers.store_number(connection, self._key, request.new)\n",
-        "            pass\n",
-        f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
-    ),
-    _fault(
-        "the record of Kafka is read before former producers are shut out",
-        f"{WORKER}/targets/librdkafka/transactional_sink.py",
-        """            producer.shut_out(deadline)
-            found = self._topic.read(unit, settings, self._name, deadline)
-""",
-        """            found = self._topic.read(unit, settings, self._name, deadline)
-            producer.shut_out(deadline)
-""",
-        f"{_KAFKA_ONCE}::TestZombies::test_what_is_committed_just_before_it_is_shut_out_is_known",
-    ),
-    _fault(
-        "a former owner with another producer does not look at the epoch of the record",
-        f"{WORKER}/targets/librdkafka/transactional_sink.py",
-        "        if publisher.last_epoch > epoch:\n",
-        "        if False:\n",
-        f"{_KAFKA_ONCE}::TestZombies::test_one_that_makes_another_producer_learns_of_the_later_owner",
-    ),
-    _fault(
-        "the record of a transaction names nothing",
-        f"{WORKER}/targets/librdkafka/published.py",
-        "str(batch.examined), tuple(names), held,",
-        "str(batch.examined), (), held,",
-        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_what_is_published_and_not_stored_is_not_published_again",
-    ),
-    _fault(
-        "what was published before a rewind is not published again",
-        f"{WORKER}/targets/librdkafka/published.py",
-        """            if record.moved >= moved:
-                made.fresh =""",
-        """            if True:
-                made.fresh =""",
-        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_what_a_person_asks_for_again_is_published_again",
-    ),
-    _fault(
-        "of a batch that is stored in part the rest is forgotten",
-        f"{WORKER}/targets/librdkafka/published.py",
-        "fresh = self.unstored(batch.after) | ",
-        "fresh = ",
-        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten",
-        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_with_cursor_snapshot_the_windows_say_what_is_stored",
-    ),
-)
-
 SECRETS: Final = (
-    _fault(
+    fault(
         "a database's URI is quoted in the error",
         f"{WORKER}/postgres/connection.py",
         'self._invalid("`uri` is not postgresql://user:password@host:port/database") from None',
         'self._invalid(f"`uri` {uri} is not postgresql://user:password@host:port/database") from None',
         "tests/integration/test_connection.py",
     ),
-    _fault(
+    fault(
         "a broker's URI is quoted in the error",
         f"{WORKER}/targets/amqp/broker.py",
         '_invalid(f"`uri` is not a URI such as',
         '_invalid(f"`uri` {uri} is not a URI such as',
         "tests/unit/worker/test_broker.py",
     ),
-    _fault(
+    fault(
         "a broker's password is shown with its address",
         f"{WORKER}/targets/amqp/broker.py",
         "    password: str = field(repr=False)\n",
@@ -475,28 +285,28 @@ SECRETS: Final = (
 )
 
 CLUSTER: Final = (
-    _fault(
+    fault(
         "pods are scaled before the status says it",
         f"{OPERATOR}/reconcile/apply.py",
         _WRITE_STATUS + _WRITE_EVENTS,
         "        await self._apply_owned(body, observed, decision)\n" + _WRITE_STATUS + _WRITE_EVENTS,
         _TEST_IDLE,
     ),
-    _fault(
+    fault(
         "Events are written before the status",
         f"{OPERATOR}/reconcile/apply.py",
         _WRITE_STATUS + _WRITE_EVENTS,
         _WRITE_EVENTS + _WRITE_STATUS,
         _TEST_IDLE,
     ),
-    _fault(
+    fault(
         "a status is written although nothing changed",
         f"{OPERATOR}/reconcile/apply.py",
         '        if not is_news(body.get("status"), status):\n            return True\n',
         "",
         _TEST_IDLE,
     ),
-    _fault(
+    fault(
         "a pod that does not answer is scaled down",
         f"{OPERATOR}/decision/decide.py",
         "    replicas = 0 if result.stops_workers else wanted_replicas(observed)\n",
@@ -504,7 +314,7 @@ CLUSTER: Final = (
         "    replicas = 0 if result.stops_workers or silent else wanted_replicas(observed)\n",
         "tests/unit/operator/decision/test_decide.py",
     ),
-    _fault(
+    fault(
         "RBAC with a wildcard",
         "charts/outbox-operator/templates/_rules.tpl",
         "  resources: [secrets]\n  verbs: [create]\n",

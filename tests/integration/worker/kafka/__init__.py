@@ -1,0 +1,1 @@
+"""Workers with target `kafka`."""

@@ -1,0 +1,172 @@
+"""The known faults of targets that are brokers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.tools.mutants.fault import CORE, SQL, WORKER, fault
+
+_UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py"
+_KAFKA: Final = "tests/integration/worker/kafka/test_kafka_sink.py"
+_STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
+_STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
+_KAFKA_ONCE: Final = "tests/integration/worker/kafka/test_kafka_transaction_sink.py"
+
+BROKER: Final = (
+    fault(
+        "the last batch that was begun is stored before those ahead of it",
+        f"{CORE}/processor/lifecycle.py",
+        "    if following and not state.blocking and _begins_at(following[0], pair):\n",
+        "    following = following[-1:]\n    if following and not state.blocking:\n",
+        "tests/unit/core/processor/test_following.py",
+        f"{_UNDER_WAY}::test_so_many_are_published_and_no_more_before_the_oldest_is_stored",
+    ),
+    fault(
+        "a worker that is asked to stop leaves batches that it began to others",
+        f"{CORE}/processor/state.py",
+        "(self.begun or self.step in (Step.STORE, Step.RECORD))",
+        "self.step in (Step.STORE, Step.RECORD)",
+        f"{_UNDER_WAY}::test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more",
+    ),
+    fault(
+        "what the broker took behind a message that failed is forgotten",
+        f"{WORKER}/targets/rabbitmq.py",
+        "            self._taken.add(each.batch, accepted)\n",
+        "            accepted.close()\n",
+        f"{_UNDER_WAY}::test_a_message_that_no_queue_takes_is_named_and_the_others_come_once",
+    ),
+    fault(
+        "a lone nack is taken for an ack",
+        f"{WORKER}/targets/amqp/confirm.py",
+        "            if not accepted:\n",
+        "            if not accepted and multiple:\n",
+        "tests/unit/worker/test_confirm.py",
+    ),
+    fault(
+        "every nack is taken for an ack",
+        f"{WORKER}/targets/amqp/connection.py",
+        "accepted = isinstance(value, commands.Basic.Ack)",
+        "accepted = True",
+        "tests/integration/worker/targets/test_rabbitmq.py::test_a_refusal_by_the_broker_counts_as_attempt",
+    ),
+    fault(
+        "what the broker returns is ignored",
+        f"{WORKER}/targets/amqp/connection.py",
+        '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))\n',
+        "",
+        "tests/integration/worker/targets/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
+    ),
+    fault(
+        "a record that Kafka refuses counts as taken",
+        f"{WORKER}/targets/librdkafka/rounds.py",
+        "        if error is None:\n            self.attempt.taken",
+        "        if error is None or is_refusal(error):\n            self.attempt.taken",
+        f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
+    ),
+    fault(
+        "all records of a request that Kafka refuses are blamed",
+        f"{WORKER}/targets/librdkafka/rounds.py",
+        "for each in refused if together[each.topic, each.partition] == 1]",
+        "for each in refused if together]",
+        f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
+    ),
+    fault(
+        "a record overtakes one of its key that Kafka refused",
+        f"{WORKER}/targets/librdkafka/rounds.py",
+        "            attempt.block(behind, message)",
+        "            pass",
+        f"{_KAFKA}::TestRefusals::test_each_key_keeps_its_order_and_waits_behind_what_failed",
+    ),
+    fault(
+        "Kafka's answers are not awaited",
+        f"{WORKER}/targets/librdkafka/producer.py",
+        "        while self._heard.waiting:\n",
+        "        while False:\n",
+        f"{_KAFKA}::TestWhatIsSent",
+    ),
+    fault(
+        "a stream is given no numbers",
+        f"{WORKER}/targets/rabbitmq_stream.py",
+        'own = "" if number is None or attempt.failed else f"{_PREFIX}{attempt.space}"',
+        'own = ""',
+        f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
+    ),
+    fault(
+        "a number is sent before that of a message that failed",
+        f"{WORKER}/targets/rabbitmq_stream.py",
+        'own = "" if number is None or attempt.failed else',
+        'own = "" if number is None else',
+        f"{_STREAM_SINK}::test_a_message_that_failed_can_still_be_published",
+    ),
+    fault(
+        "a number is sent before that of a message that waits",
+        f"{CORE}/progress/numbering.py",
+        "first = min(batch.excluded, default=None)",
+        "first = None",
+        f"{_STREAM}::test_what_was_delayed_when_others_were_published_is_not_taken_for_published",
+    ),
+    fault(
+        "other messages are given the same numbers",
+        f"{CORE}/progress/numbering.py",
+        'f"{source}\\n{divided}\\n{target}".encode()',
+        'f"{target}".encode()',
+        f"{_STREAM}::test_a_wider_filter_loses_nothing_of_what_was_published_before_the_kill",
+    ),
+    fault(
+        "numbers go on from a checkpoint that they are not of",
+        f"{SQL}/publisher_numbers.sql",
+        'WHERE (n.place, n.mapping, n.transaction_id, n."position")\n'
+        '                    = (excluded.place, excluded.mapping, excluded.transaction_id, excluded."position")',
+        "WHERE (n.place, n.mapping) = (excluded.place, excluded.mapping)",
+        "tests/contract/test_publisher_numbers.py::test_they_begin_anew_under_a_name_never_used",
+    ),
+    fault(
+        "the number is not stored with its checkpoint",
+        f"{WORKER}/postgres/transactions/transaction.py",
+        "            numbers.store_number(connection, self._key, request.new)\n",
+        "            pass\n",
+        f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
+    ),
+    fault(
+        "the record of Kafka is read before former producers are shut out",
+        f"{WORKER}/targets/librdkafka/transactional_sink.py",
+        """            producer.shut_out(deadline)
+            found = self._topic.read(unit, settings, self._name, deadline)
+""",
+        """            found = self._topic.read(unit, settings, self._name, deadline)
+            producer.shut_out(deadline)
+""",
+        f"{_KAFKA_ONCE}::TestZombies::test_what_is_committed_just_before_it_is_shut_out_is_known",
+    ),
+    fault(
+        "a former owner with another producer does not look at the epoch of the record",
+        f"{WORKER}/targets/librdkafka/transactional_sink.py",
+        "        if publisher.last_epoch > epoch:\n",
+        "        if False:\n",
+        f"{_KAFKA_ONCE}::TestZombies::test_one_that_makes_another_producer_learns_of_the_later_owner",
+    ),
+    fault(
+        "the record of a transaction names nothing",
+        f"{WORKER}/targets/librdkafka/published.py",
+        "str(batch.examined), tuple(names), held,",
+        "str(batch.examined), (), held,",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_what_is_published_and_not_stored_is_not_published_again",
+    ),
+    fault(
+        "what was published before a rewind is not published again",
+        f"{WORKER}/targets/librdkafka/published.py",
+        """            if record.moved >= moved:
+                made.fresh =""",
+        """            if True:
+                made.fresh =""",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_what_a_person_asks_for_again_is_published_again",
+    ),
+    fault(
+        "of a batch that is stored in part the rest is forgotten",
+        f"{WORKER}/targets/librdkafka/published.py",
+        "fresh = self.unstored(batch.after) | ",
+        "fresh = ",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_with_cursor_snapshot_the_windows_say_what_is_stored",
+    ),
+)
