@@ -5,7 +5,6 @@ Both mark rows of a table of their own as processed, and publish them to a queue
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,12 @@ class _ArticleLoop(CopiesCandidate):
         super().__init__(name, settings)
         self.queue: Queue = Queue(kind)
 
-    def launch_over(self, place: Place, python: str, module: str, *arguments: str) -> None:
+    def launch_over(self, place: Place, module: str, *arguments: str) -> None:
         """Start a module of `peers` with a database and a queue of its own."""
         name = module.replace("_", "-")
         self.queue.open(place, name)
         database = self.make_database(place).uri()
-        program = [python, "-m", f"tests.tools.bench.peers.{module}"]
+        program = [str(installed("python") / "bin" / "python"), "-m", f"tests.tools.bench.peers.{module}"]
         command = [*program, database, str(place.broker.port), name, *arguments]
         self.launch(command, place.folder / name, env={"PYTHONPATH": str(_CHECKOUT)})
 
@@ -81,7 +80,7 @@ class NaiveLoop(_ArticleLoop):
 
     @override
     def start(self, place: Place) -> None:
-        self.launch_over(place, str(installed("python") / "bin" / "python"), "article_naive", _BATCH)
+        self.launch_over(place, "article_naive", _BATCH)
 
 
 class OptimisedLoop(_ArticleLoop):
@@ -92,11 +91,11 @@ class OptimisedLoop(_ArticleLoop):
     def __init__(self, kind: str, workers: int) -> None:
         super().__init__(
             kind, f"article's optimised loop, {workers} workers",
-            f"batch {_BATCH}, partial index, SKIP LOCKED, all confirms of a batch awaited together, one UPDATE for a "
-            "batch, threads of one process, looks every 10 ms; no order",
+            f"batch {_BATCH}, py-amqp, partial index, SKIP LOCKED, all confirms of a batch awaited together, one "
+            "UPDATE for a batch, threads of one process, looks every 10 ms; no order",
         )  # fmt: skip
         self._workers = workers
 
     @override
     def start(self, place: Place) -> None:
-        self.launch_over(place, sys.executable, "article_optimised", _BATCH, str(self._workers))
+        self.launch_over(place, "article_optimised", _BATCH, str(self._workers))

@@ -2,8 +2,7 @@
 
 Arguments: database, port of the broker, queue, batch size, workers. Workers are threads of one process, as the
 article's are tasks of one; each has a connection to the database and one to the broker. They take other rows than
-their neighbours (SKIP LOCKED), so there is no order. Frames and confirms are the minimal script's: no Python client is
-faster.
+their neighbours (SKIP LOCKED), so there is no order. The client is py-amqp, as the article's loop has a client library.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import threading
 import time
 from queue import SimpleQueue
 
+import amqp  # type: ignore[import-not-found]
 import psycopg
-
-from tests.tools.bench.peers.minimal_publisher import Publisher
 
 _TABLE = (
     "CREATE TABLE outbox_messages (id text PRIMARY KEY, type text NOT NULL, content jsonb NOT NULL, "
@@ -26,10 +24,47 @@ _INDEX = (
     "INCLUDE (id, type, content) WHERE processed_on IS NULL"
 )
 _FETCH = (
-    "SELECT occurred_on, id, content::text FROM outbox_messages WHERE processed_on IS NULL "
+    "SELECT id, type, content::text FROM outbox_messages WHERE processed_on IS NULL "
     "ORDER BY occurred_on LIMIT %s FOR UPDATE SKIP LOCKED"
 )
 _DONE = "UPDATE outbox_messages SET processed_on = clock_timestamp() WHERE id = ANY(%s)"
+
+
+class Publisher:
+    """One connection in confirm mode."""
+
+    def __init__(self, port: int, queue: str) -> None:
+        # Without heartbeats: a paused program sends none.
+        self._connection = amqp.Connection(f"127.0.0.1:{port}", "tests", "s3cret word", heartbeat=0)
+        self._connection.connect()
+        self._channel = self._connection.channel()
+        self._channel.confirm_select()
+        self._channel.events["basic_ack"].add(self._confirm)
+        self._channel.events["basic_nack"].add(self._refuse)
+        self._queue = queue
+        self._sent = 0
+        self._unconfirmed: set[int] = set()
+
+    def publish(self, rows: list[tuple[str, str, str]]) -> None:
+        """Publish all of them, and return when all are confirmed."""
+        for message_id, kind, content in rows:
+            message = amqp.Message(
+                content, content_type="application/json", delivery_mode=2, message_id=message_id, type=kind
+            )
+            self._sent += 1
+            self._unconfirmed.add(self._sent)
+            self._channel.basic_publish(message, routing_key=self._queue)
+        while self._unconfirmed:
+            self._connection.drain_events()
+
+    def _confirm(self, tag: int, multiple: bool) -> None:
+        if multiple:
+            self._unconfirmed = {each for each in self._unconfirmed if each > tag}
+        else:
+            self._unconfirmed.discard(tag)
+
+    def _refuse(self, tag: int, _multiple: bool) -> None:
+        raise ConnectionError(f"the broker refused message {tag}")
 
 
 def work(database: str, port: int, queue: str, batch: int) -> None:
@@ -41,7 +76,7 @@ def work(database: str, port: int, queue: str, batch: int) -> None:
             rows = connection.execute(_FETCH, (batch,), prepare=True).fetchall()
             if rows:
                 publisher.publish(rows)
-                connection.execute(_DONE, ([message_id for _, message_id, _ in rows],), prepare=True)
+                connection.execute(_DONE, ([message_id for message_id, _, _ in rows],), prepare=True)
         if not rows:
             time.sleep(0.01)
 
