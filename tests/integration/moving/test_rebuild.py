@@ -376,16 +376,19 @@ def test_killed_in_the_middle_of_the_swap_it_is_made_by_the_next(versions, outbo
     fields = {"source": source, "delivery": mode}
     versions.old(delivery={"batchSize": 10, "pollInterval": "10ms"}, source=source)
     versions.connection.execute("CREATE TABLE gate (n int); INSERT INTO gate VALUES (1)")
+    gate = outbox.database.direct(autocommit=False)
     slow = {"swapStatement": f"{SWAP}; SELECT pg_sleep(0.5); LOCK TABLE gate IN EXCLUSIVE MODE", "maxLag": 200}
     swapping = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox orders-v2%' "
         "AND query LIKE '%VIEW orders%' AND state = 'active' AND pid <> pg_backend_pid()"
     )
     for _ in range(int(os.environ.get("OUTBOX_KILLS", "2"))):
+        gate.execute("LOCK TABLE gate IN EXCLUSIVE MODE")  # it ends after the kill, however late that comes
         new = versions.new(rebuild=slow, **fields)
         wait_until(lambda: versions.connection.execute(swapping).fetchone() == (1,), "the swap is under way")
         threading.Event().wait(chance.uniform(0, 0.45))  # where in the transaction, not for anything to happen
         new.kill()
+        gate.rollback()
         assert versions.comment() is None
     versions.new(rebuild={"maxLag": 200}, **fields).wait_for("it is swapped", swapped)
     total = producer.end()
