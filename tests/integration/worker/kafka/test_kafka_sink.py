@@ -314,7 +314,7 @@ class TestTheTargetsOwnFaults:
             assert sorted(topic.wait_for(2)) == ["m-1", "m-2"]
 
     def test_topics_are_not_remembered_without_end(self, kafka, make, monkeypatch):
-        monkeypatch.setattr("outbox_worker.targets.kafka._MOST_TOPICS", 1)
+        monkeypatch.setattr("outbox_worker.targets.librdkafka.producer._MOST_TOPICS", 1)
         with kafka.topic() as one, kafka.topic() as two:
             sink = make("{messageType}")
             sink.deliver(batch(message(1, message_type=one.name), message(2, message_type=two.name)), 1)

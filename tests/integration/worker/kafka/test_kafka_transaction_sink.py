@@ -7,19 +7,19 @@ import random
 import string
 import uuid
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError, HandlerError, MessagesFailedError, OutboxError, TransientError
-from outbox_core.message import Batch, Held, Message
+from outbox_core.message import Batch, Held
 from outbox_core.ports import OwnerStart
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
 from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
+from tests.integration.worker.kafka.test_kafka_sink import message
 from tests.support.servers.kafka import Topic
 from tests.support.worker import build_config
 
@@ -55,12 +55,6 @@ def make(kafka, tmp_path, own):
             return stack.enter_context(contextlib.closing(sink))
 
         yield build
-
-
-def message(number, key="k", **fields):
-    chosen: dict[str, Any] = {"message_id": f"m-{number}", "message_type": "Placed", "data": f'{{"n": {number}}}'}
-    chosen |= {"metadata": None, "scheduled": None} | fields
-    return Message(Checkpoint(100, number), publication_id="shop", partition_key=key, **chosen)
 
 
 def batch(*messages, after=BEGINNING):

@@ -42,7 +42,7 @@ def test_another_look_is_due_a_while_after_the_last_one():
 
 
 def test_what_is_begun_is_not_left_to_others():
-    """Somebody else would publish it again."""
+    """Another worker would publish it again."""
     begun = decide(storing(), outcomes.Stored(B, 5))
     assert not begun.rests
     assert owner(step=Step.HANDLE, batch=SECOND).rests

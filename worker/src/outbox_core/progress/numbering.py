@@ -1,12 +1,12 @@
 """PURE: numbers by which a receiver drops messages that it has already: they count messages in reading order.
 
-A receiver that has number 7 drops whatever comes with 7 or less, and says that it has it. So a number must never be
-given to two messages, nor come after a higher one: either message would be lost, also where one was sent by a process
-that froze and wakes late. From that three rules follow.
+A receiver that has number 7 drops each message that comes with 7 or less, and says that it has it. So a number must
+never be given to two messages, nor come after a higher one: either message would be lost, also where one was sent by a
+process that froze and wakes late. From that three rules follow.
 
 1. A number depends on nothing but what is stored with the checkpoint and on the order of messages: the first message
    after the checkpoint has the stored number plus 1, and each one that the processor's filters let through counts.
-2. A number counts in one space only. Whatever could give another order (`outbox.open_publisher_numbers` says what)
+2. A number counts in one space only. What could give another order (`outbox.open_publisher_numbers` says what)
    begins another space, with a name that was never used: messages may be repeated then, none is lost.
 3. Nothing is sent with a number behind a message that is not sent with its own (it failed, is delayed, or waits behind
    one that did) before a checkpoint beyond that is stored: what is excluded now can be handled by a successor. It is

@@ -8,7 +8,7 @@ named in the error; what was taken is not published again by this process. Guara
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_core.spec.target import KafkaTarget
     from outbox_worker.settings import Settings
-
-_MOST_TOPICS: Final = 1000
-"""A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
 
 
 class KafkaSink(OutsideTransaction):
@@ -113,12 +110,7 @@ class KafkaSink(OutsideTransaction):
 
     def _open(self) -> KafkaProducer:
         settings, producer = read_broker_settings(self._directory), self._producer
-        if (
-            producer is None
-            or producer.is_broken
-            or producer.settings != settings
-            or len(producer.topics) > _MOST_TOPICS
-        ):
+        if producer is None or not producer.serves(settings):
             self.close()
             producer = self._producer = KafkaProducer(settings, self._name)
         producer.begin()

@@ -183,7 +183,7 @@ class RabbitmqSink(PipelinedTarget):
         return [each for each in self._begun if each.batch.partition == partition]
 
     def _end_begun(self, attempts: list[_Attempt]) -> None:
-        """Await what becomes of batches that nobody will ask for, because one before them failed.
+        """Await what becomes of batches that are not delivered, because one before them failed.
 
         Their messages are handed over again, in other batches: what the broker took of them is not published again.
         """

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from typing_extensions import override
 
+from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.report import Reason
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
 
 if TYPE_CHECKING:
-    import ssl
     from pathlib import Path
-
-    from outbox_core.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +131,45 @@ def _port(text: str | None, usual: int, protocol: Protocol) -> int:
 
 def _invalid(what: str, protocol: Protocol) -> ConfigurationError:
     return invalid_secret(what, protocol.target)
+
+
+def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
+    """Connect, with TLS where the address says so; the socket does not block.
+
+    Args:
+        address: where the broker is.
+        seconds: the longest wait for the connection, and for each step of the handshake.
+
+    Raises:
+        TransientError: the broker cannot be reached.
+        ConfigurationError: its certificate is not trusted.
+
+    """
+    context = address.tls_context()
+    try:
+        raw = socket.create_connection((address.host, address.port), timeout=seconds)
+    except OSError as err:
+        raise build_unavailable(address, f"cannot be reached ({err.strerror or err})") from err
+    try:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        opened = context.wrap_socket(raw, server_hostname=address.host) if context else raw
+    except ssl.SSLCertVerificationError as err:
+        raw.close()
+        raise ConfigurationError(
+            f"RabbitMQ at {address}: its certificate is not trusted ({err.verify_message}); "
+            "put the right CA into `ca.crt` of the target's Secret",
+            reason=Reason.CONNECTION_SECRET_INVALID,
+        ) from err
+    except OSError as err:
+        raw.close()
+        raise build_unavailable(address, f"does not complete a TLS handshake ({err})") from err
+    opened.setblocking(False)
+    return opened
+
+
+def build_unavailable(address: BrokerAddress, what: str) -> TransientError:
+    """Say what keeps the broker from being used now."""
+    return TransientError(
+        f"RabbitMQ at {address} {what}; it is tried again until it answers", reason=Reason.TARGET_UNAVAILABLE
+    )

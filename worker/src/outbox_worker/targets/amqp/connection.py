@@ -8,7 +8,6 @@ was not confirmed has to be sent again anyway.
 from __future__ import annotations
 
 import select
-import socket
 import ssl
 import struct
 import time
@@ -19,6 +18,7 @@ from pamqp import commands, exceptions, frame, header, heartbeat
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
+from outbox_worker.targets.amqp.broker import build_unavailable, open_socket
 from outbox_worker.targets.amqp.confirm import ConfirmTracker
 from outbox_worker.targets.amqp.encoder import CHANNEL
 
@@ -73,35 +73,12 @@ class AmqpConnection:
         self.confirms = ConfirmTracker()
         self.returned: list[Returned] = []
         self._returning: commands.Basic.Return | None = None
-        self._socket = self._open_socket()
+        self._socket = open_socket(address, _CONNECT_SECONDS)
         try:
             self._log_in(name)
         except BaseException:
             self._socket.close()
             raise
-
-    def _open_socket(self) -> socket.socket:
-        context = self._address.tls_context()
-        try:
-            raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
-        except OSError as err:
-            raise self._unavailable(f"cannot be reached ({err.strerror or err})") from err
-        try:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            opened = context.wrap_socket(raw, server_hostname=self._address.host) if context else raw
-        except ssl.SSLCertVerificationError as err:
-            raw.close()
-            raise ConfigurationError(
-                f"RabbitMQ at {self._address}: its certificate is not trusted ({err.verify_message}); "
-                "put the right CA into `ca.crt` of the target's Secret",
-                reason=Reason.CONNECTION_SECRET_INVALID,
-            ) from err
-        except OSError as err:
-            raw.close()
-            raise self._unavailable(f"does not complete a TLS handshake ({err})") from err
-        opened.setblocking(False)
-        return opened
 
     def _log_in(self, name: str) -> None:
         deadline = time.monotonic() + _CONNECT_SECONDS
@@ -306,6 +283,4 @@ class AmqpConnection:
         return self._unavailable(f"closed the channel ({code} {text})")
 
     def _unavailable(self, what: str) -> TransientError:
-        return TransientError(
-            f"RabbitMQ at {self._address} {what}; it is tried again until it answers", reason=Reason.TARGET_UNAVAILABLE
-        )
+        return build_unavailable(self._address, what)

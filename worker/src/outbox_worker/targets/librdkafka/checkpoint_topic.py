@@ -1,7 +1,7 @@
 """The compacted topic in which each transaction writes down what it published: create it, and read a unit's records.
 
 Partition n of the topic is that of partition n of the processor. So what a unit has written ends where its partition
-ends: nobody else's open transaction stands before it, and few records are read to find the last one.
+ends: no open transaction of another unit stands before it, and few records are read to find the last one.
 """
 
 # The client library names the errors of its own with an underscore.

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _SLICE: Final = 0.1
 """Seconds of one wait: between two of them signals are handled."""
+_MOST_TOPICS: Final = 1000
+"""A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
 _DOWN_SECONDS: Final = 3.0
 """So long no broker at all can be reached before a batch is given up."""
 _TOPIC_SECONDS: Final = 2.0
@@ -94,6 +96,10 @@ class KafkaProducer:
     def is_broken(self) -> bool:
         """Whether another one must be made: it ended, or was refused while nothing was sent."""
         return self._heard.fatal is not None or self._heard.fault is not None
+
+    def serves(self, settings: BrokerSettings) -> bool:
+        """Say whether the next batch can be sent with it: the Secret is the same, and it knows few topics."""
+        return not self.is_broken and self.settings == settings and len(self.topics) <= _MOST_TOPICS
 
     @property
     def fatal(self) -> KafkaError | None:

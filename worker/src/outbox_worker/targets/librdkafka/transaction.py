@@ -1,4 +1,4 @@
-"""A producer with a transactional id: whoever makes one of the same name shuts the former out, for good."""
+"""A producer with a transactional id: another one of the same name shuts it out, for good."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from outbox_core.ports import OwnerStart
     from outbox_core.spec.target import KafkaTarget
 
-_MOST_TOPICS: Final = 1000
-"""A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
 _log = get_logger(__name__)
 
 
@@ -185,10 +183,8 @@ class TransactionalKafkaSink(OutsideTransaction):
             )
         publisher = self._publishers.get(partition)
         settings = read_broker_settings(self._directory)
-        if publisher is not None:
-            producer = publisher.producer
-            if not producer.is_broken and producer.settings == settings and len(producer.topics) <= _MOST_TOPICS:
-                return start, publisher
+        if publisher is not None and publisher.producer.serves(settings):
+            return start, publisher
         self._drop(partition)
         publisher = self._open(start, deadline)
         if publisher.last_epoch > epoch:
