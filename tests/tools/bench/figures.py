@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 
 SPREAD = 0.15
-"""Most that the runs of one candidate may differ, as a part of their median."""
+"""Most that the middle half of one candidate's runs may differ, as a part of their median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,16 @@ class Result:
 
 
 def calculate_spread(numbers: list[float]) -> float:
-    """Return how far the numbers lie apart, as a part of their median."""
+    """Return how far the quartiles of the numbers lie apart, as a part of their median.
+
+    The median does not move with one odd run, so one odd run does not make it doubtful; least and most would, and the
+    more runs there are, the further those lie apart.
+    """
     middle = median(numbers) if numbers else 0.0
-    return (max(numbers) - min(numbers)) / middle if middle else 0.0
+    if not middle or len(numbers) == 1:
+        return 0.0
+    first, _, third = quantiles(numbers, method="inclusive")
+    return (third - first) / middle
 
 
 def calculate_ratio(ours: list[float], theirs: list[float], figure: Figure) -> float | None:

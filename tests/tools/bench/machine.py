@@ -80,7 +80,8 @@ def decide_report(during: Sequence[Others], results: Sequence[Result], figures: 
             spread = calculate_spread(result.numbers(figure.name))
             if spread > SPREAD:
                 reasons.append(
-                    f"{result.name}: {figure.name} differed by {spread:.1%} between runs, allowed are {SPREAD:.0%}"
+                    f"{result.name}: {figure.name} differed by {spread:.1%} in the middle half of the runs, "
+                    f"allowed are {SPREAD:.0%}"
                 )
     return reasons
 
