@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, OffsetType, amqp_decoder
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 STREAM = {"x-queue-type": "stream"}
 """What makes a queue a stream, when it is declared."""
 QUIET_SECONDS = 0.5
+_INDEX_ENTRY = Struct(">QQQIB")
+"""Of a chunk: first offset, time, epoch, where it begins in its segment, kind."""
+_CHUNK_HEAD = Struct(">BBHI")
+"""Magic, kind, entries, messages."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,14 @@ class Entry:
     body: bytes
 
 
-def read_stream(server: RabbitmqServer, stream: str, count: int, seconds: float = 30.0) -> list[Entry]:
-    """Return all that a stream has, once that is `count` messages or more and nothing more comes."""
-    return asyncio.run(_read(server, stream, count, seconds))
+def read_stream(
+    server: RabbitmqServer, stream: str, count: int, seconds: float = 30.0, *, offset: int = 0
+) -> list[Entry]:
+    """Return all that a stream has from an offset on, once that is `count` messages or more and nothing more comes."""
+    return asyncio.run(_read(server, stream, count, seconds, offset))
 
 
-async def _read(server: RabbitmqServer, stream: str, count: int, seconds: float) -> list[Entry]:
+async def _read(server: RabbitmqServer, stream: str, count: int, seconds: float, offset: int) -> list[Entry]:
     found: list[Entry] = []
 
     async def take(message: AMQPMessage, _context: Any) -> None:
@@ -42,7 +50,7 @@ async def _read(server: RabbitmqServer, stream: str, count: int, seconds: float)
 
     consumer = Consumer("127.0.0.1", server.stream_port, username="tests", password="s3cret word")
     try:
-        first = ConsumerOffsetSpecification(OffsetType.FIRST, None)
+        first = ConsumerOffsetSpecification(OffsetType.OFFSET, offset)
         await consumer.subscribe(stream, take, decoder=amqp_decoder, offset_specification=first)
         until, known, since = time.monotonic() + seconds, -1, time.monotonic()
         while len(found) < count or time.monotonic() - since < QUIET_SECONDS:
@@ -53,6 +61,25 @@ async def _read(server: RabbitmqServer, stream: str, count: int, seconds: float)
     finally:
         await consumer.close()
     return found
+
+
+def count_written(server: RabbitmqServer, stream: str) -> int:
+    """Return how many messages a stream has, from the files of its node.
+
+    The broker itself counts them anew every five seconds, which is too seldom to measure with. Layout of the files:
+    osiris, `src/osiris_log.erl`. The folder is named for the virtual host, `/`, and the stream.
+    """
+    indexes = sorted(Path(server.directory).glob(f"data/*/stream/__{stream}_*/*.index"))
+    if not indexes or indexes[-1].stat().st_size < 8 + _INDEX_ENTRY.size:
+        return 0
+    with indexes[-1].open("rb") as index:
+        entries = (indexes[-1].stat().st_size - 8) // _INDEX_ENTRY.size
+        index.seek(8 + (entries - 1) * _INDEX_ENTRY.size)
+        first, _, _, place, _ = _INDEX_ENTRY.unpack(index.read(_INDEX_ENTRY.size))
+    with indexes[-1].with_suffix(".segment").open("rb") as segment:
+        segment.seek(place)
+        head = segment.read(_CHUNK_HEAD.size)
+    return int(first + _CHUNK_HEAD.unpack(head)[3]) if len(head) == _CHUNK_HEAD.size else int(first)
 
 
 def _entry(message: AMQPMessage) -> Entry:

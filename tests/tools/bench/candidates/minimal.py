@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from tests.tools.bench.candidates.program import ProgramCandidate
-from tests.tools.bench.candidates.targets import Queue, Topic
+from tests.tools.bench.candidates.targets import Queue, Stream, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ class MinimalPublisher(ProgramCandidate):
     def __init__(self, kind: str, batch: int, *, listen: bool = False) -> None:
         wakes = "woken by NOTIFY" if listen else "looks every 10 ms"
         super().__init__(f"minimal script, batch {batch}", f"{wakes}; no lease, no second owner, no failing messages")
-        self.queue: Queue = Queue(kind)
+        self.queue: Queue = Stream() if kind == "stream" else Queue(kind)
         self._batch = batch
         self.notified = listen
 

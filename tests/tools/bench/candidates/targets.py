@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pamqp import commands
 from typing_extensions import override
 
+from tests.support.streams import STREAM, count_written, read_stream
 from tests.tools.ledger.account import Handled
 
 if TYPE_CHECKING:
@@ -108,6 +109,33 @@ class Queue(Target):
     @override
     def close(self) -> None:
         self._closing.close()
+
+
+class Stream(Queue):
+    """A stream of RabbitMQ: it keeps what was read, so each run reads on from where the last one ended."""
+
+    def __init__(self) -> None:
+        super().__init__(STREAM["x-queue-type"])
+        self._taken = 0
+
+    @override
+    def spec(self) -> dict[str, Any]:
+        return {"rabbitmqStream": {"connection": {"secretRef": {"name": "broker"}}, "stream": self.name}}
+
+    @override
+    def uri(self) -> str:
+        return self._place.broker.stream_uri
+
+    @override
+    def count(self) -> int:
+        return count_written(self._place.broker, self.name) - self._taken
+
+    @override
+    def take(self) -> Iterable[Handled]:
+        entries = read_stream(self._place.broker, self.name, self.count(), 120.0, offset=self._taken)
+        self._taken += len(entries)
+        payloads = [(each.message_id, json.loads(each.body)) for each in entries]
+        return [Handled(id_, each["orderKey"], each["sequence"], each["cents"]) for id_, each in payloads]
 
 
 class Topic(Target):

@@ -25,6 +25,7 @@ CASES: dict[str, Case] = {
     for case in (
         rabbitmq.QUORUM,
         rabbitmq.CLASSIC,
+        rabbitmq.STREAM,
         kafka.KAFKA,
         sql.SQL,
         snapshot.SNAPSHOT,

@@ -9,7 +9,7 @@ from tests.tools.bench import throughput
 from tests.tools.bench.candidates.article import NaiveLoop, OptimisedLoop
 from tests.tools.bench.candidates.debezium import Debezium
 from tests.tools.bench.candidates.minimal import MinimalPublisher
-from tests.tools.bench.candidates.targets import Queue
+from tests.tools.bench.candidates.targets import Queue, Stream
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
 
@@ -46,3 +46,23 @@ def _case(kind: str, note: str) -> Case:
 
 QUORUM = _case("quorum", "one node, so nothing is replicated")
 CLASSIC = _case("classic", "durable")
+_NUMBERED = {"cursor": "TransactionOrder"}
+"""Numbers need one order of all messages."""
+STREAM = Case(
+    name="rabbitmq-stream",
+    title="Mode Ordered into a stream of RabbitMQ",
+    about=(
+        "A backlog is published in order to one stream by its own protocol, each message with its number, so that the "
+        "broker drops what it has; beside it the same worker into a quorum queue, and the minimal script into a stream "
+        "by AMQP, which numbers nothing. All confirms are awaited."
+    ),
+    candidates=lambda: [
+        OurWorker("into a stream, batch 1000", Stream(), source=_NUMBERED),
+        OurWorker("into a stream, batch 5000", Stream(), source=_NUMBERED, delivery={"batchSize": 5000}),
+        OurWorker("into a quorum queue, batch 1000", Queue("quorum"), source=_NUMBERED, baseline=True),
+        MinimalPublisher("stream", 5000),
+    ],
+    measure=throughput.measure,
+    figures=(throughput.RATE,),
+    servers=("PostgreSQL", "RabbitMQ"),
+)
