@@ -29,6 +29,14 @@ BROKER: Final = (
         f"{_UNDER_WAY}::test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more",
     ),
     fault(
+        "a batch that the target lost is believed under way, and those behind it are begun first",
+        f"{WORKER}/engine/handling.py",
+        "under_way = state.begun and self._effects.is_under_way(batch)\n",
+        "under_way = state.begun\n",
+        "tests/property/test_engine_in_memory.py",
+        f"{_UNDER_WAY}::test_a_fault_at_one_partition_lets_no_message_of_another_one_be_overtaken",
+    ),
+    fault(
         "what the broker took behind a message that failed is forgotten",
         f"{WORKER}/targets/rabbitmq.py",
         "            self._taken.add(each.batch, accepted)\n",

@@ -271,6 +271,9 @@ class PipelinedTarget(OutsideTransaction, Protocol):
 
         """
 
+    def is_under_way(self, batch: Batch) -> bool:
+        """Say whether a batch that was begun still is: a fault at another partition's batch ends those of all."""
+
 
 Target = InTransaction | OutsideTransaction
 """`outbox_worker.engine.effects` matches it, once."""

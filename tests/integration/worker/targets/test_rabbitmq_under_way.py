@@ -102,6 +102,31 @@ def test_a_message_for_which_the_broker_closes_the_channel_is_found(outbox, work
     assert set(arrived) == {f"message-{n}" for n in range(1, 201) if n != 25}
 
 
+def test_a_fault_at_one_partition_lets_no_message_of_another_one_be_overtaken(outbox, workers, rabbitmq, queue_name):
+    """All partitions share a connection: what each of them had begun is lost with it, the oldest and those behind."""
+    outbox.connection.execute(
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "SELECT CASE n % 120 WHEN 7 THEN 'large-' || n ELSE (n % 40)::text END, 'message-' || n, 't', "
+        "to_jsonb(repeat('x', CASE n % 120 WHEN 7 THEN 200000 ELSE 1 END)) FROM generate_series(1, 600) AS n"
+    )
+    rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 100000).")
+    delivery = BACKLOG | FEW | {"mode": "Partitioned", "partitions": {"count": 4}, "leaseDuration": "15s"}
+    try:
+        with rabbitmq.queue(queue_name) as client:
+            start(outbox, workers, rabbitmq, build_target(queue_name), delivery=delivery)
+            good = {f"message-{n}" for n in range(1, 601) if n % 120 != 7}
+            wait_until(lambda: len(dead(outbox)) == 5, "what is too large are dead letters", seconds=60)
+            wait_until(lambda: client.count(queue_name) >= len(good), "the rest is published")
+            arrived = list(dict.fromkeys(each.message_id for each in client.drain(queue_name)))
+    finally:
+        rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 134217728).")
+    assert set(arrived) == good
+    numbers = [int(name.removeprefix("message-")) for name in arrived]
+    for key in range(40):
+        of_key = [number for number in numbers if number % 40 == key]
+        assert of_key == sorted(of_key), f"key {key} in its order"
+
+
 def dead(outbox):
     rows = outbox.connection.execute("SELECT message_id, error_class FROM outbox.dead_letters").fetchall()
     return [tuple(row) for row in rows]

@@ -104,6 +104,10 @@ class Effects:
             raise ConfigurationError("a target that takes one batch at a time begins none before its turn")
         self._handed_over(partial(target.begin, batch, epoch))
 
+    def is_under_way(self, batch: Batch) -> bool:
+        """Say whether the target still takes a batch that it began to take."""
+        return self._pipelined is not None and self._pipelined.is_under_way(batch)
+
     def _handed_over(self, act: Callable[[], _Answer]) -> _Answer:
         try:
             return self._shutdown.limited(self._timeout, act)

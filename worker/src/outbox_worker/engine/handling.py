@@ -131,10 +131,13 @@ class Handling:
     ) -> outcomes.StepOutcome:  # fmt: skip
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
-        if not state.begun and (told := self._fresh.find_loss(state, batch)) is not None:
+        under_way = state.begun and self._effects.is_under_way(batch)
+        if not under_way and (told := self._fresh.find_loss(state, batch)) is not None:
             return told
         if not self._effects.are_inside:
-            following = () if pipeline is None else pipeline.fill(state, batch)
+            # Where the target lost what it had begun, it lost all behind it too: those come one by one, in their order.
+            lost = state.begun and not under_way
+            following = () if pipeline is None or lost else pipeline.fill(state, batch)
             return outcomes.Delivered(self._effects.deliver(batch, lease.epoch), following)
         outcome = self._in_transaction(lease, None, batch)
         return outcomes.Delivered(outcome.count) if isinstance(outcome, outcomes.Stored) else outcome

@@ -132,6 +132,10 @@ class RabbitmqSink(PipelinedTarget):
             self._publish(batch, epoch)
 
     @override
+    def is_under_way(self, batch: Batch) -> bool:
+        return any(each.batch is batch for each in self._begun)
+
+    @override
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Publish what the broker has not taken yet of the batch, unless that was begun, and await every confirm.
 
