@@ -216,7 +216,7 @@ OWNER: Final = (
     fault(
         "AtLeastOnce hands over without a look at the lease",
         f"{WORKER}/engine/handling.py",
-        "        if not state.begun and (told := self._fresh.find_loss(state, batch)) is not None:\n"
+        "        if not under_way and (told := self._fresh.find_loss(state, batch)) is not None:\n"
         "            return told\n"
         "        if not self._effects.are_inside:",
         "        if not self._effects.are_inside:",
