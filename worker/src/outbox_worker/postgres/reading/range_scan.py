@@ -20,7 +20,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange, find_transactions
-from outbox_worker.postgres.reading.table import OutboxTable, as_text, compare, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable, as_text, is_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,7 +230,10 @@ class RangeScan:
 
     def _common(self, table: OutboxTable, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
         common = self.available(wanted.priority) if self.is_queue else []
-        if wanted.up_to is not None:
+        if wanted.up_to is not None and wanted.is_in_one_transaction:
+            ends = str(wanted.up_to.transaction_id), wanted.after.position, wanted.up_to.position
+            common.append(table.inside_transaction(*map(sql.Literal, ends)))
+        elif wanted.up_to is not None:
             common.append(sql.SQL("({}) <= ({})").format(table.pair, literal(wanted.up_to)))
         if wanted.excluded:
             column = sql.Identifier("o", table.columns.position)
@@ -392,28 +395,26 @@ class RangeScan:
     ) -> list[sql.Composed]:
         """Walk the ids from `low` to before `high`: once, or once for each publication or slot."""
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
-        heads: list[tuple[sql.Composable, int | None, list[sql.Composable]]] = [(self.table.pair, None, [])]
+        heads: list[tuple[sql.Composable, list[sql.Composable]]] = [(self.table.pair, [])]
         if self.slot is not None:
             published = [self._published()] if self.publications else []
-            heads = [(self.table.slot_order(self.slot, n), n, [is_slot(self.slot, n), *published]) for n in self.slots]
+            heads = [(self.table.slot_order(self.slot, n), [is_slot(self.slot, n), *published]) for n in self.slots]
         elif self.publications:
             one = sql.SQL("o.{} = {}")
             column = self._name("publication_id")
-            heads = [(self.table.pair, None, [one.format(column, sql.Literal(each))]) for each in self.publications]
+            heads = [(self.table.pair, [one.format(column, sql.Literal(each))]) for each in self.publications]
         ends = [
-            (sign, sql.SQL("{}::xid8").format(sql.Literal(str(end))))
+            sql.SQL("{} {} {}::xid8").format(transaction_id, sql.SQL(sign), sql.Literal(str(end)))
             for sign, end in ((">=", low), ("<", high))
             if end is not None
         ]
         return [
             sql.SQL("SELECT {} FROM {} AS o WHERE {} {}").format(
                 columns, self.table.identifier,
-                sql.SQL(" AND ").join(
-                    [*head, *(compare(self.slot, n, transaction_id, sign, end) for sign, end in ends), *places]
-                ),
+                sql.SQL(" AND ").join([*head, *ends, *places]),
                 sql.SQL("ORDER BY {} {}").format(order, _limit(limit)) if limit else sql.SQL(""),
             )
-            for order, n, head in heads
+            for order, head in heads
         ]  # fmt: skip
 
     def _published(self) -> sql.Composed:
