@@ -14,8 +14,10 @@ from psycopg import sql
 from outbox_core.partition import partition_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
-from outbox_core.spec import PartitionKey, Partitions
+from outbox_core.spec import Competing, PartitionKey, Partitions
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
+from outbox_worker.postgres.reading.range_reader import DispatchReader
+from outbox_worker.postgres.reading.read_range import ReadRange
 from outbox_worker.postgres.reading.slots import ensure_slot_index
 from tests.support.servers.postgres import VERSIONS, build_source
 
@@ -159,3 +161,14 @@ def test_a_look_by_snapshots_costs_what_it_returns(outbox, count, has_statistics
         assert (found.examined_count == 0) == (lower > newest)
         # Each page of a range looks up once more what it found.
         assert max(counting.pages) <= afford(5 * found.examined_count, 64 // count), counting.pages
+
+
+def test_a_chunk_of_a_consumer_costs_what_it_returns(outbox):
+    reader = DispatchReader(outbox.source, Competing(), "orders")
+    window = SnapshotRange("2:2:", f"{outbox.place(ROWS).transaction_id + 1}:{outbox.place(ROWS).transaction_id + 1}:")
+    for name, rows in list(PLACES.items())[:2]:
+        counting: Any = Counting(outbox.connection)
+        wanted = ReadRange(outbox.place(rows), outbox.place(rows + LIMIT), window=window)
+
+        assert len(counting.execute(reader.relation(wanted)).fetchall()) == LIMIT
+        assert max(counting.pages) <= afford(LIMIT, 1), (name, counting.pages)

@@ -208,13 +208,14 @@ class MessageReader:
         wanted = ReadRange(after, up_to=examined, is_short=self._is_short)
         return self._templates.fill(f"keyed {key}", wanted, lambda: self._rows(columns, wanted, only_matching=True))
 
-    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint, positions: str | None = None) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
 
         `examined` must come from a read (below the high-water mark): then every run of it sees the same rows.
+        `positions`: what that read says of them (`Batch.positions`).
         """
         if examined.window is not None:
-            return self._windows.batch_relation(after, examined)
+            return self._windows.batch_relation(after, examined, positions)
         wanted = ReadRange(after, up_to=examined, is_short=self._is_short)
 
         def compose() -> sql.Composed:

@@ -106,6 +106,13 @@ class RangeScan:
             self._position, self.table.matches(self.types), self.table.deliver_after
         )
 
+    def positions(self, plan: Plan) -> sql.SQL:
+        """Return the positions of a page's rows `e` as an array; NULL where the rows are found again without it.
+
+        Along the positions those of other partitions are passed too, and the slot of each is computed.
+        """
+        return sql.SQL("array_agg(e.position)::text" if plan is Plan.BY_POSITION and self.slots else "NULL")
+
     def page(
         self, columns: sql.Composable, span: SnapshotRange, plan: Plan, *, size: int, limits: Limits
     ) -> tuple[sql.Composed, sql.Composed]:
@@ -138,11 +145,19 @@ class RangeScan:
         return found, rows
 
     def matching(
-        self, columns: sql.Composable, span: SnapshotRange, plan: Plan, up_to: int | None = None
+        self,
+        columns: sql.Composable,
+        span: SnapshotRange,
+        plan: Plan,
+        up_to: int | None = None,
+        positions: str | None = None,
     ) -> sql.Composed:
-        """Return the SELECT of the range's messages up to a position that pass the filter on types, in order."""
+        """Return the SELECT of the range's messages up to a position that pass the filter on types, in order.
+
+        `positions`: an array of those that a page found, so that the rows between them are not looked at again.
+        """
         if plan is Plan.BY_POSITION:
-            return self._along(columns, span, up_to=up_to, ahead=None, only_matching=True)
+            return self._along(columns, span, up_to=up_to, ahead=None, only_matching=True, among=positions)
         inside = self._arms(sql.SQL("o.*"), span, up_to=up_to, limit=None, bounded=True)
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
             columns, inside, self.table.matches(self.types), self._position
@@ -306,11 +321,14 @@ class RangeScan:
         after: int | None = None,
         up_to: int | None = None,
         only_matching: bool = False,
+        among: str | None = None,
     ) -> sql.Composed:
         """Walk the index of positions; only functions, which no index knows, say what belongs to the range."""
         places = [sql.SQL("{} > {}").format(self._position, sql.Literal(span.after if after is None else after))]
         if up_to is not None:
             places.append(sql.SQL("{} <= {}").format(self._position, sql.Literal(up_to)))
+        if among is not None:
+            places.append(sql.SQL("{} = ANY ({}::bigint[])").format(self._position, sql.Literal(among)))
         walked = sql.SQL("SELECT o.* FROM {table} AS o WHERE {places} ORDER BY {p} {limit}").format(
             table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position, limit=_limit(ahead)
         )
