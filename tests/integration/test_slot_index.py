@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from psycopg import sql
 
+from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
 from outbox_core.partition import partition_of, slot_of
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
@@ -18,8 +20,10 @@ from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
 from outbox_worker.postgres.reading.slots import can_read_by_slot, ensure_slot_index
 from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.targets.batch_relation import build_batch_relation
 from tests.integration.test_query_plans import Explaining
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
+from tests.support.worker import build_config
 
 LIMIT = 100
 BEYOND = Checkpoint(2**62, 0)
@@ -98,6 +102,35 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics,
         scanned = [n["Actual Rows"] for n in explaining.plans]
         assert max(scanned) <= LIMIT + 1
         assert sum(n.get("Rows Removed by Filter", 0) for n in nodes) == 0
+
+
+@pytest.mark.parametrize("count", [2, 8, 64])
+@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
+def test_what_a_page_of_a_backlog_found_is_not_looked_for_again(seeded, count, has_statistics):
+    """With the cursor Snapshot a page passes the rows of the other partitions, the statement over it does not."""
+    connection = seeded.direct()
+    if has_statistics:
+        connection.execute("VACUUM ANALYZE outbox.messages")
+    else:
+        connection.execute("DELETE FROM pg_statistic WHERE starelid = 'outbox.messages'::regclass")
+    fields = build_config(
+        None, {"sql": {"statement": "SELECT count(*) FROM batch"}}, source={"cursor": "Snapshot"},
+        delivery={"mode": "Partitioned", "partitions": {"count": count}},
+    )  # fmt: skip
+    relation = build_batch_relation(ProcessorConfig.model_validate(fields))
+    reader, after = reader_of(1, count, cursor="Snapshot"), Checkpoint(0, 0, SnapshotRange())
+    for _ in range(3):
+        batch = replace(reader.fetch_extent(connection, after, LIMIT), partition=1)
+        expected = [message.message_id for message in reader.fetch_range(connection, after, batch.examined)]
+        explaining: Any = Explaining(connection)
+        rows = explaining.execute(relation(batch, None)).fetchall()
+
+        assert [row[2] for row in rows] == expected
+        assert len(rows) == batch.matched_count == LIMIT
+        looks = [node for node in explaining.nodes() if "Index Name" in node]
+        assert sum(node["Actual Rows"] * node["Actual Loops"] for node in looks) == LIMIT
+        assert sum(node.get("Rows Removed by Filter", 0) for node in explaining.nodes()) == 0
+        after = batch.examined
 
 
 def test_paging_and_types_see_the_same_as_one_look(seeded):

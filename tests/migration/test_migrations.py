@@ -27,6 +27,7 @@ CHECKSUMS = {
     2: "4540aee858df18774eb3e1aec03fdc876a490905b80b1f92fd9932779ee73a64",
     3: "877b7184333057200f50f0f0760457f60db9986c7c011fc8654aafcaff9d1e92",
     4: "4923af763e0b2f351986d5355d04f67956d33846ea4f48c733c1974eb2ce866b",
+    5: "89129a4bb4314706e100635f4337934f22e877b763199007a12b483dfce6d2e3",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """

@@ -203,6 +203,9 @@ class Processor:
         assert [row[2] for row in again] == [message.message_id for message in batch.messages]
         bound = self.reader.fetch_extent(self.connection, self.cursor, limit)
         assert bound.matched_count >= len(batch.messages)
+        whole = self.reader.batch_relation(bound.after, bound.examined)
+        among = self.reader.batch_relation(bound.after, bound.examined, bound.positions)
+        assert self.connection.execute(among).fetchall() == self.connection.execute(whole).fetchall()
         self.page = batch
         if not batch.matched_count:
             self.cursor, self.page = batch.examined, None

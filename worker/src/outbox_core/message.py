@@ -81,6 +81,7 @@ class Batch:
         held: these very messages are tried again, none of a range.
         only: a small part of another batch: its messages, which are found faster one by one than as a range.
         places: where the messages are that are to be handled now, and their keys; empty where that was not asked.
+        positions: among which those of its messages are, as an array of the server, where that makes them found faster.
 
     """
 
@@ -97,6 +98,7 @@ class Batch:
     held: tuple[Held, ...] = ()
     only: tuple[Checkpoint, ...] = ()
     places: tuple[Place, ...] = ()
+    positions: str | None = None
 
     @property
     def is_retried(self) -> bool:

@@ -64,7 +64,7 @@ def build_batch_relation(
             return _numbered(reader.picked_relation(_IDS, _POSITIONS, near=near), batch)
         if batch.only:
             return _numbered(reader.picked_relation(*holding.literals(batch.only)), batch)
-        rows = reader.batch_relation(batch.after, batch.examined)
+        rows = reader.batch_relation(batch.after, batch.examined, batch.positions)
         return _numbered(holding.without_excluded(rows, batch.excluded) if batch.excluded else rows, batch)
 
     return relation

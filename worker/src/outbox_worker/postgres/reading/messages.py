@@ -31,7 +31,7 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan, literal
 from outbox_worker.postgres.reading.read_range import ReadRange, Template, Templates, place
-from outbox_worker.postgres.reading.table import OutboxTable, build_message, compare, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable, build_message, is_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -208,13 +208,14 @@ class MessageReader:
         wanted = ReadRange(after, up_to=examined, is_short=self._is_short)
         return self._templates.fill(f"keyed {key}", wanted, lambda: self._rows(columns, wanted, only_matching=True))
 
-    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint, positions: str | None = None) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
 
         `examined` must come from a read (below the high-water mark): then every run of it sees the same rows.
+        `positions`: what that read says of them (`Batch.positions`).
         """
         if examined.window is not None:
-            return self._windows.batch_relation(after, examined)
+            return self._windows.batch_relation(after, examined, positions)
         wanted = ReadRange(after, up_to=examined, is_short=self._is_short)
 
         def compose() -> sql.Composed:
@@ -371,40 +372,33 @@ class MessageReader:
         )
 
     def _arm(self, columns: sql.Composable, wanted: ReadRange, slot: Slot, *, only_matching: bool) -> sql.Composed:
-        return sql.SQL("(SELECT {} FROM {} AS o WHERE {} ORDER BY {} {})").format(
-            columns, self._table.identifier,
-            sql.SQL(" AND ").join(self._slot_conditions(slot, wanted, only_matching=only_matching)),
-            self._table.slot_order(self._slot, slot), _limit(wanted),
-        )  # fmt: skip
-
-    def _slot_conditions(self, number: Slot, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
-        """Say which rows of a slot are in the range.
-
-        The slot is part of the row that is compared, so that no other index can look cheaper to the planner.
-        """
-        slot, pair = sql.SQL("{}").format(self._slot), self._table.pair
-        conditions: list[sql.Composable] = [is_slot(slot, number), compare(slot, number, pair, ">", _AFTER)]
-        if wanted.up_to is not None:
-            conditions.append(compare(slot, number, pair, "<=", _UP_TO))
-        elif wanted.below_high_water_mark:
-            transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
-            conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
-            if self._barrier is not None:
-                conditions.append(compare(slot, number, pair, "<=", literal(self._barrier)))
+        conditions = [is_slot(sql.SQL("{}").format(self._slot), slot), *self._conditions(wanted)]
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
         if self._publications:
             column = sql.Identifier("o", self._table.columns.publication_id or "")
             conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self._publications))))
-        return conditions
+        return sql.SQL("(SELECT {} FROM {} AS o WHERE {} ORDER BY {} {})").format(
+            columns, self._table.identifier, sql.SQL(" AND ").join(conditions),
+            self._table.slot_order(self._slot, slot), _limit(wanted),
+        )  # fmt: skip
 
     def _conditions(self, wanted: ReadRange) -> list[sql.Composable]:
-        conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(self._table.pair, _AFTER)]
+        """Say which rows are in the range, so that an index of pairs is read from its beginning to its end.
+
+        The index of slots too: it has the pairs of a slot behind it.
+        """
+        pair, transaction_id = self._table.pair, sql.Identifier("o", self._table.columns.transaction_id)
+        if wanted.is_in_one_transaction:
+            ends = place("after_position"), place("up_to_position")
+            return [self._table.inside_transaction(place("up_to_id"), *ends)]
+        conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(pair, _AFTER)]
         if wanted.up_to is not None:
-            conditions.append(sql.SQL("({}) <= ({})").format(self._table.pair, _UP_TO))
+            conditions.append(sql.SQL("({}) <= ({})").format(pair, _UP_TO))
         elif wanted.below_high_water_mark:
-            transaction_id = sql.Identifier("o", self._table.columns.transaction_id)
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
+            if self._barrier is not None:
+                conditions.append(sql.SQL("({}) <= ({})").format(pair, literal(self._barrier)))
         return conditions
 
 

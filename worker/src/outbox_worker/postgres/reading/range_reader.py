@@ -64,6 +64,7 @@ class _Page:
     delayed: int
     reached: int | None = None
     messages: tuple[Message, ...] = ()
+    positions: str | None = None
 
 
 class SnapshotReader:
@@ -120,12 +121,12 @@ class SnapshotReader:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         return self._read(connection, after, limit, with_messages=False)
 
-    def batch_relation(self, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+    def batch_relation(self, after: Checkpoint, examined: Checkpoint, positions: str | None = None) -> sql.Composed:
         """Return the SELECT of the matching messages between two checkpoints: the same rows on every run.
 
-        `examined` must come from a read after `after`, so that at most one range lies between them.
+        `examined` must come from a read after `after`, so that at most one range lies between them; so do `positions`.
         """
-        return self.relation(self._scan.table.selection(payload="jsonb"), after, examined)
+        return self.relation(self._scan.table.selection(payload="jsonb"), after, examined, positions)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open range twice."""
@@ -135,14 +136,16 @@ class SnapshotReader:
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
-    def relation(self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint) -> sql.Composed:
+    def relation(
+        self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint, positions: str | None = None
+    ) -> sql.Composed:
         """Return the SELECT of other columns of the same messages; `o` is the outbox."""
         old, new = after.window or SnapshotRange(), examined.window or SnapshotRange()
         upper = new.end
         if upper is None:
             return self._scan.nothing(columns)
         span = old if old.upper == upper else SnapshotRange(old.end, upper)
-        return self._scan.matching(columns, span, new.plan, new.position)
+        return self._scan.matching(columns, span, new.plan, new.position, positions)
 
     def _read(
         self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int, *, with_messages: bool
@@ -226,6 +229,7 @@ class SnapshotReader:
             matched_count=page.matched,
             partition=self._partition,
             delayed_count=page.delayed,
+            positions=page.positions,
         )
 
     def next_page(self, window: SnapshotRange, limit: int) -> sql.Composed:
@@ -266,9 +270,9 @@ class SnapshotReader:
         statement = self._page_statement(name, self._scan.keys, span, plan, size)
         with translated():
             row = connection.execute(statement, {"limit": limit}).fetchone()
-        looked_at, position, examined, matched, delayed, count, reached = row or (0, None, 0, 0, 0, 0, None)
+        looked_at, position, examined, matched, delayed, count, reached, found = row or (0, None, *(0,) * 4, None, None)
         last = span.after if position is None else position
-        return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached)
+        return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
 
     def _text_page(self, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
         return self._page_statement("fetch_page", self._scan.table.selection(payload="text"), span, plan, size)
@@ -280,7 +284,8 @@ class SnapshotReader:
         ahead: sql.Composable = sql.SQL("NULL::bigint")
         if plan is Plan.BY_POSITION:
             ahead = self._scan.ahead(span.after, self._limits.ahead)
-        return load(name).format(found=found, rows=rows, size=sql.Literal(size), ahead=ahead)
+        positions = self._scan.positions(plan)
+        return load(name).format(found=found, rows=rows, size=sql.Literal(size), ahead=ahead, positions=positions)
 
 
 def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:

@@ -18,12 +18,13 @@ ORDER BY p.position
 
 -- name: examine_page
 -- How far a page of a snapshot range reaches, where no filter on types lets only some through: nothing is shipped but the
--- last position and the counts. `reached`: as in fetch_page.
+-- last position and the counts, and where looking for the rows again would take long, their positions. `reached`: as in
+-- fetch_page.
 WITH {found}
 SELECT s.looked_at, s.position, s.rows, s.rows, s.delayed, s.rows,
-       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached
+       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, s.positions
 FROM (SELECT (SELECT count(*) FROM found) AS looked_at, max(e.position) AS position, count(*) AS rows,
-             count(*) FILTER (WHERE e.delayed) AS delayed
+             count(*) FILTER (WHERE e.delayed) AS delayed, {positions} AS positions
       FROM ({rows}) AS e) AS s
 
 -- name: examine_filtered_page
@@ -40,7 +41,7 @@ numbered AS (
     WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
 )
 SELECT s.looked_at, c.position, c.n, c.matched, c.delayed, s.rows,
-       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached
+       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, NULL
 FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
 LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
 

@@ -20,7 +20,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange, find_transactions
-from outbox_worker.postgres.reading.table import OutboxTable, as_text, compare, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable, as_text, is_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,13 @@ class RangeScan:
             self._position, self.table.matches(self.types), self.table.deliver_after
         )
 
+    def positions(self, plan: Plan) -> sql.SQL:
+        """Return the positions of a page's rows `e` as an array; NULL where the rows are found again without it.
+
+        Along the positions those of other partitions are passed too, and the slot of each is computed.
+        """
+        return sql.SQL("array_agg(e.position)::text" if plan is Plan.BY_POSITION and self.slots else "NULL")
+
     def page(
         self, columns: sql.Composable, span: SnapshotRange, plan: Plan, *, size: int, limits: Limits
     ) -> tuple[sql.Composed, sql.Composed]:
@@ -138,11 +145,19 @@ class RangeScan:
         return found, rows
 
     def matching(
-        self, columns: sql.Composable, span: SnapshotRange, plan: Plan, up_to: int | None = None
+        self,
+        columns: sql.Composable,
+        span: SnapshotRange,
+        plan: Plan,
+        up_to: int | None = None,
+        positions: str | None = None,
     ) -> sql.Composed:
-        """Return the SELECT of the range's messages up to a position that pass the filter on types, in order."""
+        """Return the SELECT of the range's messages up to a position that pass the filter on types, in order.
+
+        `positions`: an array of those that a page found, so that the rows between them are not looked at again.
+        """
         if plan is Plan.BY_POSITION:
-            return self._along(columns, span, up_to=up_to, ahead=None, only_matching=True)
+            return self._along(columns, span, up_to=up_to, ahead=None, only_matching=True, among=positions)
         inside = self._arms(sql.SQL("o.*"), span, up_to=up_to, limit=None, bounded=True)
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
             columns, inside, self.table.matches(self.types), self._position
@@ -230,7 +245,10 @@ class RangeScan:
 
     def _common(self, table: OutboxTable, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
         common = self.available(wanted.priority) if self.is_queue else []
-        if wanted.up_to is not None:
+        if wanted.up_to is not None and wanted.is_in_one_transaction:
+            ends = str(wanted.up_to.transaction_id), wanted.after.position, wanted.up_to.position
+            common.append(table.inside_transaction(*map(sql.Literal, ends)))
+        elif wanted.up_to is not None:
             common.append(sql.SQL("({}) <= ({})").format(table.pair, literal(wanted.up_to)))
         if wanted.excluded:
             column = sql.Identifier("o", table.columns.position)
@@ -303,11 +321,14 @@ class RangeScan:
         after: int | None = None,
         up_to: int | None = None,
         only_matching: bool = False,
+        among: str | None = None,
     ) -> sql.Composed:
         """Walk the index of positions; only functions, which no index knows, say what belongs to the range."""
         places = [sql.SQL("{} > {}").format(self._position, sql.Literal(span.after if after is None else after))]
         if up_to is not None:
             places.append(sql.SQL("{} <= {}").format(self._position, sql.Literal(up_to)))
+        if among is not None:
+            places.append(sql.SQL("{} = ANY ({}::bigint[])").format(self._position, sql.Literal(among)))
         walked = sql.SQL("SELECT o.* FROM {table} AS o WHERE {places} ORDER BY {p} {limit}").format(
             table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position, limit=_limit(ahead)
         )
@@ -392,28 +413,26 @@ class RangeScan:
     ) -> list[sql.Composed]:
         """Walk the ids from `low` to before `high`: once, or once for each publication or slot."""
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
-        heads: list[tuple[sql.Composable, int | None, list[sql.Composable]]] = [(self.table.pair, None, [])]
+        heads: list[tuple[sql.Composable, list[sql.Composable]]] = [(self.table.pair, [])]
         if self.slot is not None:
             published = [self._published()] if self.publications else []
-            heads = [(self.table.slot_order(self.slot, n), n, [is_slot(self.slot, n), *published]) for n in self.slots]
+            heads = [(self.table.slot_order(self.slot, n), [is_slot(self.slot, n), *published]) for n in self.slots]
         elif self.publications:
             one = sql.SQL("o.{} = {}")
             column = self._name("publication_id")
-            heads = [(self.table.pair, None, [one.format(column, sql.Literal(each))]) for each in self.publications]
+            heads = [(self.table.pair, [one.format(column, sql.Literal(each))]) for each in self.publications]
         ends = [
-            (sign, sql.SQL("{}::xid8").format(sql.Literal(str(end))))
+            sql.SQL("{} {} {}::xid8").format(transaction_id, sql.SQL(sign), sql.Literal(str(end)))
             for sign, end in ((">=", low), ("<", high))
             if end is not None
         ]
         return [
             sql.SQL("SELECT {} FROM {} AS o WHERE {} {}").format(
                 columns, self.table.identifier,
-                sql.SQL(" AND ").join(
-                    [*head, *(compare(self.slot, n, transaction_id, sign, end) for sign, end in ends), *places]
-                ),
+                sql.SQL(" AND ").join([*head, *ends, *places]),
                 sql.SQL("ORDER BY {} {}").format(order, _limit(limit)) if limit else sql.SQL(""),
             )
-            for order, n, head in heads
+            for order, head in heads
         ]  # fmt: skip
 
     def _published(self) -> sql.Composed:

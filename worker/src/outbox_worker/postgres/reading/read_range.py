@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Relation: TypeAlias = sql.Composed
 """A SELECT of messages, to stand in another statement."""
 
-Form: TypeAlias = tuple[bool, bool, bool, bool]
+Form: TypeAlias = tuple[bool, ...]
 _MARK = "\0"
 """No identifier and no literal of PostgreSQL can hold it."""
 
@@ -86,9 +86,17 @@ class ReadRange:
         )  # fmt: skip
 
     @property
+    def is_in_one_transaction(self) -> bool:
+        """Whether all of it is of the transaction at whose message it begins."""
+        return self.up_to is not None and self.up_to.transaction_id == self.after.transaction_id
+
+    @property
     def form(self) -> Form:
         """What a statement over a range without a snapshot range depends on, but for its numbers."""
-        return self.up_to is not None, self.below_high_water_mark, self.limit is not None, self.is_short
+        return (
+            self.up_to is not None, self.is_in_one_transaction, self.below_high_water_mark, self.limit is not None,
+            self.is_short,
+        )  # fmt: skip
 
     @property
     def numbers(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 -- name: explain_slot
 -- How the planner would read one slot in order.
 EXPLAIN (FORMAT JSON)
-SELECT 1 FROM {table} AS o WHERE {slot} = 0 AND ({slot}, {pair}) > (0, '0'::xid8, 0::bigint) ORDER BY {pair} LIMIT 1
+SELECT 1 FROM {table} AS o WHERE {slot} = 0 AND ({pair}) > ('0'::xid8, 0::bigint) ORDER BY {pair} LIMIT 1
 
 -- name: fetch_unfinished_index
 -- Is the unfinished index of this name being built at this moment? No row: there is no such index.

@@ -56,6 +56,19 @@ class OutboxTable:
         columns = sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
         return as_text(sql.SQL("{}, {}").format(*columns))
 
+    def inside_transaction(
+        self, transaction_id: sql.Composable, after: sql.Composable, up_to: sql.Composable
+    ) -> sql.Composed:
+        """Whether `o` is of one transaction, behind a position and up to another one.
+
+        Two pairs compared as rows say the same, but before PostgreSQL 18 an index scan that ends at such a pair goes on
+        to the end of its transaction.
+        """
+        return sql.SQL("{t} = {id}::xid8 AND {p} > {after}::bigint AND {p} <= {up_to}::bigint").format(
+            t=sql.Identifier("o", self.columns.transaction_id), p=sql.Identifier("o", self.columns.position),
+            id=transaction_id, after=after, up_to=up_to,
+        )  # fmt: skip
+
     @cached_property
     def moment(self) -> sql.Composable:
         """When `o` was stored, within what Python can hold; null where the row does not say."""
@@ -259,18 +272,6 @@ def is_slot(slot: sql.Composable, number: Slot) -> sql.Composed:
     if number is None:
         return sql.SQL("{} IS NULL").format(slot)
     return sql.SQL("{} = {}").format(slot, _slot_value(number))
-
-
-def compare(
-    slot: sql.Composable | None, number: Slot, left: sql.Composable, sign: str, right: sql.Composable
-) -> sql.Composed:
-    """Compare rows, of one slot where a number says which.
-
-    The slot is part of what is compared, so that no other index can look cheaper to the planner.
-    """
-    if number is None:  # no slot; or the one that is null, with which nothing compares
-        return sql.SQL("({}) {} ({})").format(left, sql.SQL(sign), right)
-    return sql.SQL("({}, {}) {} ({}, {})").format(slot, left, sql.SQL(sign), _slot_value(number), right)
 
 
 def _slot_value(number: int | sql.Composable) -> sql.Composable:
