@@ -67,8 +67,8 @@ BROKER: Final = (
     fault(
         "a record that Kafka refuses counts as taken",
         f"{WORKER}/targets/librdkafka/rounds.py",
-        "        if error is None:\n            self.attempt.taken",
-        "        if error is None or is_refusal(error):\n            self.attempt.taken",
+        "        self.others.add(message.checkpoint)\n",
+        "        if not is_refusal(error):\n            self.others.add(message.checkpoint)\n",
         f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
     ),
     fault(
@@ -88,9 +88,17 @@ BROKER: Final = (
     fault(
         "Kafka's answers are not awaited",
         f"{WORKER}/targets/librdkafka/producer.py",
-        "        while self._heard.waiting:\n",
-        "        while False:\n",
-        f"{_KAFKA}::TestWhatIsSent",
+        "        while before := self.waiting:\n",
+        "        while before := 0:\n",
+        f"{_KAFKA}::TestTheTargetsOwnFaults::test_a_broker_that_does_not_answer_is_given_up_in_time_and_nothing_is_lost",
+    ),
+    fault(
+        "what Kafka confirmed before an attempt was given up is forgotten",
+        f"{WORKER}/targets/librdkafka/rounds.py",
+        "            are_all_answered = producer.give_up()\n",
+        "            producer.give_up()\n",
+        f"{_KAFKA}::TestTheTargetsOwnFaults"
+        "::test_what_is_confirmed_before_the_broker_stops_answering_is_published_once",
     ),
     fault(
         "a stream is given no numbers",
@@ -139,9 +147,11 @@ BROKER: Final = (
         "the record of Kafka is read before former producers are shut out",
         f"{WORKER}/targets/librdkafka/transactional_sink.py",
         """            producer.shut_out(deadline)
-            found = self._topic.read(unit, settings, self._name, deadline)
+            shut_out = time.monotonic()
+            found = self._topic.read(unit, settings, self._name, deadline, last_offset)
 """,
-        """            found = self._topic.read(unit, settings, self._name, deadline)
+        """            shut_out = time.monotonic()
+            found = self._topic.read(unit, settings, self._name, deadline, last_offset)
             producer.shut_out(deadline)
 """,
         f"{_KAFKA_ONCE}::TestZombies::test_what_is_committed_just_before_it_is_shut_out_is_known",
@@ -152,6 +162,20 @@ BROKER: Final = (
         "        if publisher.last_epoch > epoch:\n",
         "        if False:\n",
         f"{_KAFKA_ONCE}::TestZombies::test_one_that_makes_another_producer_learns_of_the_later_owner",
+    ),
+    fault(
+        "what a later owner wrote into the checkpoint topic is not looked at",
+        f"{WORKER}/targets/librdkafka/checkpoint_topic.py",
+        "None if committed is not None and committed < end <= committed + 2 else",
+        "None if committed is not None else",
+        f"{_KAFKA_ONCE}::TestZombies::test_one_that_makes_another_producer_learns_of_the_later_owner",
+    ),
+    fault(
+        "a transaction without an end stops its own producer",
+        f"{WORKER}/targets/librdkafka/checkpoint_topic.py",
+        "None if committed is not None and committed < end <= committed + 2 else reader",
+        "reader",
+        f"{_KAFKA_ONCE}::TestATransactionWithoutAnEnd::test_a_producer_that_is_replaced_goes_on_behind_its_own_record",
     ),
     fault(
         "the record of a transaction names nothing",

@@ -212,6 +212,29 @@ class TestTheTargetsOwnFaults:
             time.sleep(1.5)  # longer than the client lingers
             assert topic.wait_for(2) == ["m-1", "m-2"]
 
+    def test_what_is_confirmed_before_the_broker_stops_answering_is_published_once(self, kafka, make):
+        with kafka.topic(partitions=1) as topic, contextlib.ExitStack() as frozen:
+            sink = make(topic.name, {"timeout": "2s"})
+            sink.deliver(batch(message(1)), 1)
+            producer, send = sink._producer, sink._producer.send
+
+            def send_and_freeze(*given):
+                """The first message is confirmed, and then nothing more, in the same round."""
+                sent = send(*given)
+                producer._producer.flush(30)
+                producer.send = send
+                frozen.enter_context(kafka.frozen())
+                return sent
+
+            producer.send = send_and_freeze
+            with pytest.raises(TransientError, match=r"did not confirm all messages within delivery\.timeout"):
+                sink.deliver(batch(message(2), message(3)), 1)
+            frozen.close()
+            assert sink.deliver(batch(message(2), message(3)), 1) == 2
+            arrived = topic.wait_for(3)
+        assert list(dict.fromkeys(arrived)) == ["m-1", "m-2", "m-3"]
+        assert arrived.count("m-2") == 1
+
     def test_a_topic_that_is_deleted_and_made_again(self, kafka, make):
         name = f"again-{uuid.uuid4().hex[:8]}"
         kafka.create_topic(name, 1)

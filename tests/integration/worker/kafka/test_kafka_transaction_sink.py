@@ -9,6 +9,7 @@ import uuid
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError, HandlerError, MessagesFailedError, OutboxError, TransientError
@@ -271,6 +272,50 @@ class TestZombies:
         sink = make("orders")
         with pytest.raises(TransientError, match="has not begun with epoch 1"):
             sink.deliver(batch(message(1)), 1)
+
+
+class TestATransactionWithoutAnEnd:
+    """As brokers leave it that lose the mark of a commit (docs/adr/0030); here another producer has it open."""
+
+    @pytest.fixture
+    def leave_open(self, kafka):
+        """Begin a transaction in the checkpoint topic of a sink, and return what ends it."""
+
+        def begin(sink):
+            settings = {"bootstrap.servers": kafka.servers, "transactional.id": uuid.uuid4().hex}
+            producer = Producer(settings)
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce(sink._topic.name, b"{}", b"other", partition=0)
+            producer.flush()
+            return producer.abort_transaction
+
+        return begin
+
+    def test_a_producer_that_is_replaced_goes_on_behind_its_own_record(self, kafka, make, leave_open):
+        with kafka.topic(partitions=1) as topic:
+            sink = make(topic.name, {"timeout": "5s"})
+            sink.begin_owner(start(1))
+            end = leave_open(sink)
+            sink.deliver(batch(message(1)), 1)
+            sink.close()
+            assert sink.deliver(batch(message(1), message(2)), 1) == 2
+            assert topic.wait_for(2) == ids(1, 2)
+            end()
+
+    def test_who_begins_says_what_hides_the_record_and_waits(self, kafka, make, leave_open):
+        with kafka.topic(partitions=1) as topic:
+            first, second = make(topic.name), make(topic.name, {"timeout": "2s"})
+            first.begin_owner(start(1))
+            end = leave_open(first)
+            first.deliver(batch(message(1)), 1)
+            with pytest.raises(TransientError, match="a transaction that began at offset 2 of partition 0") as caught:
+                second.begin_owner(start(2))
+            assert caught.value.reason is Reason.TARGET_UNAVAILABLE
+            end()
+            second.begin_owner(start(2))
+            second.deliver(batch(message(1), message(2)), 2)
+            assert topic.wait_for(2) == ids(1, 2)
 
 
 class TestRefusals:

@@ -15,7 +15,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import PartitionKey
 from outbox_worker.targets.librdkafka import answers
-from outbox_worker.targets.librdkafka.records import RecordBuilder, build_headers, build_topic
+from outbox_worker.targets.librdkafka.records import RecordBuilder, build_topic
 from outbox_worker.targets.librdkafka.rounds import Refused, find_blamed
 from outbox_worker.targets.librdkafka.settings import (
     LARGEST_MESSAGE,
@@ -136,28 +136,44 @@ class TestTopics:
 
 
 class TestHeaders:
-    def test_what_is_null_has_none(self):
-        least = message(message_type=None, publication_id=None, partition_key=None, data=None)
-        assert build_headers(least, [("x-outbox-epoch", b"3")]) == [
-            ("x-outbox-checkpoint", b"7:8"), ("x-outbox-epoch", b"3"), ("x-outbox-message-id", b"m-1"),
-            ("x-outbox-tombstone", b"true"),
-        ]  # fmt: skip
+    @pytest.fixture
+    def build(self):
+        return RecordBuilder("orders", PartitionKey(), processor_id="billing", pod="pod-0").build
 
-    def test_the_time_and_the_trace(self):
-        found = dict(build_headers(
-            message(scheduled=datetime(2026, 5, 1, tzinfo=UTC), metadata=f'{{"traceparent": "{TRACE}"}}'), []
-        ))  # fmt: skip
-        assert found["x-outbox-scheduled"] == b"2026-05-01T00:00:00+00:00"
-        assert found["traceparent"] == TRACE.encode()
-        assert "tracestate" not in found
+    def test_what_is_null_has_none(self, build):
+        least = message(message_type=None, publication_id=None, partition_key=None, data=None)
+        assert build(least, 3).headers == [
+            ("x-outbox-checkpoint", b"7:8"), ("x-outbox-processor", b"billing"), ("x-outbox-pod", b"pod-0"),
+            ("x-outbox-epoch", b"3"), ("x-outbox-message-id", b"m-1"), ("x-outbox-tombstone", b"true"),
+        ]  # fmt: skip
+        assert ("x-outbox-epoch", b"4") in build(least, 4).headers
+
+    def test_the_time_and_the_trace(self, build):
+        for day in (1, 1, 2):
+            at = datetime(2026, 5, day, tzinfo=UTC)
+            found = dict(build(message(scheduled=at, metadata=f'{{"traceparent": "{TRACE}"}}'), 1).headers)
+            assert found["x-outbox-scheduled"] == f"2026-05-0{day}T00:00:00+00:00".encode()
+            assert found["traceparent"] == TRACE.encode()
+            assert "tracestate" not in found
 
     @pytest.mark.parametrize("metadata", ["{}", "traceparent", '["traceparent"]', '{"traceparent": "00-no"}', "["])
-    def test_what_is_no_trace_is_left_out(self, metadata):
-        assert "traceparent" not in dict(build_headers(message(metadata=metadata), []))
+    def test_what_is_no_trace_is_left_out(self, build, metadata):
+        assert "traceparent" not in dict(build(message(metadata=metadata), 1).headers)
 
-    def test_the_size_of_a_record_counts_all_of_it(self):
-        build = RecordBuilder("orders", PartitionKey(), processor_id="billing", pod="pod-0").build
-        record = build(message(data="é" * 100, partition_key="k" * 10, metadata=f'{{"traceparent": "{TRACE}"}}'), 3)
+    @pytest.mark.parametrize(
+        ("key", "expected"),
+        [
+            (PartitionKey(column="partition_key"), b"k"), (PartitionKey(column="other"), None),
+            (PartitionKey(data=["n"]), b"5"), (PartitionKey(metadata=["n"]), b"6"),
+        ],
+    )  # fmt: skip
+    def test_the_key_is_the_one_that_the_resource_names(self, key, expected):
+        builder = RecordBuilder("orders", key, processor_id="billing", pod="pod-0")
+        assert builder.build(message(partition_key="k", data='{"n": 5}', metadata='{"n": 6}'), 1).key == expected
+
+    def test_the_size_of_a_record_counts_all_of_it(self, build):
+        metadata, at = f'{{"traceparent": "{TRACE}"}}', datetime(2026, 5, 1, tzinfo=UTC)
+        record = build(message(data="é" * 100, partition_key="k" * 10, metadata=metadata, scheduled=at), 3)
         assert record.size >= 210 + sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
         assert build(message(data=None), 3).size > 64
 

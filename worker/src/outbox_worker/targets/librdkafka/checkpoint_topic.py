@@ -56,8 +56,20 @@ class CheckpointTopic:
         self._partitions = partitions
         self._is_known = False
 
-    def read(self, unit: Unit, settings: BrokerSettings, client: str, deadline: float) -> Found:
+    def read(
+        self, unit: Unit, settings: BrokerSettings, client: str, deadline: float, committed: int | None = None
+    ) -> Found | None:
         """Find the last committed record of each kind, as of now; the topic is created where it is missing.
+
+        Args:
+            unit: whose records.
+            settings: of the Secret.
+            client: its name in the brokers' logs.
+            deadline: when to give up.
+            committed: offset of the last record that this process knows to be committed.
+
+        Returns:
+            What was found; None: nothing is written behind `committed`, and nothing was read.
 
         Raises:
             OutboxError: the topic cannot be read or created, or not within the deadline.
@@ -67,7 +79,9 @@ class CheckpointTopic:
             if not self._is_known:
                 reader.ensure(self._partitions)
             self._is_known = False
-            found = reader.find(unit)
+            end = reader.find_end(unit.partition)
+            # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
+            found = None if committed is not None and committed < end <= committed + 2 else reader.find(unit, end)
             self._is_known = True
             return found
 
@@ -79,6 +93,7 @@ class _Reader:
         self._topic, self._settings, self._deadline = topic, settings, deadline
         self._down_since: float | None = None
         self._fault: OutboxError | None = None
+        self._hidden: tuple[int, int] | None = None
         config: dict[str, Any] = settings.as_client(client) | {"error_cb": self._note_error, "logger": _log}
         try:
             self._admin = AdminClient(config)
@@ -151,10 +166,12 @@ class _Reader:
                 classes=(error.name(),),
             ) from None
 
-    def find(self, unit: Unit) -> Found:
+    def find_end(self, partition: int) -> int:
+        """Where all ends that is there, open transactions among it: a committed record may lie behind one."""
+        return self._offset(partition, LatestSpec())  # type: ignore[no-untyped-call]
+
+    def find(self, unit: Unit, end: int) -> Found:
         low = self._offset(unit.partition, EarliestSpec())  # type: ignore[no-untyped-call]
-        # All that is there, open transactions among it: a committed record may lie behind one.
-        end = self._offset(unit.partition, LatestSpec())  # type: ignore[no-untyped-call]
         back, last = _BACK, None
         while last is None:
             start = max(low, end - back)
@@ -222,7 +239,10 @@ class _Reader:
                 continue
             if offset >= end:
                 self._consumer.unassign()
+                self._hidden = None
                 return
+            if error is not None:
+                self._hidden = (partition, offset)
 
     def _result(self, future: Any) -> Any:
         """Wait for an answer in slices, so that signals are handled."""
@@ -245,6 +265,12 @@ class _Reader:
         is_down = self._down_since is not None and now - self._down_since > _DOWN_SECONDS
         if is_down or now > self._deadline:
             what = "cannot be reached" if is_down else "did not answer within delivery.timeout"
+            if self._hidden is not None and not is_down:
+                partition, offset = self._hidden
+                what = (
+                    f"has a transaction that began at offset {offset} of partition {partition} and did not end within "
+                    "delivery.timeout; nothing behind it can be read (see docs/kafka.md)"
+                )
             raise TransientError(
                 f"Kafka at {self._settings.servers} {what}: what former owners published is not known yet (topic "
                 f"{self._topic}); it is tried again until it answers",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from outbox_worker.targets.librdkafka.records import Record
     from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
-    Answer = Callable[[KafkaError | None, int], None]
-    """Called with why a message was not taken, or None, and with its partition."""
+    Answer = Callable[[KafkaError | None, Report], None]
+    """Called with why a message was not taken; None, where that is called at all, says that it was."""
 
 _SLICE: Final = 0.1
 """Seconds of one wait: between two of them signals are handled."""
@@ -35,6 +34,8 @@ _DOWN_SECONDS: Final = 3.0
 """So long no broker at all can be reached before a batch is given up."""
 _TOPIC_SECONDS: Final = 2.0
 """So long a topic may be missing: the brokers may be making it."""
+_PURGE_SECONDS: Final = 1.0
+"""So long threads of librdkafka may take to give up what they have."""
 _log = get_logger(__name__)
 
 
@@ -43,7 +44,6 @@ class _Heard:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        self.waiting = 0
         self.fault: OutboxError | None = None
         self.fatal: KafkaError | None = None
         self.down_since: float | None = None
@@ -58,13 +58,6 @@ class _Heard:
             self.down_since = self.down_since or time.monotonic()
         else:
             self.last = error.str()
-
-    def note_report(self, answer: Answer, error: KafkaError | None, report: Report) -> None:
-        self.waiting -= 1
-        if error is None:
-            self.down_since = None
-        partition = report.partition()
-        answer(error, -1 if partition is None else partition)
 
 
 class KafkaProducer:
@@ -91,6 +84,11 @@ class KafkaProducer:
             self._producer = Producer(config, logger=_log, error_cb=self._heard.note_error)
         except KafkaException as err:
             raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
+
+    @property
+    def waiting(self) -> int:
+        """How many messages have no answer yet, and what else is not heard yet."""
+        return len(self._producer)
 
     @property
     def is_broken(self) -> bool:
@@ -141,17 +139,21 @@ class KafkaProducer:
     def send(self, record: Record, answer: Answer, deadline: float) -> bool:
         """Hand one message over, waiting for a place in the queue; False: no message can be sent any more.
 
+        Args:
+            record: what is sent.
+            answer: called where the message is not taken. Outside of a transaction nothing tells of those that are:
+                a call for each costs more than to send it.
+            deadline: when to give up.
+
         Raises:
             KafkaException: this message cannot be sent.
             OutboxError: the brokers do not take what is in the queue.
 
         """
-        report = partial(self._heard.note_report, answer)
+        topic, key, value, headers, _ = record
         while self._heard.fatal is None:
             try:
-                self._producer.produce(
-                    record.topic, record.value, record.key, on_delivery=report, headers=record.headers
-                )
+                self._producer.produce(topic, value, key, -1, answer, None, 0, headers)
             except BufferError:
                 self._hear(self._producer.poll, _SLICE)
                 self._look(deadline)
@@ -160,7 +162,6 @@ class KafkaProducer:
                     return False
                 raise
             else:
-                self._heard.waiting += 1
                 return True
         return False
 
@@ -168,22 +169,37 @@ class KafkaProducer:
         """Call what is due: reports, errors, lines of the log."""
         self._hear(self._producer.poll, 0)
 
-    def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> None:
+    def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> bool:
         """Wait until each message that was sent has its answer.
 
         Args:
             deadline: when to give up.
             is_refused: whether a message was refused; in a transaction nothing else is awaited then.
 
+        Returns:
+            Whether each has; always, outside of a transaction.
+
         Raises:
             OutboxError: the brokers do not answer.
 
         """
         del is_refused
-        while self._heard.waiting:
+        while before := self.waiting:
             self._hear(self._producer.flush, _SLICE)  # sends at once, without lingering
-            if self._heard.waiting:
+            if left := self.waiting:
+                if left < before:
+                    self._heard.down_since = None
                 self._look(deadline)
+        self._heard.down_since = None
+        return True
+
+    def give_up(self) -> bool:
+        """Give up what has no answer: each of those messages is told as not taken; False: not in time."""
+        self._producer.purge()
+        until = time.monotonic() + _PURGE_SECONDS
+        while self.waiting and time.monotonic() < until:
+            self._hear(self._producer.poll, _SLICE)
+        return not self.waiting
 
     def _hear(self, wait: Callable[[float], int], seconds: float) -> None:
         try:

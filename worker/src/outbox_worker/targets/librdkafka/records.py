@@ -10,6 +10,8 @@ from outbox_worker.targets.templates import build_refusal, fill_template
 from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from outbox_core.message import Message
     from outbox_core.spec import PartitionKey
 
@@ -38,27 +40,61 @@ class RecordBuilder:
     def __init__(self, topic: str, key: PartitionKey, *, processor_id: str, pod: str) -> None:
         """Keep what every record has: `topic` is the resource's template, the others are headers."""
         self._template, self._key = topic, key
+        self._is_plain = key.data is None and key.metadata is None and key.column in (None, "partition_key")
         self._fixed = topic if _TOPIC.fullmatch(topic) else None
         self._told = [("x-outbox-processor", processor_id.encode()), ("x-outbox-pod", pod.encode())]
-        self._of_epoch: tuple[int, Headers] = (-1, [])
+        self._of_epoch: tuple[int, Headers, int] = (-1, [], 0)
+        self._time: tuple[datetime | None, bytes] = (None, b"")
 
     def build(self, message: Message, epoch: int) -> Record:
-        """Build the record of a message.
+        """Build the record of a message; headers: its place, the publisher's, those of its row, its trace context.
 
         Raises:
             HandlerError: there is no topic for it.
 
         """
         if self._of_epoch[0] != epoch:
-            self._of_epoch = (epoch, [*self._told, ("x-outbox-epoch", str(epoch).encode())])
+            self._begin_epoch(epoch)
+        _, told, size = self._of_epoch
+        place, message_id, message_type, publication_id, partition_key, data, metadata, scheduled, _ = message
         topic = self._fixed if self._fixed is not None else build_topic(message, self._template)
-        key, value = key_of(message, self._key), None if message.data is None else message.data.encode()
-        headers = build_headers(message, self._of_epoch[1])
-        encoded = None if key is None else key.encode()
-        size = _OVERHEAD + _NAME * len(headers) + len(encoded or b"") + len(value or b"")
-        for _, text in headers:
-            size += len(text or b"")
+        at, name = f"{place.transaction_id}:{place.position}".encode(), message_id.encode()
+        headers = [("x-outbox-checkpoint", at), *told, ("x-outbox-message-id", name)]
+        size += len(at) + len(name)
+        if message_type is not None:
+            text = message_type.encode()
+            headers.append(("x-outbox-message-type", text))
+            size += _NAME + len(text)
+        if publication_id is not None:
+            text = publication_id.encode()
+            headers.append(("x-outbox-publication", text))
+            size += _NAME + len(text)
+        if partition_key is not None:
+            text = partition_key.encode()
+            headers.append(("x-outbox-partition-key", text))
+            size += _NAME + len(text)
+        if scheduled is not None:
+            if self._time[0] != scheduled:  # messages of one transaction have the same
+                self._time = (scheduled, scheduled.isoformat().encode())
+            headers.append(("x-outbox-scheduled", self._time[1]))
+            size += _NAME + len(self._time[1])
+        if data is None:
+            headers.append(("x-outbox-tombstone", b"true"))
+            size += _NAME + 4
+        if metadata is not None and "traceparent" in metadata:
+            for header, stored in read_trace(metadata).items():
+                headers.append((header, stored.encode()))
+                size += _NAME + len(stored)
+        key = partition_key if self._is_plain else key_of(message, self._key)
+        encoded, value = None if key is None else key.encode(), None if data is None else data.encode()
+        size += (0 if encoded is None else len(encoded)) + (0 if value is None else len(value))
         return Record(topic, encoded, value, headers, size)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Keep what all records of an epoch have, and how many bytes that takes beside place and message id."""
+        told: Headers = [*self._told, ("x-outbox-epoch", str(epoch).encode())]
+        size = _OVERHEAD + 2 * _NAME + sum(_NAME + len(text or b"") for _, text in told)
+        self._of_epoch = (epoch, told, size)
 
 
 def build_topic(message: Message, template: str) -> str:
@@ -73,25 +109,3 @@ def build_topic(message: Message, template: str) -> str:
         why = "a topic has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
         raise build_refusal(message, f"its topic would be {topic[:300]!r}, and {why}")
     return topic
-
-
-def build_headers(message: Message, told: Headers) -> Headers:
-    """Build a message's headers: its place, those of the publisher (`told`), those of its row, its trace context."""
-    headers = [
-        ("x-outbox-checkpoint", str(message.checkpoint).encode()),
-        *told,
-        ("x-outbox-message-id", message.message_id.encode()),
-    ]
-    if message.message_type is not None:
-        headers.append(("x-outbox-message-type", message.message_type.encode()))
-    if message.publication_id is not None:
-        headers.append(("x-outbox-publication", message.publication_id.encode()))
-    if message.partition_key is not None:
-        headers.append(("x-outbox-partition-key", message.partition_key.encode()))
-    if message.scheduled is not None:
-        headers.append(("x-outbox-scheduled", message.scheduled.isoformat().encode()))
-    if message.data is None:
-        headers.append(("x-outbox-tombstone", b"true"))
-    if message.metadata is not None:
-        headers += [(name, value.encode()) for name, value in read_trace(message.metadata).items()]
-    return headers

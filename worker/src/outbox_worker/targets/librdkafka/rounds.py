@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from confluent_kafka import KafkaError
+    from confluent_kafka import Message as Report
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Message
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.targets.librdkafka.producer import KafkaProducer
-    from outbox_worker.targets.librdkafka.records import Record
     from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
 
@@ -77,24 +77,40 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Answers:
-    """What the brokers said of one round. `fault`: what no message is to blame for, the first of it."""
+    """What the brokers said of one round.
 
-    attempt: Attempt
+    Attributes:
+        given: messages that were handed over.
+        others: places of those that were not taken.
+        refused: those of them that may be to blame themselves.
+        fault: what no message is to blame for, the first of it.
+
+    """
+
     settings: BrokerSettings
+    given: list[Message] = field(default_factory=list)
+    others: set[Checkpoint] = field(default_factory=set)
     refused: list[Refused] = field(default_factory=list)
     fault: OutboxError | None = None
 
-    def note(self, message: Message, topic: str, error: KafkaError | None, partition: int) -> None:
+    def note(self, message: Message, topic: str, error: KafkaError | None, report: Report) -> None:
+        """Hear of one message; `error`: why it was not taken."""
         if error is None:
-            self.attempt.taken.append(message)
-        elif is_refusal(error):
-            self.refused.append(Refused(message, error, topic, partition))
+            return
+        self.others.add(message.checkpoint)
+        if is_refusal(error):
+            partition = report.partition()
+            self.refused.append(Refused(message, error, topic, -1 if partition is None else partition))
         elif not is_not_tried(error):
             self.note_fault(error, topic)
 
     def note_fault(self, error: KafkaError, topic: str) -> None:
         found = classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
         self.fault = self.fault or found
+
+    def find_taken(self) -> list[Message]:
+        """Return the messages that were taken, once all were answered."""
+        return [each for each in self.given if each.checkpoint not in self.others] if self.others else self.given
 
 
 class Sent(NamedTuple):
@@ -147,15 +163,17 @@ class Rounds:
             OutboxError: no message is to blame.
 
         """
-        answers, count, size = _Answers(attempt, producer.settings), 0, 0
+        answers, are_all_answered = _Answers(producer.settings), False
         answered = len(attempt.taken) + len(attempt.failed)
-        for message in part:
-            if (taken := self._hand_over(message, answers, producer, room=ROUND_BYTES - size, first=not size)) is None:
-                break
-            count, size = count + 1, size + taken
-            if size >= ROUND_BYTES or count >= ROUND_MESSAGES:
-                break
-        producer.await_answers(attempt.deadline, lambda: bool(answers.refused))
+        try:
+            count = self._hand_over(attempt, part, producer, answers)
+            are_all_answered = producer.await_answers(attempt.deadline, lambda: bool(answers.refused))
+        except BaseException:
+            are_all_answered = producer.give_up()
+            raise
+        finally:
+            if are_all_answered:
+                attempt.taken += answers.find_taken()
         if producer.fatal is not None and not answers.refused:
             answers.note_fault(producer.fatal, "")
         if answers.fault is not None and not (producer.in_transaction and answers.refused):
@@ -174,31 +192,49 @@ class Rounds:
         half = (len(left) + 1) // 2
         return Sent(count, bool(answers.refused), [left[:half], left[half:]])
 
-    def _hand_over(
-        self, message: Message, answers: _Answers, producer: KafkaProducer, *, room: int, first: bool
-    ) -> int | None:
-        """Give one message to the producer; return its size. None: it is not for this round, or no more can be sent."""
-        attempt = answers.attempt
-        try:
-            record = self._build_record(message, attempt)
-            if record.size > room and not first:
-                return None
-            producer.find_topic(record.topic, attempt.deadline)
-            given = producer.send(record, partial(answers.note, message, record.topic), attempt.deadline)
-        except HandlerError as err:
-            self._fail(attempt, message, err)
-        except KafkaException as err:
-            error: KafkaError = err.args[0]
-            if not is_refusal(error):
-                answers.note_fault(error, record.topic)
-                return None
-            self._fail(attempt, message, build_refusal(error, record.topic, message.checkpoint))
-        except OutboxError as err:  # what was given before it is awaited first
-            answers.fault = answers.fault or err
-            return None
+    def _hand_over(self, attempt: Attempt, part: list[Message], producer: KafkaProducer, answers: _Answers) -> int:
+        """Give the producer the messages of a round; return how many were tried."""
+        count = size = 0
+        epoch, deadline = attempt.epoch, attempt.deadline
+        for message in part:
+            topic = ""
+            try:
+                if attempt.blocked:
+                    self._look_for_blocked(message, attempt)
+                record = self._records.build(message, epoch)
+                topic = record.topic
+                if size and size + record.size > ROUND_BYTES:
+                    break
+                if topic not in producer.topics:
+                    producer.find_topic(topic, deadline)
+                if not producer.send(record, partial(answers.note, message, topic), deadline):
+                    break
+                answers.given.append(message)
+                size += record.size
+            except (KafkaException, OutboxError) as err:
+                if not self._is_its_own(err, message, topic, attempt, answers):
+                    break
+            count += 1
+            if size >= ROUND_BYTES or count >= ROUND_MESSAGES:
+                break
+        return count
+
+    def _is_its_own(
+        self, error: KafkaException | OutboxError, message: Message, topic: str, attempt: Attempt, answers: _Answers
+    ) -> bool:
+        """Note why a message is not sent; say whether it failed by itself, so that those behind it are sent."""
+        if isinstance(error, HandlerError):
+            self._fail(attempt, message, error)
+        elif isinstance(error, OutboxError):  # what was given before it is awaited first
+            answers.fault = answers.fault or error
+            return False
         else:
-            return record.size if given else None
-        return 0
+            refusal: KafkaError = error.args[0]
+            if not is_refusal(refusal):
+                answers.note_fault(refusal, topic)
+                return False
+            self._fail(attempt, message, build_refusal(refusal, topic, message.checkpoint))
+        return True
 
     def _fail(self, attempt: Attempt, message: Message, error: HandlerError) -> None:
         attempt.failed[message.checkpoint] = error
@@ -211,18 +247,17 @@ class Rounds:
             return None
         return key_of(message, self._key)
 
-    def _build_record(self, message: Message, attempt: Attempt) -> Record:
-        """Build what is sent.
+    def _look_for_blocked(self, message: Message, attempt: Attempt) -> None:
+        """Look whether a message waits behind one of its key that failed.
 
         Raises:
-            HandlerError: the message cannot be sent now.
+            HandlerError: it does.
 
         """
-        if attempt.blocked and attempt.is_blocked(self._blocked_by(message), message):
+        if attempt.is_blocked(self._blocked_by(message), message):
             raise HandlerError(
                 "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
             )
-        return self._records.build(message, attempt.epoch)
 
 
 def find_blamed(refused: Iterable[Refused]) -> list[Refused]:

@@ -70,6 +70,7 @@ _PRODUCER: Final[dict[str, Any]] = {
     "batch.size": 1024 * 1024,
     "batch.num.messages": 2 * ROUND_MESSAGES,
     "compression.type": "lz4",
+    "delivery.report.only.error": True,
     # As producers in Java: a key is in the partition where consumers of several topics expect it.
     "partitioner": "murmur2_random",
     "message.max.bytes": LARGEST_MESSAGE,

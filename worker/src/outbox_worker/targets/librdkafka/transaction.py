@@ -48,7 +48,7 @@ class TransactionalProducer(KafkaProducer):
         milliseconds = int(min(timeout + _MARGIN, _LONGEST) * 1000)
         super().__init__(
             settings, client, transactional_id=name, transaction_timeout_ms=milliseconds,
-            message_timeout_ms=milliseconds,
+            message_timeout_ms=milliseconds, delivery_report_only_error=False,
         )  # fmt: skip
         self.name = name
         self._is_open = False
@@ -78,14 +78,15 @@ class TransactionalProducer(KafkaProducer):
         self._is_open = True
 
     @override
-    def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> None:
+    def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> bool:
         """Wait for the answers, but for no longer than until the transaction can only be taken back."""
-        while self._heard.waiting and not is_refused():
+        while self.waiting and not is_refused():
             self._hear(self._producer.flush, _SLICE)
-            if self._heard.waiting:
+            if self.waiting:
                 if self._must_abort():
-                    return
+                    return False
                 self._look(deadline)
+        return not is_refused()
 
     def _must_abort(self) -> bool:
         """Say whether nothing more is sent: after a refusal the client finds that its sequence has a gap.

@@ -2,8 +2,9 @@
 
 The row's checkpoint is stored after it, as with AtLeastOnce; the row is the authority for what was examined. Who owns a
 partition next shuts the former producer out first, and only then reads the record: what it names and the row has not
-passed is not published again. Memory is trusted as long as one producer lives, and no longer: after any error but a
-refused message another one is made, in the same way (docs/adr/0027-kafka-transactions.md).
+passed is not published again (docs/adr/0027-kafka-transactions.md). After any error but a refused message another
+producer is made. Then memory is trusted only where nothing is written behind the record that this process committed
+last (docs/adr/0030-transactions-without-an-end.md).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
-from outbox_worker.targets.librdkafka.published import Published, Record, Unit
+from outbox_worker.targets.librdkafka.published import Found, Published, Record, Unit
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
@@ -68,6 +69,7 @@ class TransactionalKafkaSink(OutsideTransaction):
         self._topic = CheckpointTopic(name, count)
         self._starts: dict[int, OwnerStart] = {}
         self._publishers: dict[int, _Publisher] = {}
+        self._committed: dict[int, Published] = {}
         self._ahead: dict[int, tuple[int, int]] = {}
 
     @property
@@ -111,6 +113,7 @@ class TransactionalKafkaSink(OutsideTransaction):
         deadline = time.monotonic() + self._timeout
         self._drop(start.partition)
         self._starts.pop(start.partition, None)
+        self._committed.pop(start.partition, None)
         publisher = self._open(start, deadline)
         try:
             self._write_start(start, publisher, deadline)
@@ -154,15 +157,27 @@ class TransactionalKafkaSink(OutsideTransaction):
 
         In the other order a former owner could commit between the two.
         """
-        unit = self._unit(start)
+        unit, committed = self._unit(start), self._committed.get(start.partition)
         settings = read_broker_settings(self._directory)
         producer = TransactionalProducer(settings, self._name, unit.transactional_id, self._timeout)
+        last_offset, began = None if committed is None else max(committed.offsets.values()), time.monotonic()
         try:
             producer.shut_out(deadline)
-            found = self._topic.read(unit, settings, self._name, deadline)
+            shut_out = time.monotonic()
+            found = self._topic.read(unit, settings, self._name, deadline, last_offset)
         except BaseException:
             producer.close()
             raise
+        _log.info(
+            "a producer shut the former ones out",
+            extra={
+                "partition": start.partition, "epoch": start.epoch, "seconds": round(shut_out - began, 3),
+                "seconds_of_reading": round(time.monotonic() - shut_out, 3), "from_memory": found is None,
+            },
+        )  # fmt: skip
+        if found is None and committed is not None:
+            return _Publisher(producer, committed, start.epoch)
+        found = found or Found()
         last = found.last
         return _Publisher(producer, Published.of(found, start.moved), -1 if last is None else last.epoch)
 
@@ -293,7 +308,7 @@ class TransactionalKafkaSink(OutsideTransaction):
         key = self._unit(start).key(held=record.held)
         offset = publisher.producer.commit(self._topic.name, start.partition, key, record.encode(), deadline)
         published.offsets[record.held] = offset
-        publisher.published = published
+        publisher.published = self._committed[start.partition] = published
 
 
 def _later_owner(later: int, epoch: int) -> TransientError:
