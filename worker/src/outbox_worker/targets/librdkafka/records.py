@@ -78,7 +78,7 @@ def build_topic(message: Message, template: str) -> str:
 def build_headers(message: Message, told: Headers) -> Headers:
     """Build a message's headers: its place, those of the publisher (`told`), those of its row, its trace context."""
     headers = [
-        ("x-outbox-checkpoint", str(message.checkpoint).encode()),
+        ("x-outbox-checkpoint", message.pair.encode()),
         *told,
         ("x-outbox-message-id", message.message_id.encode()),
     ]
