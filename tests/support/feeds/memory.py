@@ -171,7 +171,9 @@ class MemoryProducer:
         for name in names:
             database.last_position += 1
             place = Checkpoint(self.transaction_id, database.last_position)
-            self.inserted.append(Message(place, name, "t", "default", key, "{}", None, None))
+            self.inserted.append(
+                Message(place.transaction_id, place.position, name, "t", "default", key, "{}", None, None)
+            )
 
     def commit(self) -> None:
         """Make them visible."""

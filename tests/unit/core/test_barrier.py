@@ -117,7 +117,8 @@ def test_a_key_is_read_as_it_was_written(key):
     ids=repr,
 )
 def test_the_key_of_a_message_for_people(key, found):
-    message = Message(LINE, "m", "t", "default", "ann", '{"order": {"id": 7}}', None, datetime.now(UTC))
+    row = (LINE.transaction_id, LINE.position, "m", "t", "default", "ann", '{"order": {"id": 7}}', None)
+    message = Message(*row, datetime.now(UTC))
     assert key_of(message, key) == found
 
 

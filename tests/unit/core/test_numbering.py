@@ -17,7 +17,7 @@ START = replace(BEGINNING, numbering=Numbering("s", 0))
 
 
 def message(position):
-    return Message(Checkpoint(7, position), f"m-{position}", None, None, None, None, None, None)
+    return Message(7, position, f"m-{position}", None, None, None, None, None, None)
 
 
 def read(after, positions, excluded=(), stored=None):

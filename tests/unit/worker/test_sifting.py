@@ -17,7 +17,18 @@ from outbox_worker.competing.sifting import Sifting
 
 PAIRS = tuple(Checkpoint(10, number) for number in range(1, 9))
 MESSAGES = tuple(
-    Message(pair, f"m-{pair.position}", "t", "p", None, "{}", None, datetime(2024, 6, 1, tzinfo=UTC)) for pair in PAIRS
+    Message(
+        pair.transaction_id,
+        pair.position,
+        f"m-{pair.position}",
+        "t",
+        "p",
+        None,
+        "{}",
+        None,
+        datetime(2024, 6, 1, tzinfo=UTC),
+    )
+    for pair in PAIRS
 )
 END = Checkpoint(10, 100)
 LOST = HandlerError("no queue", reason=Reason.MESSAGE_UNROUTABLE)

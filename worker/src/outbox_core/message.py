@@ -6,24 +6,27 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from outbox_core.progress.checkpoint import Checkpoint
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
     from outbox_core.part import Place
-    from outbox_core.progress.checkpoint import Checkpoint
 
 
 class Message(NamedTuple):
     """One row of the outbox; `data` and `metadata` are JSON text: parse only where it is needed.
 
-    A named tuple, because a frozen dataclass takes five times as long to make, and one is made of each row.
+    A named tuple of the row as it is read, because one is made of each row: a frozen dataclass takes five times as long
+    to make, and a checkpoint in it as long again.
 
     A mapped table may have null in `message_type`, `publication_id`, `data` (a tombstone) and `scheduled`: None here.
     The product's own table has none there. `message_id` is never None: where the row has none, it is its place.
     """
 
-    checkpoint: Checkpoint
+    transaction_id: int
+    position: int
     message_id: str
     message_type: str | None
     publication_id: str | None
@@ -32,6 +35,16 @@ class Message(NamedTuple):
     metadata: str | None
     scheduled: datetime | None
     deliver_after: datetime | None = None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The message's place; made anew each time, so a loop over many messages asks for it only where it must."""
+        return Checkpoint(self.transaction_id, self.position)
+
+    @property
+    def pair(self) -> str:
+        """The same as text, `transaction_id:position`."""
+        return f"{self.transaction_id}:{self.position}"
 
     def json(self) -> Any:
         """Parse the payload; None also for a message that has none.

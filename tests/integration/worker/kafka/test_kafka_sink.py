@@ -53,7 +53,7 @@ def make(kafka, tmp_path):
 def message(number, key="k", **fields):
     chosen: dict[str, Any] = {"message_id": f"m-{number}", "message_type": "Placed", "data": f'{{"n": {number}}}'}
     chosen |= {"metadata": None, "scheduled": None} | fields
-    return Message(Checkpoint(100, number), publication_id="shop", partition_key=key, **chosen)
+    return Message(100, number, publication_id="shop", partition_key=key, **chosen)
 
 
 def batch(*messages):

@@ -65,9 +65,7 @@ def make(receiver, tmp_path):
 
 def message(number, key="k", **fields):
     chosen = {"message_id": f"m-{number}", "message_type": "OrderPlaced", "data": f'{{"n": {number}}}'} | fields
-    return Message(
-        Checkpoint(100, number), publication_id="shop", partition_key=key, metadata=None, scheduled=None, **chosen
-    )
+    return Message(100, number, publication_id="shop", partition_key=key, metadata=None, scheduled=None, **chosen)
 
 
 def batch(*messages, held=()):

@@ -32,7 +32,7 @@ def sink(rabbitmq, tmp_path):
 def message(number, message_type, **fields):
     chosen = {"message_id": f"m-{number}", "partition_key": None, "data": "{}"} | fields
     return Message(
-        Checkpoint(100, number), message_type=message_type, publication_id="shop", metadata=None,
+        100, number, message_type=message_type, publication_id="shop", metadata=None,
         scheduled=datetime.now(UTC), **chosen,
     )  # fmt: skip
 

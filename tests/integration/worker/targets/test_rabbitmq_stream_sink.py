@@ -58,7 +58,7 @@ def message(number, **fields):
         "message_id": f"m-{number}", "message_type": "Placed", "data": f'{{"n": {number}}}', "publication_id": "shop",
         "partition_key": f"k-{number}", "metadata": None, "scheduled": None,
     }  # fmt: skip
-    return Message(Checkpoint(100, number), **chosen | fields)
+    return Message(100, number, **chosen | fields)
 
 
 def batch(*messages, excluded=(), space=""):

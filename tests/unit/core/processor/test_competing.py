@@ -139,7 +139,7 @@ def test_what_was_done_grows_again_after_a_failure():
 
 ISOLATING = replace(POLICY, isolates=True)
 NO = HandlerError("no")
-MESSAGE = Message(Checkpoint(10, 93), "m", "t", "p", None, "{}", None, NOON)
+MESSAGE = Message(10, 93, "m", "t", "p", None, "{}", None, NOON)
 ROW = Checkpoint(10, 96)
 
 

@@ -20,7 +20,7 @@ from tests.unit.core.processor.test_lifecycle import NOW, POLICY, owner
 
 def message(number, message_id=None):
     place = Checkpoint(100, number)
-    return Message(place, message_id or f"m-{number}", "t", "p", None, "{}", None, None)
+    return Message(place.transaction_id, place.position, message_id or f"m-{number}", "t", "p", None, "{}", None, None)
 
 
 def batch(*messages, partition=0, kind=Batch):

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header
 
-from outbox_core.errors import HandlerError
 from outbox_core.message import Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import RabbitmqTarget
+from outbox_worker.targets.amqp import encoder as amqp_encoder
 from outbox_worker.targets.amqp.encoder import CHANNEL, MessageEncoder
 from outbox_worker.targets.trace_context import read_trace
+
+if TYPE_CHECKING:
+    from outbox_core.errors import HandlerError
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FRAME_MAX = 4096
 _text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
 _messages = st.builds(
     Message,
-    checkpoint=st.builds(Checkpoint, st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)),
+    transaction_id=st.integers(0, 2**64 - 1),
+    position=st.integers(-(2**63), 2**63 - 1),
     message_id=_text,
     message_type=st.none() | _text,
     publication_id=st.none() | _text,
@@ -35,9 +41,32 @@ _messages = st.builds(
 )
 
 
+@dataclass
+class Published:
+    """A message as it comes to the broker."""
+
+    method: commands.Basic.Publish
+    contents: list[header.ContentHeader] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+
+    @property
+    def content(self) -> header.ContentHeader:
+        (found,) = self.contents
+        return found
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        return dict(self.content.properties.headers or {})
+
+    @property
+    def payload(self) -> bytes:
+        return b"".join(self.bodies)
+
+
 def message(**changed: Any) -> Message:
     given: dict[str, Any] = {
-        "checkpoint": Checkpoint(7, 9),
+        "transaction_id": 7,
+        "position": 9,
         "message_id": "m1",
         "message_type": "OrderPlaced",
         "publication_id": "orders",
@@ -54,70 +83,139 @@ def encoder(**target: Any) -> MessageEncoder:
     return MessageEncoder(spec, processor_id="billing", pod="pod-0")
 
 
-def read(frames: list[bytes]) -> tuple[commands.Basic.Publish, header.ContentHeader, bytes]:
-    """Read the frames of one message; each must be one whole frame of the channel."""
-    found = []
-    for each in frames:
-        length, channel, value = frame.unmarshal(each)
-        assert (length, channel) == (len(each), CHANNEL)
-        found.append(value)
-    publish, content, *bodies = found
-    assert isinstance(publish, commands.Basic.Publish)
-    assert isinstance(content, header.ContentHeader)
-    pieces = [each.value for each in bodies if isinstance(each, body.ContentBody)]
-    assert len(pieces) == len(bodies)
-    payload = b"".join(pieces)
-    assert content.body_size == len(payload)
-    return publish, content, payload
+def encode(used: MessageEncoder, *messages: Message, epoch: int = 1) -> bytes:
+    """Encode messages of which none is refused."""
+    refused: dict[Checkpoint, HandlerError] = {}
+    windows = list(used.encode(messages, epoch, FRAME_MAX, refused))
+    assert not refused
+    assert [each for encoded, _ in windows for each in encoded] == list(messages)
+    return b"".join(window for _, window in windows)
 
 
-@given(_messages, st.integers(0, 2**63 - 1))
-def test_library_reads_back_every_field(message: Message, epoch: int) -> None:
-    publish, content, payload = read(encoder(routingKey="k").encode(message, epoch, FRAME_MAX))
-    assert (publish.exchange, publish.routing_key) == ("e", "k")
-    assert payload == (message.data or "").encode()
+def read(data: bytes) -> list[Published]:
+    """Read messages: each is whole frames of the channel, of which none is longer than what the broker takes."""
+    found: list[Published] = []
+    while data:
+        length, channel, value = frame.unmarshal(data)
+        assert channel == CHANNEL
+        assert length <= FRAME_MAX
+        data = data[length:]
+        if isinstance(value, commands.Basic.Publish):
+            found.append(Published(value))
+        elif isinstance(value, header.ContentHeader):
+            found[-1].contents.append(value)
+        else:
+            assert isinstance(value, body.ContentBody)
+            found[-1].bodies.append(value.value)
+    for each in found:
+        assert each.content.body_size == len(each.payload)
+    return found
+
+
+def read_one(used: MessageEncoder, sent: Message, epoch: int = 1) -> Published:
+    """Encode a message and read it back."""
+    (found,) = read(encode(used, sent, epoch=epoch))
+    return found
+
+
+def expect(sent: Message, epoch: int) -> tuple[dict[str, Any], bytes]:
+    """Return the properties and the payload that a message must have."""
     headers = {
-        "x-outbox-checkpoint": str(message.checkpoint),
+        "x-outbox-checkpoint": str(sent.checkpoint),
         "x-outbox-processor": "billing",
         "x-outbox-pod": "pod-0",
         "x-outbox-epoch": epoch,
-        "x-outbox-publication": message.publication_id,
-        "x-outbox-partition-key": message.partition_key,
-        "x-outbox-tombstone": True if message.data is None else None,
-        **read_trace(message.metadata),
+        "x-outbox-publication": sent.publication_id,
+        "x-outbox-partition-key": sent.partition_key,
+        "x-outbox-tombstone": True if sent.data is None else None,
+        **read_trace(sent.metadata),
     }
-    seconds = None if message.scheduled is None else message.scheduled.replace(microsecond=0)
+    seconds = None if sent.scheduled is None else sent.scheduled.replace(microsecond=0)
     expected = commands.Basic.Properties(
-        content_type=None if message.data is None else "application/json",
+        content_type=None if sent.data is None else "application/json",
         headers={name: value for name, value in headers.items() if value is not None},
         delivery_mode=2,
-        message_id=message.message_id,
+        message_id=sent.message_id,
         timestamp=seconds if seconds is not None and seconds.timestamp() >= 0 else None,
-        message_type=message.message_type,
+        message_type=sent.message_type,
     )
-    assert dict(content.properties) == dict(expected)
+    return dict(expected), (sent.data or "").encode()
+
+
+@given(st.lists(_messages, max_size=6), st.integers(0, 2**63 - 1))
+def test_library_reads_back_every_field_of_each_message(sent: list[Message], epoch: int) -> None:
+    found = read(encode(encoder(routingKey="k"), *sent, *sent, epoch=epoch))
+    assert {(each.method.exchange, each.method.routing_key) for each in found} <= {("e", "k")}
+    assert [(dict(each.content.properties), each.payload) for each in found] == [
+        expect(each, epoch) for each in sent
+    ] * 2
+
+
+def test_what_is_kept_of_one_message_is_not_taken_for_another() -> None:
+    used = encoder(routingKey="{messageType}.{partitionKey}")
+    again = [
+        message(),
+        message(message_type="OrderPaid", publication_id="payments"),
+        message(partition_key=None),
+        message(partition_key=""),
+        message(data=None),
+        message(data=""),
+        message(scheduled=None),
+        message(scheduled=datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)),
+        message(scheduled=datetime.fromtimestamp(-0.5, UTC)),
+        message(scheduled=datetime.fromtimestamp(0.5, UTC)),
+        message(metadata=json.dumps({"traceparent": PARENT})),
+        message(metadata=json.dumps({"traceparent": PARENT[:-1] + "0"})),
+        message(position=-10, message_id="é"),
+    ]
+    for sent in [*again, *reversed(again), *again]:
+        found = read_one(used, sent, epoch=3)
+        assert (dict(found.content.properties), found.payload) == expect(sent, 3)
+        assert found.method.routing_key == f"{sent.message_type}.{sent.partition_key or ''}"
+
+
+@pytest.mark.parametrize("kept", ["sizes", "keys", "shapes"])
+def test_no_more_is_kept_than_is_useful(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amqp_encoder, "_KEPT", 3)
+    used = encoder(routingKey="{partitionKey}")
+    changed: dict[str, Any] = {"sizes": "data", "keys": "partition_key", "shapes": "message_id"}
+    sent = [message(**{changed[kept]: "x" * number}) for number in range(1, 20)]
+    found = read(encode(used, *sent))
+    assert [(dict(each.content.properties), each.payload) for each in found] == [expect(each, 1) for each in sent]
+    assert max(len(used._sizes), len(used._methods), len(used._layouts)) <= 3
 
 
 def test_frames_hold_what_the_broker_takes() -> None:
-    frames = encoder().encode(message(data="é" * 9000), 1, FRAME_MAX)
-    assert [len(each) for each in frames[2:]] == [FRAME_MAX] * 4 + [18000 - 4 * (FRAME_MAX - 8) + 8]
+    found = read_one(encoder(), message(data="é" * 9000))
+    most = FRAME_MAX - 8
+    assert [len(each) for each in found.bodies] == [most] * 4 + [18000 - 4 * most]
+    assert [len(each) for each in read_one(encoder(), message(data="x" * most)).bodies] == [most]
+    assert [len(each) for each in read_one(encoder(), message(data="x" * (most + 1))).bodies] == [most, 1]
+
+
+def test_broker_gets_what_is_encoded_while_the_rest_is() -> None:
+    windows = encoder().encode([message(data="x" * 40_000)] * 5, 1, FRAME_MAX, {})
+    assert [len(messages) for messages, _ in windows] == [2, 2, 1]
 
 
 def test_routing_key_is_filled_for_each_message() -> None:
-    encode = encoder(routingKey="{messageType}.{publicationId}.{partitionKey}").encode
-    keys = [read(encode(message(partition_key=key), 1, FRAME_MAX))[0].routing_key for key in ("a", None, "a", "b")]
-    assert keys == ["OrderPlaced.orders.a", "OrderPlaced.orders.", "OrderPlaced.orders.a", "OrderPlaced.orders.b"]
+    used = encoder(routingKey="{messageType}.{publicationId}.{partitionKey}")
+    found = read(encode(used, *(message(partition_key=key) for key in ("a", None, "a", "b"))))
+    assert [each.method.routing_key for each in found] == [
+        "OrderPlaced.orders.a", "OrderPlaced.orders.", "OrderPlaced.orders.a", "OrderPlaced.orders.b",
+    ]  # fmt: skip
 
 
-def test_epoch_is_the_one_of_the_batch() -> None:
-    encode = encoder().encode
-    epochs = [read(encode(message(), epoch, FRAME_MAX))[1].properties.headers for epoch in (1, 2, 1)]
-    assert [each and each["x-outbox-epoch"] for each in epochs] == [1, 2, 1]
+def test_epoch_and_frame_size_are_those_of_the_batch() -> None:
+    used = encoder()
+    assert [read_one(used, message(), epoch).headers["x-outbox-epoch"] for epoch in (1, 2, 1)] == [1, 2, 1]
+    ((_, small),) = used.encode([message(data="x" * 600)], 1, 512, {})
+    assert [len(each) for each in read(small)[0].bodies] == [504, 96]
 
 
 def test_messages_may_be_kept_in_memory_only() -> None:
-    publish, content, _ = read(encoder(persistent=False, mandatory=False).encode(message(), 1, FRAME_MAX))
-    assert (content.properties.delivery_mode, publish.mandatory) == (1, False)
+    found = read_one(encoder(persistent=False, mandatory=False), message())
+    assert (found.content.properties.delivery_mode, found.method.mandatory) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +229,13 @@ def test_messages_may_be_kept_in_memory_only() -> None:
     ],
 )
 def test_what_amqp_cannot_express_is_refused_by_name(changed: dict[str, Any], why: str) -> None:
-    with pytest.raises(HandlerError, match=r"the message at 7:9 cannot be published: .*") as refused:
-        encoder(routingKey="{messageType}{partitionKey}").encode(message(**changed), 1, FRAME_MAX)
-    assert why in str(refused.value)
+    refused: dict[Checkpoint, HandlerError] = {}
+    sent = [message(), message(position=10, **changed), message(position=11)]
+    ((encoded, window),) = encoder(routingKey="{messageType}{partitionKey}").encode(sent, 1, FRAME_MAX, refused)
+    assert encoded == [sent[0], sent[2]]
+    assert [each.headers["x-outbox-checkpoint"] for each in read(window)] == ["7:9", "7:11"]
+    assert list(refused) == [Checkpoint(7, 10)]
+    assert re.match(f"the message at 7:10 cannot be published: .*{re.escape(why)}", str(refused[Checkpoint(7, 10)]))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Target
 from outbox_worker.targets.http import build_request, classify_answer, encode_header, parse_retry_after, sign
 
@@ -28,7 +27,7 @@ def message(**fields):
         "message_id": "m-1", "message_type": "OrderPlaced", "publication_id": "shop", "partition_key": "order-7",
         "data": '{"cents": 1250}', "metadata": None, "scheduled": NOW,
     } | fields  # fmt: skip
-    return Message(Checkpoint(100, 7), **chosen)
+    return Message(100, 7, **chosen)
 
 
 def target(**fields):

@@ -42,7 +42,7 @@ def message(**fields):
         "message_id": "m-1", "message_type": "Placed", "publication_id": "shop", "partition_key": "k", "data": "{}",
         "metadata": None, "scheduled": None,
     }  # fmt: skip
-    return Message(Checkpoint(7, 8), **(chosen | fields))
+    return Message(7, 8, **(chosen | fields))
 
 
 class TestTheSecret:

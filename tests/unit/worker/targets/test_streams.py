@@ -11,7 +11,6 @@ from rstream import amqp_decoder, schema
 from rstream.encoding import decode_frame, encode_frame
 
 from outbox_core.message import Message
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_worker.targets.streams import frames
 from outbox_worker.targets.streams.encoder import StreamEncoder
 from outbox_worker.targets.streams.frames import Key
@@ -23,7 +22,7 @@ MAYBE = st.none() | TEXT
 @given(TEXT, MAYBE, MAYBE, MAYBE, MAYBE, st.none() | st.datetimes(timezones=st.just(UTC)), st.integers(0, 2**62))
 def test_any_message_is_read_back(message_id, kind, publication, key, data, at, epoch):
     encoder = StreamEncoder(processor_id="orders", pod="pod-0")
-    sent = Message(Checkpoint(8, 15), message_id, kind, publication, key, data, None, at)
+    sent = Message(8, 15, message_id, kind, publication, key, data, None, at)
     found = amqp_decoder(encoder.encode(sent, epoch))
 
     about, headers = found.properties, {k.decode(): v for k, v in found.application_properties.items()}

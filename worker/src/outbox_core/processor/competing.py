@@ -82,7 +82,7 @@ def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: Wh
 
 def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None) -> WhenExhausted:
     """Say what becomes of the message after its attempts: of the one that a person gave up, what they were told."""
-    return WhenExhausted.DEAD_LETTER if str(message.checkpoint) == given_up else delivery.when_exhausted
+    return WhenExhausted.DEAD_LETTER if message.pair == given_up else delivery.when_exhausted
 
 
 def decide_consumer(

@@ -74,4 +74,4 @@ class TakenMessages:
 
 def _name(message: Message) -> tuple[int, int, str]:
     """The place and the id: a database that was set back can give the same place to another message."""
-    return message.checkpoint.transaction_id, message.checkpoint.position, message.message_id
+    return message.transaction_id, message.position, message.message_id

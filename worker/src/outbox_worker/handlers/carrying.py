@@ -31,8 +31,8 @@ def format_rows(batch: Batch) -> str:
 
 def _row(ordinal: int, message: Message) -> dict[str, object]:
     return {
-        "t": str(message.checkpoint.transaction_id),
-        "p": message.checkpoint.position,
+        "t": str(message.transaction_id),
+        "p": message.position,
         "i": message.message_id,
         "y": message.message_type,
         "u": message.publication_id,

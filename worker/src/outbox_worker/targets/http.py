@@ -119,7 +119,7 @@ class HttpSink(OutsideTransaction):
         lanes: dict[Hashable, list[tuple[Message, Hashable]]] = {}
         for message in messages:
             key = key_of(message, self._key)
-            lane: Hashable = message.checkpoint if key is None else key
+            lane: Hashable = message[:2] if key is None else key
             if self._target.parallelism == 1 or (key is None and ordered):
                 lane = None
             # What is named behind one that fails must be of its key where only keys wait: it would be blamed.
@@ -242,7 +242,7 @@ def _attributes(message: Message, target: HttpTarget) -> dict[str, str]:
     }
     if empty := [name for name in ("id", "source", "type") if not found[name]]:
         why = f"its {empty[0]} would be empty; fill the column of its row, or set target.http.source and type"
-        raise HandlerError(f"{message.checkpoint} cannot be a CloudEvent: {why}", reason=Reason.MESSAGE_REJECTED)
+        raise HandlerError(f"{message.pair} cannot be a CloudEvent: {why}", reason=Reason.MESSAGE_REJECTED)
     return {name: value for name, value in found.items() if value}
 
 

@@ -39,7 +39,7 @@ class LogSink(OutsideTransaction):
         line: dict[str, object] = {
             "level": "info",
             "logger": "outbox.message",
-            "checkpoint": str(message.checkpoint),
+            "checkpoint": message.pair,
             "messageId": message.message_id,
             "messageType": message.message_type,
             "publicationId": message.publication_id,

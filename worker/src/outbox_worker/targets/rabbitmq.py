@@ -37,23 +37,26 @@ if TYPE_CHECKING:
 
 _MOST_UNDER_WAY: Final = 3
 """Batches of a partition: one that is confirmed and stored, one that the broker works on, one that is being written."""
-_WINDOW: Final = 65_536
-"""Bytes encoded before they are written: the broker works while the next ones are encoded."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at a batch: the messages to publish, those given a delivery tag, and why some failed."""
+    """One attempt at a batch: the messages to publish, those given a delivery tag, and why some failed.
+
+    The tags are one range: the next batch is begun when all of this one is written.
+    """
 
     batch: Batch
     messages: list[Message]
-    tags: dict[int, Message] = field(default_factory=dict)
+    first: int = 0
+    """The delivery tag of the first one that has one."""
+    tagged: list[Message] = field(default_factory=list)
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
     @property
-    def last(self) -> int:
-        """The latest delivery tag; 0: nothing was published."""
-        return next(reversed(self.tags), 0)
+    def tags(self) -> range:
+        """The delivery tags; none: nothing was published."""
+        return range(self.first, self.first + len(self.tagged))
 
 
 class RabbitmqSink(PipelinedTarget):
@@ -112,9 +115,10 @@ class RabbitmqSink(PipelinedTarget):
         returned = {_place(each) for each in connection.returned}
         if None not in returned:
             for attempt in begun:
-                accepted = (each for tag, each in attempt.tags.items() if connection.confirms.is_accepted(tag))
+                tagged = zip(attempt.tags, attempt.tagged, strict=True)
+                accepted = (each for tag, each in tagged if connection.confirms.is_accepted(tag))
                 unnamed = (each for each in accepted if each.checkpoint not in attempt.failed)
-                self._taken.add(attempt.batch, (each for each in unnamed if str(each.checkpoint) not in returned))
+                self._taken.add(attempt.batch, (each for each in unnamed if each.pair not in returned))
         connection.close()
 
     @override
@@ -193,7 +197,7 @@ class RabbitmqSink(PipelinedTarget):
         """
         for each in attempts:
             self._await_answers(each)
-            accepted = (message for message in each.tags.values() if message.checkpoint not in each.failed)
+            accepted = (message for message in each.tagged if message.checkpoint not in each.failed)
             self._taken.add(each.batch, accepted)
 
     def _publish(self, batch: Batch, epoch: int) -> _Attempt:
@@ -201,7 +205,11 @@ class RabbitmqSink(PipelinedTarget):
         self._begun.append(attempt)
         if attempt.messages:
             deadline, connection = time.monotonic() + self._timeout, self._open()
-            for window in self._encode(attempt, epoch, connection):
+            encoded = self._encoder.encode(attempt.messages, epoch, connection.frame_max, attempt.failed)
+            for messages, window in encoded:
+                tag = connection.confirms.publish(len(messages))
+                attempt.first = attempt.first or tag
+                attempt.tagged += messages
                 connection.publish(window, deadline=deadline)
         return attempt
 
@@ -209,7 +217,7 @@ class RabbitmqSink(PipelinedTarget):
         """Await the broker's word for each message, and note which ones failed."""
         if attempt.tags:
             connection = self._open()
-            connection.await_confirms(attempt.last, deadline=time.monotonic() + self._timeout)
+            connection.await_confirms(attempt.tags[-1], deadline=time.monotonic() + self._timeout)
             self._name_failed(attempt, connection)
         self._begun.remove(attempt)
 
@@ -227,9 +235,7 @@ class RabbitmqSink(PipelinedTarget):
 
         """
         if connection.returned:
-            places = {
-                str(message.checkpoint): (each, message.checkpoint) for each in self._begun for message in each.messages
-            }
+            places = {message.pair: (each, message.checkpoint) for each in self._begun for message in each.messages}
             for returned in connection.returned:
                 found = places.get(_place(returned) or "")
                 if found is None:
@@ -238,30 +244,11 @@ class RabbitmqSink(PipelinedTarget):
                 owner.failed[place] = _unroutable(returned)
             connection.returned.clear()
         for tag in connection.confirms.take_nacked(attempt.tags):
-            attempt.failed[attempt.tags[tag].checkpoint] = HandlerError(
+            attempt.failed[attempt.tagged[tag - attempt.first].checkpoint] = HandlerError(
                 "the broker refused the message (nack); see its log: a full queue with overflow reject-publish does "
                 "this",
                 reason=Reason.MESSAGE_REJECTED,
             )
-
-    def _encode(self, attempt: _Attempt, epoch: int, connection: AmqpConnection) -> Iterator[bytes]:
-        """Give out the frames in windows, taking a delivery tag for every message that AMQP can express."""
-        pieces: list[bytes] = []
-        size = 0
-        for message in attempt.messages:
-            try:
-                frames = self._encoder.encode(message, epoch, connection.frame_max)
-            except HandlerError as err:
-                attempt.failed[message.checkpoint] = err
-                continue
-            attempt.tags[connection.confirms.publish()] = message
-            pieces += frames
-            size += sum(map(len, frames))
-            if size >= _WINDOW:
-                yield b"".join(pieces)
-                pieces, size = [], 0
-        if pieces:
-            yield b"".join(pieces)
 
 
 def _place(returned: Returned) -> str | None:

@@ -139,10 +139,10 @@ class RabbitmqStreamSink(OutsideTransaction):
         return self._taken.conclude(batch, attempt.sent.values(), attempt.failed)
 
     def _begin(self, batch: Batch, epoch: int) -> _Attempt:
-        left = {message.checkpoint for message in self._taken.left_of(batch, epoch)}
+        left = {message.pair for message in self._taken.left_of(batch, epoch)}
         numbered = zip(list_numbers(batch), batch, strict=True)
         space = "" if batch.after.numbering is None else batch.after.numbering.space
-        return _Attempt([(number, message) for number, message in numbered if message.checkpoint in left], space)
+        return _Attempt([(number, message) for number, message in numbered if message.pair in left], space)
 
     def _publish(self, attempt: _Attempt, epoch: int) -> None:
         deadline = time.monotonic() + self._timeout

@@ -42,6 +42,4 @@ def fill_template(template: str, message: Message, *, field: str, without_key: s
 
 def build_refusal(message: Message, why: str) -> HandlerError:
     """Say that a message cannot be published."""
-    return HandlerError(
-        f"the message at {message.checkpoint} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED
-    )
+    return HandlerError(f"the message at {message.pair} cannot be published: {why}", reason=Reason.MESSAGE_REJECTED)

@@ -442,7 +442,7 @@ def _answer(row: tuple[Any, ...] | None) -> bool:
 def _refusal_row(refusal: Refusal) -> dict[str, object]:
     message, error, verdict = refusal.message, refusal.error, refusal.verdict
     return {
-        "t": str(message.checkpoint.transaction_id), "p": message.checkpoint.position, "action": verdict.action.value,
+        "t": str(message.transaction_id), "p": message.position, "action": verdict.action.value,
         "wait": verdict.wait, "attempts": verdict.attempts, "id": message.message_id, "type": message.message_type,
         "publication": message.publication_id, "key": message.partition_key, "data": message.data,
         "metadata": message.metadata, "scheduled": None if message.scheduled is None else message.scheduled.isoformat(),

@@ -175,7 +175,7 @@ def take_due(
     if not owned or rows[0][3] is None:
         return Taken(bool(owned), next_in, bool(blocking))
     held = tuple(Held(Checkpoint(int(row[3]), row[4]), row[5], row[6], row[13], row[14]) for row in rows)
-    messages = tuple(Message(Checkpoint(int(row[3]), row[4]), *row[6:13]) for row in rows) if payload else ()
+    messages = tuple(Message(int(row[3]), row[4], *row[6:13]) for row in rows) if payload else ()
     return Taken(owned=True, next_in=0.0, blocking=True, held=held, messages=messages)
 
 

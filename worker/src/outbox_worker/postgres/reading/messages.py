@@ -31,7 +31,7 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan, literal
 from outbox_worker.postgres.reading.read_range import ReadRange, Template, Templates, place
-from outbox_worker.postgres.reading.table import OutboxTable, build_message, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -293,7 +293,7 @@ class MessageReader:
         return min(limit, SHORT_PAGE) if self._is_short and self._slots else limit
 
     def _fetch_messages(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
-        return tuple(map(build_message, self._fetch_rows(connection, self._messages(wanted), wanted.limit)))
+        return build_messages(self._fetch_rows(connection, self._messages(wanted), wanted.limit))
 
     def _fetch_rows(
         self, connection: psycopg.Connection[Any], statement: sql.Composed, size: int | None

@@ -29,7 +29,7 @@ from outbox_core.spec import Columns, StartType
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
-from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_message
+from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ class SnapshotReader:
         relation = self.relation(self._scan.table.selection(payload="text"), after, examined)
         with translated():
             found = connection.execute(load("fetch_matching").format(rows=relation)).fetchall()
-        return tuple(map(build_message, found))
+        return build_messages(found)
 
     def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
@@ -256,8 +256,8 @@ class SnapshotReader:
 
     def _fetch(self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int) -> _Page:
         result = self._fetch_rows(connection, self._text_page(span, plan, size), size)
-        messages = tuple(build_message(row[2:]) for row in result if row[2] is not None)
-        position = messages[-1].checkpoint.position if messages else span.after
+        messages = build_messages([row[2:] for row in result if row[2] is not None])
+        position = messages[-1].position if messages else span.after
         count = len(messages)
         delayed = sum(message.deliver_after is not None for message in messages)
         looked_at, reached = result[0][:2]
@@ -453,7 +453,7 @@ class DispatchReader:
         rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), wanted, only_matching=True)
         with translated():
             found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
-        return tuple(map(build_message, found))
+        return build_messages(found)
 
     def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
         """Return how often messages of a queue's range have failed before, of those that have."""

@@ -10,11 +10,10 @@ from psycopg import sql
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.message import Message
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from outbox_core.spec import PartitionKey, Source
 
@@ -278,10 +277,17 @@ def _slot_value(number: int | sql.Composable) -> sql.Composable:
     return sql.Literal(number) if isinstance(number, int) else number
 
 
-def build_message(row: tuple[Any, ...]) -> Message:
-    """Build a message of a row of `OutboxTable.selection` with payloads as text."""
-    transaction_id, position, *rest = row
-    return Message._make((Checkpoint(int(transaction_id), position), *rest))
+def build_messages(rows: Iterable[tuple[Any, ...]]) -> tuple[Message, ...]:
+    """Build messages of rows of `OutboxTable.selection` with payloads as text."""
+    new = tuple.__new__  # of what Python writes for a named tuple, `_make` takes twice as long
+    return tuple(
+        [
+            new(
+                Message, (int(transaction_id), position, name, kind, publication, key, data, metadata, scheduled, after)
+            )
+            for transaction_id, position, name, kind, publication, key, data, metadata, scheduled, after in rows
+        ]
+    )
 
 
 def _column(name: str | None, cast: str | None = None, absent: str = "NULL", row: str | None = "o") -> sql.Composable:

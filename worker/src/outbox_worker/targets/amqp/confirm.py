@@ -22,10 +22,10 @@ class ConfirmTracker:
     nacked: list[int] = field(default_factory=list)
     """Tags that the broker refused, since `take_nacked`."""
 
-    def publish(self) -> int:
-        """Give out the tag of the next message."""
-        self.last += 1
-        return self.last
+    def publish(self, count: int = 1) -> int:
+        """Give out the tags of the next messages; return the first."""
+        self.last += count
+        return self.last - count + 1
 
     @property
     def outstanding(self) -> int:
@@ -51,13 +51,14 @@ class ConfirmTracker:
         if not 0 < top <= self.last:
             msg = f"the broker confirmed delivery tag {tag}; the last one published is {self.last}"
             raise ValueError(msg)
-        tags = range(self._lowest, top + 1) if multiple else range(top, top + 1)
-        for each in tags:
-            if each < self._lowest or each in self._answered:
-                continue
-            self._answered.add(each)
-            if not accepted:
-                self.nacked.append(each)
+        tags = range(self._lowest if multiple else max(top, self._lowest), top + 1)
+        if not accepted:
+            self.nacked += (each for each in tags if each not in self._answered)
+        if tags.start == self._lowest:  # all up to there: no set is needed for them
+            self._answered.difference_update(tags if self._answered else ())
+            self._lowest = max(self._lowest, top + 1)
+        else:
+            self._answered.update(tags)
         while self._lowest in self._answered:
             self._answered.remove(self._lowest)
             self._lowest += 1

@@ -174,8 +174,7 @@ class Published:
 
 def name_of(message: Message) -> str:
     """Name a message: its place, and a check of its id. A database that was set back may use a place again."""
-    place = message.checkpoint
-    return f"{place.transaction_id}:{place.position}:{crc32(message.message_id.encode()):08x}"
+    return f"{message.pair}:{crc32(message.message_id.encode()):08x}"
 
 
 def parse_place(name: str) -> Checkpoint:

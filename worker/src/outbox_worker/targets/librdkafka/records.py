@@ -56,9 +56,9 @@ class RecordBuilder:
         if self._of_epoch[0] != epoch:
             self._begin_epoch(epoch)
         _, told, size = self._of_epoch
-        place, message_id, message_type, publication_id, partition_key, data, metadata, scheduled, _ = message
+        _, _, message_id, message_type, publication_id, partition_key, data, metadata, scheduled, _ = message
         topic = self._fixed if self._fixed is not None else build_topic(message, self._template)
-        at, name = f"{place.transaction_id}:{place.position}".encode(), message_id.encode()
+        at, name = message.pair.encode(), message_id.encode()
         headers = [("x-outbox-checkpoint", at), *told, ("x-outbox-message-id", name)]
         size += len(at) + len(name)
         if message_type is not None:

@@ -79,7 +79,7 @@ class StreamEncoder:
     def _headers(self, message: Message, epoch: int) -> bytes:
         if self._of_epoch[0] != epoch:
             self._of_epoch = (epoch, self._same + _text("x-outbox-epoch") + _LONG.pack(b"\x81", epoch))
-        parts = [self._of_epoch[1], _PLACE, _text(str(message.checkpoint))]
+        parts = [self._of_epoch[1], _PLACE, _text(message.pair)]
         count = 4
         if message.publication_id is not None:
             parts += (_PUBLICATION, _text(message.publication_id))
