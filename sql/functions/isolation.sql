@@ -7,11 +7,14 @@ CREATE OR REPLACE FUNCTION :"schema".search_batch(
     OUT hints text[], OUT committing boolean[]
 )
 LANGUAGE plpgsql
+-- To plan each part anew takes ten times what the part does. The user's statement is planned for a few messages.
+SET plan_cache_mode = force_generic_plan
 AS $function$
 -- Finds the messages of a batch at which a statement fails, and runs it over the others, with the caller's rights. Parts are
 -- tried in order, each in a subtransaction. One that fails is halved until the message that fails is alone; then parts are
 -- half as large, and twice as large after two in a row that get through (outbox_core.processor.isolation: a quarter, since its parts cost more).
--- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs.
+-- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs. With the name
+-- outbox_near also, where the transaction ids are null, over all messages between the two positions.
 -- p_keys: of all messages a number that stands for the key, where later ones of a key wait behind one that failed (p_waiting: those that wait already); else null.
 -- p_at: so many messages were tried. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at
 -- once. It ends after p_most parts that got through; or p_seconds, when a message was tried. The answer continues the arguments, and
@@ -41,7 +44,9 @@ BEGIN
     messages := '{}';
     hints := '{}';
     committing := '{}';
-    IF NOT EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = p_name AND s.statement = p_prepare) THEN
+    -- A plan is used for some seconds: a table may have been empty when it was made.
+    IF NOT EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = p_name AND s.statement = p_prepare
+                   AND s.prepare_time > clock_timestamp() - interval '10 s') THEN
         IF EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = p_name) THEN
             EXECUTE format('DEALLOCATE %I', p_name);
         END IF;
@@ -49,14 +54,19 @@ BEGIN
     END IF;
     WHILE at < v_count AND kept < p_most AND (at = p_at OR clock_timestamp() < v_until) LOOP
         v_size := CASE WHEN suspect IS NULL THEN least(block, v_count - at) ELSE greatest(1, (suspect - at) / 2) END;
-        v_ids := p_transaction_ids[at + 1:at + v_size];
-        v_positions := p_positions[at + 1:at + v_size];
-        IF cardinality(v_waiting) > 0 THEN
+        IF p_name = 'outbox_near' AND v_waiting = '{}' AND p_positions[at + v_size] - p_positions[at + 1] = v_size - 1 THEN
+            -- No other message has a position between them.
+            v_ids := NULL;
+            v_positions := ARRAY[p_positions[at + 1], p_positions[at + v_size]];
+        ELSIF v_waiting = '{}' THEN
+            v_ids := p_transaction_ids[at + 1:at + v_size];
+            v_positions := p_positions[at + 1:at + v_size];
+        ELSE
             SELECT coalesce(array_agg(p_transaction_ids[n]), '{}'), coalesce(array_agg(p_positions[n]), '{}')
             INTO v_ids, v_positions FROM generate_series(at + 1, at + v_size) AS n WHERE n <> ALL (v_waiting);
         END IF;
         v_through := true;
-        IF cardinality(v_ids) > 0 THEN
+        IF cardinality(v_positions) > 0 THEN
             v_committing := false;
             BEGIN
                 EXECUTE format('EXECUTE %I (%L, %L)', p_name, v_ids, v_positions);

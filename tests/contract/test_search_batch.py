@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.servers.postgres import POOLED, VERSIONS
+from tests.support.servers.postgres import POOLED, VERSIONS, wait_until
 
 PREPARE = "PREPARE outbox_part (xid8[], bigint[]) AS INSERT INTO done SELECT n FROM unnest($2) AS n"
 EVERYWHERE = pytest.mark.parametrize("anywhere", [*VERSIONS, POOLED], indirect=True)
@@ -32,16 +33,16 @@ def connection(anywhere):
 
 
 def search(
-    connection, count, *, block=4, keys=None, waiting=(), at=0, suspect=None, most=1000, seconds=60, prepare=PREPARE
-):
-    """Search the messages 1 to `count`; their positions are their numbers."""
-    ids, positions = ["7"] * count, list(range(1, count + 1))
+    connection, count, *, block=4, keys=None, waiting=(), at=0, suspect=None, most=1000, seconds=60, prepare=PREPARE,
+    name="outbox_part", positions=None,
+):  # fmt: skip
+    """Search the messages 1 to `count`; their positions are their numbers, unless others are given."""
+    ids, positions = ["7"] * count, positions or list(range(1, count + 1))
     cursor = connection.cursor(row_factory=psycopg.rows.namedtuple_row)
     return cursor.execute(
         sql.SQL(
-            "SELECT * FROM outbox.search_batch("
-            "'outbox_part', {}, {}::xid8[], {}, {}::int[], {}::int[], {}, {}, {}, {}, {})"
-        ).format(prepare, ids, positions, keys, list(waiting), at, suspect, block, most, seconds)
+            "SELECT * FROM outbox.search_batch({}, {}, {}::xid8[], {}, {}::int[], {}::int[], {}, {}, {}, {}, {})"
+        ).format(name, prepare, ids, positions, keys, list(waiting), at, suspect, block, most, seconds)
     ).fetchone()
 
 
@@ -113,6 +114,62 @@ def test_another_statement_takes_the_place_of_the_one_before(connection):
     search(connection, 4, at=2, prepare=PREPARE.replace("SELECT n", "SELECT -n"))
     search(connection, 5, at=4)
     assert done(connection) == [1, 2, -3, -4, 5]
+
+
+@EVERYWHERE
+def test_no_part_is_planned_anew(connection):
+    """Which takes longer than to run a statement over a part."""
+    refuse(connection, 30, 60)
+    search(connection, 64)
+    plans = "SELECT generic_plans > 6, custom_plans FROM pg_prepared_statements WHERE name = 'outbox_part'"
+    assert connection.execute(plans).fetchone() == (True, 0)
+
+
+def test_a_plan_is_made_anew_after_some_seconds_since_the_tables_may_have_been_empty(connection):
+    made = "SELECT prepare_time FROM pg_prepared_statements WHERE name = 'outbox_part'"
+
+    def search_again():
+        search(connection, 2)
+        return connection.execute(made).fetchone()[0]
+
+    first = search_again()
+    wait_until(lambda: search_again() != first, "the plan is made anew")
+    assert search_again() - first >= timedelta(seconds=10)
+
+
+NEAR = (
+    "PREPARE outbox_near (xid8[], bigint[]) AS INSERT INTO done SELECT n, NULL FROM generate_series(1, 1000) AS n "
+    "WHERE n BETWEEN ($2)[1] AND ($2)[cardinality($2)] AND ($1 IS NULL OR n = ANY ($2))"
+)
+
+
+@EVERYWHERE
+def test_messages_without_others_between_them_are_named_by_the_first_and_the_last(connection):
+    refuse(connection, 7)
+    seen = NEAR.replace("SELECT n, NULL", "SELECT n + 1000 * coalesce(cardinality($1), 0), NULL")
+    found = search(connection, 12, block=4, name="outbox_near", prepare=seen)
+    assert (found.failed, done(connection)) == ([7], [n for n in range(1, 13) if n != 7])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_near_others_each_message_is_named(connection, seed):
+    """What lies between them and is another processor's, or waits behind one of its key, is not touched."""
+    chance = random.Random(seed)
+    positions = sorted(chance.sample(range(1, 200), 80))
+    bad = sorted(chance.sample(range(1, 81), 6))
+    keys = [chance.randint(1, 30) for _ in positions]
+    refuse(connection, *(positions[n - 1] for n in bad))
+    found = search(connection, 80, block=16, keys=keys, name="outbox_near", prepare=NEAR, positions=positions)
+    failed, handled, blocked = [], [], set()
+    for number, (position, key) in enumerate(zip(positions, keys, strict=True), 1):
+        if key in blocked:
+            continue
+        if number in bad:
+            failed.append(number)
+            blocked.add(key)
+        else:
+            handled.append(position)
+    assert (found.at, found.failed, done(connection)) == (80, failed, handled)
 
 
 def test_a_constraint_that_waits_for_the_commit_refuses_its_message_and_goes_on_waiting(connection):

@@ -117,13 +117,13 @@ def test_what_a_page_of_a_backlog_found_is_not_looked_for_again(seeded, count, h
         None, {"sql": {"statement": "SELECT count(*) FROM batch"}}, source={"cursor": "Snapshot"},
         delivery={"mode": "Partitioned", "partitions": {"count": count}},
     )  # fmt: skip
-    relation = build_batch_relation(ProcessorConfig.model_validate(fields))
+    relation, _ = build_batch_relation(ProcessorConfig.model_validate(fields))
     reader, after = reader_of(1, count, cursor="Snapshot"), Checkpoint(0, 0, SnapshotRange())
     for _ in range(3):
         batch = replace(reader.fetch_extent(connection, after, LIMIT), partition=1)
         expected = [message.message_id for message in reader.fetch_range(connection, after, batch.examined)]
         explaining: Any = Explaining(connection)
-        rows = explaining.execute(relation(batch, None)).fetchall()
+        rows = explaining.execute(relation(batch)).fetchall()
 
         assert [row[2] for row in rows] == expected
         assert len(rows) == batch.matched_count == LIMIT

@@ -32,7 +32,7 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import psycopg
     from psycopg import sql
@@ -338,11 +338,8 @@ class SparkPipeline:
         return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
 
 
-def _fixed(relation: sql.Composed) -> Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed]:
-    def always(_batch: Batch, _pairs: Sequence[Checkpoint] | None) -> sql.Composed:
-        return relation
-
-    return always
+def _fixed(relation: sql.Composed) -> Callable[[Batch], sql.Composed]:
+    return lambda _batch: relation
 
 
 def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:

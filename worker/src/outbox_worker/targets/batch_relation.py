@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from psycopg import sql
 
@@ -21,53 +21,59 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
+    from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.reading.messages import MessageReader
 
+Whole: TypeAlias = "Callable[[Batch], sql.Composed]"
+"""Gives the SELECT of a batch's messages."""
+Some: TypeAlias = "Callable[[Batch, Sequence[Checkpoint]], tuple[str, sql.Composed] | None]"
+"""Gives, with the pairs of all messages of a batch, in order, the SELECT of those that the parameters $1 (transaction
+ids) and $2 (positions) name, some in a row, and the name under which `search_batch` is to prepare it; or None."""
+
 _IDS: Final = sql.SQL("$1")
 _POSITIONS: Final = sql.SQL("$2")
-
-
-_OTHERS: Final = 4
+_OTHERS: Final = 2
 """Where positions reach over so many times the messages, walking along them costs more than looking up each."""
+_NEAR: Final = "outbox_near"
+_PART: Final = "outbox_part"
+_HELD: Final = "outbox_held"
 
 
-def build_batch_relation(
-    config: ProcessorConfig,
-) -> Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed | None]:
-    """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`.
-
-    With the pairs of all its messages, in order: the SELECT of those that the parameters $1 (transaction ids) and $2
-    (positions) name, some in a row; None where a batch has no such SELECT.
-    """
+def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
+    """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`; and of some."""
     if config.delivery.competing is not None:
-        taken = _of_consumer(config)
-
-        def of_piece(batch: Batch, pairs: Sequence[Checkpoint] | None) -> sql.Composed | None:
-            rows = taken(batch, None if pairs is None else _are_near(pairs))
-            return None if rows is None else _numbered(rows, batch)
-
-        return of_piece
+        return _of_consumer(config)
     readers: dict[int, MessageReader] = {}
 
-    def relation(batch: Batch, pairs: Sequence[Checkpoint] | None) -> sql.Composed:
-        if batch.held:
-            key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
-            held = [each.checkpoint for each in batch.held]
-            return holding.held_relation(key, *(holding.literals(held) if pairs is None else (_IDS, _POSITIONS)))
+    def find_reader(batch: Batch) -> MessageReader:
         if batch.partition not in readers:
             readers[batch.partition] = reader_of(config, batch.partition)
-        reader = readers[batch.partition]
-        if pairs is not None:
-            # Only with the cursor Snapshot there is an index on position.
-            near = batch.examined.window is not None and _are_near(pairs)
-            return _numbered(reader.picked_relation(_IDS, _POSITIONS, near=near), batch)
+        return readers[batch.partition]
+
+    def held_relation(batch: Batch, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
+        key = ProcessorKey(config.source.schema_name, config.processor_id, batch.partition)
+        return holding.held_relation(key, ids, positions)
+
+    def whole(batch: Batch) -> sql.Composed:
+        if batch.held:
+            return held_relation(batch, *holding.literals(each.checkpoint for each in batch.held))
+        reader = find_reader(batch)
         if batch.only:
             return _numbered(reader.picked_relation(*holding.literals(batch.only)), batch)
         rows = reader.batch_relation(batch.after, batch.examined, batch.positions)
         return _numbered(holding.without_excluded(rows, batch.excluded) if batch.excluded else rows, batch)
 
-    return relation
+    def some(batch: Batch, pairs: Sequence[Checkpoint]) -> tuple[str, sql.Composed]:
+        if batch.held:
+            return _HELD, held_relation(batch, _IDS, _POSITIONS)
+        # Only with the cursor Snapshot there is an index on position.
+        near = batch.examined.window is not None and _are_near(pairs)
+        # Only of our table is it known that each position is one message's.
+        name = _NEAR if near and config.source.table is None else _PART
+        return name, _numbered(find_reader(batch).picked_relation(_IDS, _POSITIONS, near=near), batch)
+
+    return whole, some
 
 
 def _are_near(pairs: Sequence[Checkpoint]) -> bool:
@@ -87,18 +93,22 @@ def _numbered(rows: sql.Composed, batch: Batch) -> sql.Composed:
     return sql.SQL(numbered).format(sql.SQL(order), rows)
 
 
-def _of_consumer(
-    config: ProcessorConfig,
-) -> Callable[[Batch, bool | None], sql.Composed | None]:
-    """Give the SELECT of a chunk's messages for the target sql; or of those that $1 and $2 name, near or not."""
+def _of_consumer(config: ProcessorConfig) -> tuple[Whole, Some]:
+    """Give the SELECT of a chunk's messages, and of some."""
     reader = DispatchReader(config.source, settings_of(config), config.processor_id)
 
-    def relation(batch: Batch, near: bool | None) -> sql.Composed | None:
-        claimed = getattr(batch, "claimed", None)
+    def find_claimed(batch: Batch) -> ClaimedBatch:
+        claimed: ClaimedBatch | None = getattr(batch, "claimed", None)
         if claimed is None:
             raise OutboxError("a batch that no consumer claimed", reason=Reason.INTERNAL_ERROR)
-        if near is not None:
-            return reader.picked_relation(claimed, _IDS, _POSITIONS, near=near)
-        return reader.relation(ReadRange.of(claimed, upto=batch.examined))
+        return claimed
 
-    return relation
+    def whole(batch: Batch) -> sql.Composed:
+        return _numbered(reader.relation(ReadRange.of(find_claimed(batch), upto=batch.examined)), batch)
+
+    def some(batch: Batch, pairs: Sequence[Checkpoint]) -> tuple[str, sql.Composed] | None:
+        near = reader.can_walk and _are_near(pairs)
+        rows = reader.picked_relation(find_claimed(batch), _IDS, _POSITIONS, near=near)
+        return None if rows is None else (_NEAR if near else _PART, _numbered(rows, batch))
+
+    return whole, some

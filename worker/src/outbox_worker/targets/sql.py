@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.transactions.statement import BatchStatement
     from outbox_worker.postgres.transactions.transaction import Transaction
     from outbox_worker.settings import Settings
+    from outbox_worker.targets.batch_relation import Some, Whole
 
 _EXCERPT = 40
 
 
-def no_relation(batch: Batch, _pairs: Sequence[Checkpoint] | None) -> sql.Composed:
+def no_relation(batch: Batch) -> sql.Composed:
     """Say that the batch is not in the statement's database.
 
     Raises:
@@ -51,24 +52,19 @@ class SqlSink:
 
     needs_payload = False
 
-    def __init__(
-        self,
-        target: SqlTarget,
-        relation: Callable[[Batch, Sequence[Checkpoint] | None], sql.Composed | None],
-        schema: str = "",
-    ) -> None:
+    def __init__(self, target: SqlTarget, whole: Whole, some: Some | None = None, schema: str = "") -> None:
         """Keep the statement.
 
         Args:
             target: the resource's words.
-            relation: gives the SELECT of a batch's messages; with the pairs of all of them, of those that the
-                parameters $1 and $2 name (see `outbox_worker.targets.batch_relation`), None where that cannot be done.
+            whole: gives the SELECT of a batch's messages (see `outbox_worker.targets.batch_relation`).
+            some: gives it of some of them; None: the statement's database has not got them.
             schema: of our functions, where they are in the statement's database.
 
         """
         self._schema = schema
         self._statement = target.statement
-        self._relation = relation
+        self._whole, self._some = whole, some
 
     def check(self) -> None:
         """Look whether it is one statement that can have a WITH list; the server reads the rest of it."""
@@ -121,10 +117,10 @@ class SqlSink:
         seconds: float,
     ) -> Callable[[Search, Collection[int], int], Found] | None:
         """Return what searches the batch on the server; the statement is prepared once for many batches."""
-        if not self._schema or not pairs or (rows := self._relation(batch, pairs)) is None:
+        if self._some is None or not pairs or (found := self._some(batch, pairs)) is None:
             return None
+        name, rows = found
         parsed, connection = self._parsed, transaction.connection
-        name = "outbox_held" if batch.held else "outbox_part"
         prepare = f"PREPARE {name} (xid8[], bigint[]) AS {parsed.head}{rows.as_string(connection)}"
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys or ()))}
         fixed = {
@@ -169,10 +165,7 @@ class SqlSink:
     def compose(self, connection: psycopg.Connection[Any], batch: Batch) -> tuple[bytes, int]:
         """Return the whole query, and how many characters the user's statement is displaced in it."""
         parts = self._parsed
-        rows = self._relation(batch, None)
-        if rows is None:
-            raise OutboxError(f"the batch up to {batch.examined} has no rows", reason=Reason.INTERNAL_ERROR)
-        front = parts.head + rows.as_string(connection) + parts.joint
+        front = parts.head + self._whole(batch).as_string(connection) + parts.joint
         text = front + parts.body  # the resource's author is trusted with SQL: it is the target
         return sql.SQL(text).as_bytes(connection), len(front) - parts.offset
 
@@ -211,7 +204,7 @@ def build(target: SqlTarget, config: ProcessorConfig, settings: Settings) -> Sql
     """Build the target, in the source's database or in one of its own."""
     del settings
     if target.connection is None:
-        return SqlSink(target, build_batch_relation(config), config.source.schema_name)
+        return SqlSink(target, *build_batch_relation(config), config.source.schema_name)
     from outbox_worker.targets.sql_remote import CarriedSqlSink
 
     return CarriedSqlSink(target)

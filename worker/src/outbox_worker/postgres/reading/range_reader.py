@@ -467,13 +467,18 @@ class DispatchReader:
         """Return the SELECT that is the relation `batch` of a user's statement."""
         return self._scan.in_pair_order(lambda table: table.selection(payload="jsonb"), wanted, only_matching=True)
 
+    @property
+    def can_walk(self) -> bool:
+        """Positions are indexed, and each is one message's: so it is in our table."""
+        return self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS)
+
     def picked_relation(
         self, claimed: ClaimedBatch, ids: sql.Composable, positions: sql.Composable, *, near: bool
     ) -> sql.Composed | None:
         """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
         if claimed.window is None:
             return None
-        if near and self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS):
+        if near:
             return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
         return self.table.picked(
             self.table.selection(payload="jsonb"), ids, positions, self._scan.publications,

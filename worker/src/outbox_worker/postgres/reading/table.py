@@ -200,13 +200,14 @@ class OutboxTable:
     def near(self, columns: sql.Composable, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
         """Return what `picked` returns, for positions in ascending order with few others between them.
 
-        A walk along the index of positions costs half of looking up each message.
+        A walk along the index of positions costs half of looking up each message. Where `ids` is null, all messages
+        from the first position to the last, which costs less again: nothing is looked for in arrays.
         """
         position = sql.Identifier("o", self.columns.position)
         return sql.SQL(
             "SELECT {columns} FROM {table} AS o WHERE {p} >= ({at}::bigint[])[1] "
-            "AND {p} <= ({at}::bigint[])[cardinality({at}::bigint[])] AND {p} + 0 = ANY ({at}::bigint[]) "
-            "AND {t} = ANY ({ids}::xid8[])"
+            "AND {p} <= ({at}::bigint[])[cardinality({at}::bigint[])] "
+            "AND ({ids}::xid8[] IS NULL OR {p} + 0 = ANY ({at}::bigint[]) AND {t} = ANY ({ids}::xid8[]))"
         ).format(
             columns=columns, table=self.identifier, p=position, at=positions, ids=ids,
             t=sql.Identifier("o", self.columns.transaction_id),
