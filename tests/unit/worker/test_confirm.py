@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pamqp import commands, frame
 
-from outbox_worker.targets.amqp.confirm import ConfirmTracker
+from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
 
 
 def tracker(count):
@@ -56,3 +57,24 @@ def test_each_tag_is_answered_once_in_any_order(data):
         refused |= set() if accepted else answered
         assert confirms.outstanding == len(left)
     assert set(confirms.take_nacked(range(1, confirms.last + 1))) == refused
+
+
+@given(st.integers(0, 2**63 - 1), st.booleans(), st.binary(max_size=3))
+def test_an_ack_is_read_as_the_library_writes_it(tag, multiple, before):
+    written = frame.marshal(commands.Basic.Ack(delivery_tag=tag, multiple=multiple), 1)
+    start, end = len(before), len(before) + len(written)
+    assert read_ack(before + written + b"next", start, end) == (tag, multiple)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        frame.marshal(commands.Basic.Nack(delivery_tag=7), 1),
+        frame.marshal(commands.Basic.Ack(delivery_tag=7), 2),
+        frame.marshal(commands.Basic.Ack(delivery_tag=7), 1)[:-1] + b"\0",
+        frame.marshal(commands.Channel.CloseOk(), 1),
+    ],
+    ids=["nack", "channel", "end", "method"],
+)
+def test_no_other_frame_is_taken_for_an_ack(other):
+    assert read_ack(other, 0, len(other)) is None

@@ -19,7 +19,7 @@ from pamqp import commands, exceptions, frame, header, heartbeat
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import build_unavailable, open_socket
-from outbox_worker.targets.amqp.confirm import ConfirmTracker
+from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
 from outbox_worker.targets.amqp.encoder import CHANNEL
 
 if TYPE_CHECKING:
@@ -32,11 +32,6 @@ _BLOCKED_PATIENCE: Final = 10.0
 """How long a batch waits for a broker that blocks publishers (disk or memory alarm) before it says so in status."""
 _SEND_PIECE: Final = 262_144
 _FRAME: Final = struct.Struct(">BHI")
-_ACK: Final = struct.Struct(">BHIHHQBB")
-"""A whole frame with `basic.ack`."""
-_ACKED: Final = (1, CHANNEL, _ACK.size - _FRAME.size - 1, 60, 80)
-"""What its fields are, up to the delivery tag."""
-_FRAME_END: Final = 0xCE
 _CAPABILITIES: Final[dict[str, Any]] = {
     "publisher_confirms": True,
     "basic.nack": True,
@@ -222,12 +217,10 @@ class AmqpConnection:
             end = start + _FRAME.size + size + 1
             if len(view) < end:
                 break
-            if size == _ACKED[2]:  # the library takes 3 us for one
-                *begin, tag, multiple, last = _ACK.unpack_from(view, start)
-                if tuple(begin) == _ACKED and last == _FRAME_END:
-                    self.confirms.answer(tag, multiple=bool(multiple & 1), accepted=True)
-                    start = end
-                    continue
+            if (ack := read_ack(view, start, end)) is not None:
+                self.confirms.answer(ack.tag, multiple=ack.multiple, accepted=True)
+                start = end
+                continue
             try:
                 _, _, value = frame.unmarshal(view[start:end])
             except exceptions.UnmarshalingException as err:
