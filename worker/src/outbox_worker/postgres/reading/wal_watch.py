@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LONGEST: Final = 0.9
 """Seconds for one statement, or less where the server would log it as slow; so long a session may outlive us."""
 CLOSE: Final = 0.0005
-"""Seconds between two looks at the log while messages come; the server makes a millisecond of it, of 0.001 often two."""
+"""Seconds between two looks at the log while messages come; the server makes a millisecond of it, of 0.001 two."""
 CALM: Final = 0.05
 """The same when none came for `CALM_AFTER` seconds: a look costs the server about 30 us."""
 CALM_AFTER: Final = 5.0
