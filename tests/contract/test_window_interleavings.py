@@ -20,9 +20,10 @@ from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey
 from outbox_worker.postgres.reading.messages import MessageReader
-from outbox_worker.postgres.reading.range_reader import SnapshotReader, fetch_snapshot
+from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
 from outbox_worker.postgres.reading.slots import ensure_slot_index
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 from outbox_worker.postgres.reading.table import OutboxTable
 from tests.support.database.interleaving import Processor, World, merge
 from tests.support.servers.postgres import build_source

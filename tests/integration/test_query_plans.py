@@ -13,8 +13,8 @@ from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.messages import MessageReader
-from outbox_worker.postgres.reading.range_reader import take_snapshot
 from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.snapshots import take_snapshot
 from tests.support.servers.postgres import VERSIONS, build_source
 
 ROWS = 60_000

@@ -12,7 +12,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.reading.messages import MessageReader
-from outbox_worker.postgres.reading.range_reader import fetch_snapshot
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 from tests.support.servers.clone import Primary
 from tests.support.servers.crash import CrashingServer
 from tests.support.servers.postgres import VERSIONS, binaries, build_source

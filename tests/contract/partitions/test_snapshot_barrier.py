@@ -21,7 +21,7 @@ from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions, rebalance
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
-from outbox_worker.postgres.reading.range_reader import fetch_snapshot
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.messages import insert
 from tests.support.servers.postgres import POOLED, VERSIONS, build_source

@@ -8,7 +8,7 @@ from outbox_core.partition import partition_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.ownership import partitions, rebalance
-from outbox_worker.postgres.reading.range_reader import fetch_snapshot
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 
 COUNT = 3
 

@@ -9,7 +9,7 @@ from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
-from outbox_worker.postgres.reading.range_reader import fetch_snapshot
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 from tests.support.database.stored import stored_pair
 from tests.support.servers.postgres import build_source
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox_core.processor import outcomes
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.wal_watch import LONGEST, WalWatch
+from outbox_worker.postgres.transactions.transaction import TransactionRunner
 from outbox_worker.session import Session
 from tests.support.servers.postgres import POOLED, VERSIONS, mostly_nightly, wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, build_config
@@ -26,6 +29,13 @@ WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_current_wal_insert_lsn()%' "
     "AND pid <> pg_backend_pid()"
 )
+
+INSERT = (
+    "INSERT INTO outbox.messages (publication_id, partition_key, message_id, message_type, data) "
+    "VALUES ('shop', 'a', gen_random_uuid()::text, 'OrderPlaced', '{}')"
+)
+PLACE = "SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text"
+KEY = ProcessorKey("outbox", "orders", 0)
 
 
 @pytest.fixture(params=mostly_nightly(*VERSIONS))
@@ -54,10 +64,7 @@ def settle(watch: WalWatch) -> None:
 
 
 def write(database: Database) -> None:
-    database.direct().execute(
-        "INSERT INTO outbox.messages (publication_id, partition_key, message_id, message_type, data) "
-        "VALUES ('shop', 'a', gen_random_uuid()::text, 'OrderPlaced', '{}')"
-    )
+    database.direct().execute(INSERT)
 
 
 def test_a_commit_ends_the_wait(watch):
@@ -98,6 +105,38 @@ def test_what_is_written_between_two_waits_is_seen(watch):
     write(database)  # while nothing waits
     time.sleep(0.05)
     assert await_news(waiting, LONGEST / 2) is not None
+
+
+@pytest.mark.parametrize("under_way", [True, False], ids=["a statement waits", "none waits"])
+def test_a_commit_of_ours_is_no_news_and_what_follows_it_is(watch, under_way):
+    waiting, database = watch
+    ours = database.direct()
+    ours.execute("SET synchronous_commit = on")  # or the flush, later, would be news
+
+    def is_no_news() -> bool:
+        """Said of one commit; the server may write something by itself just then."""
+        settle(waiting)
+        if under_way:
+            assert waiting.begin() is not None
+        ours.execute(INSERT)
+        waiting.note_own(*(ours.execute(PLACE).fetchone() or ("", "")))
+        assert [waiting.take_own() for _ in range(2)] == [True, False], "one look is due"
+        return await_news(waiting, LONGEST / 4) is None
+
+    wait_until(is_no_news, "a commit of ours is no news", 30.0)
+    ours.execute(INSERT)
+    assert await_news(waiting) == 0
+
+
+def test_a_transaction_of_the_worker_says_where_the_log_is_after_it(watch):
+    waiting, database = watch
+    connection = database.connect(autocommit=True)
+    runner = TransactionRunner(KEY, lease=60.0, timeout=60.0, wal=waiting)
+    runner.run(connection, 1, None)
+    assert not waiting.take_own(), "not before this server has told it once"
+    settle(waiting)
+    assert isinstance(runner.run(connection, 1, None), outcomes.Stored)
+    assert waiting.take_own()
 
 
 def test_a_lost_session_is_silent_and_is_not_made_again_at_once(watch):

@@ -16,7 +16,7 @@ from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import checkpoints
-from outbox_worker.postgres.reading.range_reader import fetch_snapshot
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

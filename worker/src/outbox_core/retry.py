@@ -29,7 +29,7 @@ OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNRO
 """Faults of the target, and deadlocks: the owner stays owner. A resource may count them as attempts."""
 
 _FIRST_IDLE_WAIT: Final = 0.01
-_FIRST_WAKE_WAIT: Final = 0.0002
+_FIRST_WAKE_WAIT: Final = 0.0001
 """A commit is visible this soon after it is flushed, and others that come with it are handled in one batch."""
 _LONGEST_WAKE_WAIT: Final = 0.1
 """A server that writes for others all the time is asked ten times a second."""
@@ -127,8 +127,11 @@ def claim_backoff(refusals: int, chance: float) -> float:
 
 
 def wake_wait(useless: int) -> float:
-    """Seconds until a look because the server wrote something, after `useless` such looks in a row in vain."""
-    return min(_FIRST_WAKE_WAIT * 2.0 ** min(useless, _LARGEST_EXPONENT), _LONGEST_WAKE_WAIT)
+    """Seconds until a look because the server wrote something, after `useless` such looks in a row in vain.
+
+    Below 0: it wrote our own checkpoint, which is visible to us.
+    """
+    return 0.0 if useless < 0 else min(_FIRST_WAKE_WAIT * 2.0 ** min(useless, _LARGEST_EXPONENT), _LONGEST_WAKE_WAIT)
 
 
 def idle_wait(idle_looks: int, poll_interval: float) -> float:

@@ -95,8 +95,9 @@ class Unit:
         self.context = context
         self.replica = replica
         self.runner = TransactionRunner(
-            context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds()
-        )
+            context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds(),
+            wal=None if context.databases.has_remote_target else context.databases.wal,
+        )  # fmt: skip
         self.reader = PartitionReader(context)
 
     @cached_property

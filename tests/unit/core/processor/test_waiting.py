@@ -15,6 +15,8 @@ def test_a_source_that_moved_is_looked_at_soon_and_then_closely():
     moved = decide(idle, outcomes.SourceMoved(useless=0))
     assert (moved.step, moved.idle) == (Step.FETCH, 0)
     assert NOW < moved.due < NOW + 0.001
+    own = decide(idle, outcomes.SourceMoved(useless=-1))
+    assert (own.due, own.idle) == (NOW, 0), "our own checkpoint is visible to us"
     in_vain = decide(idle, outcomes.SourceMoved(useless=20))
     assert in_vain.due == NOW + 0.1, "others write all the time"
     assert in_vain.idle == SETTLED_LOOKS - 1, "what is not visible yet is looked for once more"

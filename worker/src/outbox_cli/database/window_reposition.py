@@ -14,8 +14,9 @@ from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotR
 from outbox_core.spec import StartFrom, StartType
 from outbox_worker.postgres.admin.preview import Count, count_window
 from outbox_worker.postgres.reading.messages import MessageReader
-from outbox_worker.postgres.reading.range_reader import find_start, take_snapshot
+from outbox_worker.postgres.reading.range_reader import find_start
 from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.snapshots import take_snapshot
 
 if TYPE_CHECKING:
     import psycopg

@@ -423,7 +423,7 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
 def _sooner(state: ProcessorState, useless: int, now: float) -> ProcessorState:
     """Look for messages now, or soon where looks were in vain; what is not visible yet is looked for again."""
     due = min(state.due, now + retry.wake_wait(useless))
-    return replace(state, step=Step.FETCH, due=due, idle=min(state.idle, SETTLED_LOOKS - 1) if useless else 0)
+    return replace(state, step=Step.FETCH, due=due, idle=min(state.idle, SETTLED_LOOKS - 1) if useless > 0 else 0)
 
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:

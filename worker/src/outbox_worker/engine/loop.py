@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import Step
 from outbox_worker.observe.status import Activity
+from outbox_worker.postgres.reading.wal_watch import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,9 @@ class Loop:
     def _wait(self, live: Sequence[Runner], seconds: float) -> None:
         """Wait so long, or until woken, or until the source wrote something that may be a message."""
         socket = None
+        if self._wal is not None and self._wal.take_own():
+            self._tell_moved(live, OWN)
+            return
         if self._wal is not None and any(each.state.awaits_messages for each in live):
             socket = self._wal.begin()
         elif self._wal is not None and not any(each.state.owns for each in live):
@@ -93,10 +97,14 @@ class Loop:
         if self._wal is None:
             return False
         if (useless := self._wal.take()) is not None:
-            for each in live:
-                if each.state.awaits_messages:
-                    each.advance(outcomes.SourceMoved(useless))
+            self._tell_moved(live, useless)
         return self._wal.rests
+
+    @staticmethod
+    def _tell_moved(live: Sequence[Runner], useless: int) -> None:
+        for each in live:
+            if each.state.awaits_messages:
+                each.advance(outcomes.SourceMoved(useless))
 
     def _share(self, live: Sequence[Runner]) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""

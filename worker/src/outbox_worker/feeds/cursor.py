@@ -61,6 +61,8 @@ class CursorFeed(Feed):
         # Each read of a partition merges many index ranges: what is to be searched is read at once, not only counted.
         searched = state.block is not None and self._delivery.mode is Mode.PARTITIONED
         limit = self._limit(state)
+        if self._reader.lease_look is not None:
+            self._reader.lease_look.ask(lease_of(state))
         batch = self._reader.read(after, limit, with_messages=searched)
         found = batch.matched_count > 0
         if found and (batch.delayed_count or state.blocking):
@@ -174,8 +176,10 @@ class CheckpointSettling(Settling):
         return tuple(Place(each.checkpoint, keys.get(each.checkpoint, each.message_id)) for each in batch)
 
     def find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
-        """Look at the lease right before a batch is handed over that cannot be recalled."""
+        """Look at the lease right before a batch is handed over that cannot be recalled; or right when it was read."""
         lease, connection = lease_of(state), self._databases.target.connection()
+        if self._reader.lease_look is not None and self._reader.lease_look.is_fresh(lease):
+            return None
         seconds = self._context.config.delivery.lease_duration
         if ownership.keep_lease(connection, self._context.key, epoch=lease.epoch, token=lease.token, lease=seconds):
             return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outbox_core.spec import Mode
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.ownership.lease_look import LeaseLook
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 
 if TYPE_CHECKING:
@@ -20,12 +22,18 @@ if TYPE_CHECKING:
 
 
 def reader_of(
-    config: ProcessorConfig, partition: int, barrier: Checkpoint | None = None, ahead: ReadAhead | None = None
+    config: ProcessorConfig,
+    partition: int,
+    barrier: Checkpoint | None = None,
+    ahead: ReadAhead | None = None,
+    lease_look: LeaseLook | None = None,
 ) -> MessageReader:
     """Return the reader of one partition, up to the barrier; a processor that is not partitioned has number 0 only."""
     partitions = config.delivery.partitions
     part = None if partitions is None else Slice(partition, partitions, barrier)
-    return MessageReader(config.source, part, remote_target=config.has_remote_target, ahead=ahead)
+    return MessageReader(
+        config.source, part, remote_target=config.has_remote_target, ahead=ahead, lease_look=lease_look
+    )
 
 
 def partitioned_into(config: ProcessorConfig, count: int) -> ProcessorConfig:
@@ -53,11 +61,20 @@ class PartitionReader:
         self._ahead = context.databases.ahead if can_wait else None
         self.reads_ahead = self._ahead is not None
         """The next batch of a backlog may be asked for while one is handled."""
+        self.lease_look = self._make_lease_look()
         self.stop_at(None)
 
     def stop_at(self, barrier: Checkpoint | None) -> None:
         """Read no further than the barrier from now on."""
-        self.messages = reader_of(self._context.config, self._context.key.partition, barrier, self._ahead)
+        config, partition = self._context.config, self._context.key.partition
+        self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look)
+
+    def _make_lease_look(self) -> LeaseLook | None:
+        """For what is handed over and cannot be recalled; else the store looks at the lease, with the effects."""
+        context = self._context
+        if context.transactional_target or self._has_remote_target or context.config.delivery.mode is Mode.COMPETING:
+            return None
+        return LeaseLook(context.key, context.config.delivery.lease_duration)
 
     def read(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
         """Read the outbox, as much of it as the target needs, or with all messages."""

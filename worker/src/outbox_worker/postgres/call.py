@@ -48,6 +48,14 @@ def call_rows(
         raise translate(err) from err
 
 
+def compose_call(schema: str, function: str, /, **arguments: object) -> sql.Composed:
+    """Return the call with its arguments as literals, for a statement among others that are sent at once."""
+    given = sql.SQL(", ").join(
+        sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.Literal(value)) for name, value in arguments.items()
+    )
+    return sql.SQL("SELECT {}({})").format(sql.Identifier(schema, function), given)
+
+
 @cache
 def _compose(schema: str, function: str, names: tuple[str, ...]) -> sql.SQL:
     """Write the call as one text, so that nothing is composed at each call."""

@@ -21,7 +21,7 @@ from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint,
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
-from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.call import call, call_row, compose_call
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
@@ -156,6 +156,21 @@ def store(
             **window_parameters("expected", expected), epoch=epoch, owner_token=token,
         )  # fmt: skip
     return StoreAnswer(answer)
+
+
+def compose_store(
+    key: ProcessorKey, *, new: Checkpoint, expected: Checkpoint | None, epoch: int, token: UUID
+) -> sql.Composed:
+    """Return the same call, for a statement among others that are sent at once."""
+    if new.window is None:
+        return compose_call(
+            key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
+            **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
+        )  # fmt: skip
+    return compose_call(
+        key.schema, "store_processor_window", **key.names, **window_parameters("new", new),
+        **window_parameters("expected", expected), epoch=epoch, owner_token=token,
+    )  # fmt: skip
 
 
 def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:

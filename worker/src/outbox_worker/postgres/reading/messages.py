@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_core.spec import PartitionKey, Partitions, Source
+    from outbox_worker.postgres.ownership.lease_look import LeaseLook
     from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.table import Slot
 
@@ -75,6 +76,7 @@ class MessageReader:
         *,
         remote_target: bool = False,
         ahead: ReadAhead | None = None,
+        lease_look: LeaseLook | None = None,
     ) -> None:
         """Prepare the statements.
 
@@ -83,6 +85,7 @@ class MessageReader:
             part: of it; None: all.
             remote_target: the checkpoint is in another database.
             ahead: reads the next batch of a backlog before it is asked for; None: nothing does.
+            lease_look: asks about the lease beside each read of messages; None: that is not asked.
 
         Raises:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
@@ -90,6 +93,7 @@ class MessageReader:
         """
         self._table = OutboxTable.of(source)
         self._schema, self._ahead = source.schema_name, ahead
+        self._lease_look = lease_look
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else _slots_read(part, source)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
@@ -301,6 +305,8 @@ class MessageReader:
         """Return the rows of a statement that returns at most `size`; None: that ends somewhere."""
         if self._ahead is not None and (found := self._ahead.take(self, connection, statement, size)) is not None:
             return found
+        if self._lease_look is not None:
+            return self._lease_look.read(connection, statement)
         with translated():
             return connection.execute(statement).fetchall()
 

@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_core.progress.coverage import cut
-from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
-from outbox_core.report import Lag, Reason
+from outbox_core.report import Lag
 from outbox_core.spec import Columns, StartType
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
+from outbox_worker.postgres.reading.snapshots import check_snapshot, fetch_news, is_later, take_snapshot
 from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_messages
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
     FetchRows = Callable[[psycopg.Connection[Any], sql.Composed, int | None], list[tuple[Any, ...]]]
 
+_OFTEN: Final = 3
 SPARSE: Final = 10
 """A page by position that holds less than one in so many of what was asked for is sought by sorting."""
 _QUEUE_COLUMNS: Final = Columns(
@@ -91,6 +91,8 @@ class SnapshotReader:
         self._limits = limits
         self._scan = scan
         self._partition = partition
+        self._in_vain = 0
+        """Looks in a row that found nothing."""
         self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str | None] | None = None
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
@@ -157,6 +159,8 @@ class SnapshotReader:
             if batch.examined_count:
                 # The range was opened some time ago: what was committed since lies behind it, unread.
                 return replace(batch, full=True)
+        if with_messages and (news := self._look_for_news(connection, after, window.end, limit)) is not None:
+            return news
         upper = self._open(connection, after, window.end)
         if upper == window.end:
             return self._empty(after, upper)
@@ -165,6 +169,31 @@ class SnapshotReader:
         # A batch that fails is read again: the same range, so that looking for the message that fails gets nearer.
         self._opened = (connection, after, window.end, upper) if batch.examined_count else None
         return batch
+
+    def _look_for_news(
+        self, connection: psycopg.Connection[Any], after: Checkpoint, end: str | None, limit: int
+    ) -> Batch | None:
+        """Read a whole new range at once; None: it is large, or its upper snapshot is not to be the present one.
+
+        Nor where looks often found nothing: most likely the snapshot is still the same, and to see that costs less.
+        """
+        again = self._opened is not None and self._opened[1:3] == (after, end)
+        if end is None or again or self._apart or self._end is not None or self._in_vain >= _OFTEN:
+            return None
+        found = fetch_news(lambda news: self._fetch_rows(connection, news, None), self._scan, end, limit)
+        if found is None:
+            return None
+        upper, messages = check_snapshot(found[0], end), found[1]
+        self._opened = (connection, after, end, upper) if messages else None
+        if not messages:
+            return self._empty(after, upper)
+        self._in_vain = 0
+        count, delayed = len(messages), sum(message.deliver_after is not None for message in messages)
+        examined = Checkpoint(0, after.position + count, SnapshotRange(upper))
+        return Batch(
+            after, examined, messages, count, full=False, matched_count=count, partition=self._partition,
+            delayed_count=delayed,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Open the next range anew: the server may hand out again ids that the former one takes for over."""
@@ -177,18 +206,12 @@ class SnapshotReader:
                 return upper
         if self._end is not None:
             # A user may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
-            return self._end if _is_later(self._end, end) else end
-        snapshot = take_snapshot(connection, self._scan if self._apart else None, end)
-        if not _is_later(snapshot, end):
-            raise TransientError(
-                f"the server's snapshot {snapshot} does not see all that the checkpoint has examined, {end}: the "
-                "server recovered from a crash, or is another one",
-                reason=Reason.DATABASE_UNAVAILABLE,
-            )
-        return snapshot
+            return self._end if is_later(self._end, end) else end
+        return check_snapshot((take_snapshot(connection, self._scan if self._apart else None, end), False), end)
 
     def _empty(self, after: Checkpoint, upper: str | None) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a range was closed by it."""
+        self._in_vain += 1
         was_open = after.window is not None and after.window.is_open
         closed = Checkpoint(0, after.position + was_open, SnapshotRange(upper))
         return Batch(after, closed, (), 0, full=False, matched_count=0, partition=self._partition)
@@ -213,6 +236,7 @@ class SnapshotReader:
         page, by, reached = self._find(span, size, plan, look)
         if not page.rows and reached is None:
             return self._empty(after, span.end)
+        self._in_vain = 0
         whole = reached is None and page.rows < size and page.examined == page.rows
         if whole:
             window = SnapshotRange(span.upper, plan=by)
@@ -302,41 +326,6 @@ def _fetch_rows(
         return connection.execute(statement).fetchall()
 
 
-def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
-    """Take a snapshot.
-
-    Raises:
-        ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
-
-    """
-    with translated():
-        row = connection.execute(load("fetch_snapshot")).fetchone()
-    if row is None or row[1]:
-        raise ConfigurationError(
-            "cursor Snapshot cannot read from a hot standby: its snapshots do not say which transactions are in "
-            "progress, so messages would be lost. Let source.connection name the primary",
-            reason=Reason.DATABASE_UNAVAILABLE,
-        )
-    return str(row[0])
-
-
-def take_snapshot(
-    connection: psycopg.Connection[Any], remote_target: RangeScan | None, lower: str | None = None
-) -> str:
-    """Take a snapshot for a range that begins at `lower`; with `remote_target` to be kept in another server.
-
-    A transaction that rolled back is over before a crash could no more undo that: the server may hand out its id again.
-    Beside its messages a checkpoint is as durable as they are; in another server it must not know such an id.
-    """
-    if remote_target is None:
-        return fetch_snapshot(connection)
-    with translated():
-        row = connection.execute(load("fetch_newest").format(newest=remote_target.newest())).fetchone()
-    if row is None or row[1]:
-        return fetch_snapshot(connection)  # which says why not
-    return cut(row[0], None if row[2] is None else int(row[2]), lower)
-
-
 def find_start(
     connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
 ) -> SnapshotRange:
@@ -383,10 +372,6 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
     with translated():
         row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
     return None if row is None or row[0] is None else int(row[0])
-
-
-def _is_later(snapshot: str, other: str | None) -> bool:
-    return other is None or parse_snapshot(snapshot).covers(parse_snapshot(other))
 
 
 @dataclass(frozen=True, slots=True)

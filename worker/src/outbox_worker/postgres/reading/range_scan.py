@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 LIVE: Final = sql.SQL("(CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')")
 """In the words of the queue table's partitions, so that those of delayed messages are not looked into."""
 
+_SEEN_NOW: Final = sql.SQL(
+    "o.{0} < pg_snapshot_xmax(pg_current_snapshot()) AND pg_visible_in_snapshot(o.{0}, (SELECT pg_current_snapshot()))"
+)
+"""The first of them bounds what is walked of the index."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -143,6 +148,11 @@ class RangeScan:
             table=self.table.identifier, t=self._name("transaction_id"), p=self._position,
         )  # fmt: skip
         return found, rows
+
+    def news(self, columns: sql.Composable, lower: str, limit: int) -> sql.Composed:
+        """Return the SELECT, in order, of what the statement's own snapshot sees and `lower` does not; bounded."""
+        arms = self._arms(columns, SnapshotRange(lower), limit=limit, bounded=False, now=True)
+        return sql.SQL("SELECT n.* FROM ({}) AS n ORDER BY n.position LIMIT {}").format(arms, sql.Literal(limit))
 
     def matching(
         self,
@@ -362,9 +372,13 @@ class RangeScan:
         limit: int | None,
         bounded: bool,
         up_to: int | None = None,
+        now: bool = False,
     ) -> sql.Composed:
-        """Unite the intervals of transaction ids that the range can hold, each an index range in the index's order."""
-        places: list[sql.Composable] = []
+        """Unite the intervals of transaction ids that the range can hold, each an index range in the index's order.
+
+        `now`: a range without an upper end ends with the statement's own snapshot.
+        """
+        places: list[sql.Composable] = [_SEEN_NOW.format(self._name("transaction_id"))] if now else []
         if bounded and span.after > LOWEST_POSITION:
             places.append(sql.SQL("{} + 0 > {}").format(self._position, sql.Literal(span.after)))
         if bounded and up_to is not None:

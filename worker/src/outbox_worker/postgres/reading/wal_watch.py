@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LONGEST: Final = 0.9
 """Seconds for one statement, or less where the server would log it as slow; so long a session may outlive us."""
 CLOSE: Final = 0.0005
-"""Seconds between two looks at the log while messages come."""
+"""Seconds between two looks at the log while messages come; the server makes a millisecond of it, of 0.001 two."""
 CALM: Final = 0.05
 """The same when none came for `CALM_AFTER` seconds: a look costs the server about 30 us."""
 CALM_AFTER: Final = 5.0
@@ -37,7 +37,7 @@ BELIEVED: Final = 60.0
 PAUSE: Final = 60.0
 """Seconds without watching after a fault, or where a pooler stands between: it would lend us a session for good."""
 _MOMENT: Final = 1.0
-_OWN: Final = -1
+OWN: Final = -1
 """The look because of the checkpoint that we stored counts as none in vain."""
 _NOWHERE: Final[tuple[str | None, str | None]] = (None, None)
 
@@ -55,6 +55,7 @@ class WalWatch:
         self._longest = LONGEST
         self._composed: tuple[tuple[float, float, int, str | None, str | None] | None, bytes] = (None, b"")
         self._useless = 0
+        self._own = self._outdated = False
         self._found_at = self._paused_until = self._moved_at = self._known_until = 0.0
 
     def begin(self) -> int | None:
@@ -94,12 +95,15 @@ class WalWatch:
     def _note(self, result: pq.abc.PGresult | None, connection: psycopg.Connection[Any]) -> bool:
         """Remember where the log is now; say whether it moved."""
         self._waits = False
+        outdated, self._outdated = self._outdated, False
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
             self._pause()
             return False
         answered, written, flushed = ((result.get_value(0, column) or b"").decode() for column in range(3))
         if int(answered) != connection.pgconn.backend_pid:
             self._pause()
+            return False
+        if outdated:
             return False
         if self._place == (written, flushed):
             self._useless = 0
@@ -124,11 +128,29 @@ class WalWatch:
 
     def note_found(self) -> None:
         """Called when a look found messages."""
-        self._useless, self._found_at = _OWN, time.monotonic()
+        self._useless, self._found_at = OWN, time.monotonic()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether this server was seen to tell where its log is."""
+        return self._place != _NOWHERE
+
+    def note_own(self, written: str, flushed: str) -> None:
+        """Take where the log was after a commit of ours, so that it needs not be asked; a look is due because of it."""
+        self._place, self._known_until, self._own = (written, flushed), 0.0, True
+        self._outdated = self._waits  # what the statement under way waits for is that commit
+
+    def take_own(self) -> bool:
+        """Say once whether a look is due because of a commit of ours."""
+        own, self._own = self._own, False
+        if own:
+            self._useless = 0
+        return own
 
     def close(self) -> None:
         """Close the connection, in every state; what another one sees is compared with nothing."""
         self._waits, self._place, self._known_until = False, _NOWHERE, 0.0
+        self._own = self._outdated = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None

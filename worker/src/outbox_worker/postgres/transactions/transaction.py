@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
 from psycopg import pq, sql
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.postgres.reading.wal_watch import WalWatch
 
 _IDLE_SHARE: Final = 0.8
 """Of the lease: the server ends an idle transaction this early, before another process may take over."""
 
 
+_COMMIT_AND_PLACE: Final = "COMMIT; SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text"
 RUN_LOOK_SECONDS: Final = 1.0
 """Between two looks of an idle partition whether the server recovered from a crash."""
 
@@ -72,8 +74,8 @@ class Reached:
 class TransactionRunner:
     """Runs transactions of one processor on connections in autocommit."""
 
-    def __init__(self, key: ProcessorKey, *, lease: float, timeout: float) -> None:
-        """Keep the settings; seconds."""
+    def __init__(self, key: ProcessorKey, *, lease: float, timeout: float, wal: WalWatch | None = None) -> None:
+        """Keep the settings; seconds. `wal` waits for the same server's log, and is told of what we write there."""
         self._key = key
         self._lock = sql.Literal(key.lock_name)
         self._idle_limit = max(1, int(lease * _IDLE_SHARE * 1000))
@@ -81,6 +83,7 @@ class TransactionRunner:
         self.server_run: str | None = None
         """Of the server, in which everything was learned that a transaction may store; None: not asked yet."""
         self._next_look = 0.0
+        self._wal = wal
 
     def run(
         self,
@@ -98,6 +101,8 @@ class TransactionRunner:
         `finish` is the last in the transaction; what it says happened, instead of nothing, is the answer after a
         roll-back.
         """
+        if request is not None and effects is None and finish is None and request.new.numbering is None:
+            return self._store_alone(connection, request)
         committing = False
         try:
             transaction = self._begin(connection, epoch)
@@ -163,29 +168,62 @@ class TransactionRunner:
 
         """
         mark = uuid.uuid4().hex
-        cursor = connection.execute(
-            sql.SQL(
-                "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
-                "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
-                "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
-                "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int), "
-                "{schema}.server_run()::text"
-            ).format(
-                schema=sql.Identifier(self._key.schema),
-                idle=sql.Literal(str(self._idle_limit)),
-                statement=sql.Literal(str(self._statement_limit)),
-                name=sql.Literal(MARK),
-                mark=sql.Literal(mark),
-                lock=self._lock,
-                epoch=sql.Literal(epoch),
-            )
-        )
+        cursor = connection.execute(self._opening(epoch, mark))
         while cursor.nextset():
             pass
         row = cursor.fetchone()
         if self.server_run is not None and (row is None or row[-1] != self.server_run):
             raise identity.crashed()
         return Transaction(connection, mark)
+
+    def _opening(self, epoch: int, mark: str) -> sql.Composed:
+        return sql.SQL(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+            "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
+            "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
+            "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int), "
+            "{schema}.server_run()::text"
+        ).format(
+            schema=sql.Identifier(self._key.schema),
+            idle=sql.Literal(str(self._idle_limit)),
+            statement=sql.Literal(str(self._statement_limit)),
+            name=sql.Literal(MARK),
+            mark=sql.Literal(mark),
+            lock=self._lock,
+            epoch=sql.Literal(epoch),
+        )
+
+    def _store_alone(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.StepOutcome:
+        """Store a checkpoint that has no effects beside it, in one round trip.
+
+        What was refused wrote nothing, so that COMMIT is as good as ROLLBACK. Nothing is stored in another run of the
+        server than that in which the checkpoint was learned.
+        """
+        lease, run = request.lease, self.server_run
+        stored = checkpoints.compose_store(
+            self._key, new=request.new, expected=request.expected, epoch=lease.epoch, token=lease.token
+        )
+        told = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
+            sql.Identifier(self._key.schema), sql.Literal(run), stored
+        )
+        text = (self._opening(lease.epoch, ""), stored if run is None else told, sql.SQL(self._closing))
+        try:
+            cursor = connection.execute(sql.SQL("; ").join(text))
+            cursor.nextset()
+            cursor.nextset()
+            row = cursor.fetchone()
+            if row is None or row[0] is None:
+                raise identity.crashed()
+            cursor.nextset()
+            self._check_committed(cursor)
+        except psycopg.Error as err:
+            return self._after_error(connection, request, translate(err), committing=connection.closed)
+        except OutboxError as err:
+            return self._after_error(connection, request, err, committing=True)
+        answer = StoreAnswer(row[0])
+        if answer is StoreAnswer.STORED:
+            return outcomes.Stored(request.new, 0)
+        return self._roll_back_refused(connection, outcomes.Rejected(answer, request.expected, request.new, None))
 
     def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
         answer = checkpoints.store(
@@ -212,9 +250,18 @@ class TransactionRunner:
         return outcomes.Rejected(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
 
     def _commit(self, connection: psycopg.Connection[Any]) -> None:
-        tag = connection.execute("COMMIT").statusmessage
-        if tag != "COMMIT":
-            raise TransientError(f"the server answered COMMIT with {tag}", reason=Reason.DATABASE_UNAVAILABLE)
+        self._check_committed(connection.execute(self._closing))
+
+    @property
+    def _closing(self) -> LiteralString:
+        return _COMMIT_AND_PLACE if self._wal is not None and self._wal.is_working else "COMMIT"
+
+    def _check_committed(self, cursor: psycopg.Cursor[Any]) -> None:
+        if cursor.statusmessage != "COMMIT":
+            told = f"the server answered COMMIT with {cursor.statusmessage}"
+            raise TransientError(told, reason=Reason.DATABASE_UNAVAILABLE)
+        if self._wal is not None and cursor.nextset() and (row := cursor.fetchone()) is not None:
+            self._wal.note_own(*row)
 
     def _after_error(
         self,
