@@ -70,7 +70,7 @@ def set_aside(connection, lease, rows, verdict):
 
 
 def take(connection, lease, limit=10):
-    taken = holding.take_due(connection, KEY, lease, limit=limit, payload=False)
+    taken = holding.take_due(connection, KEY, lease, limit=limit)
     return [each.checkpoint.position for each in taken.held]
 
 
@@ -78,7 +78,7 @@ def drain(connection, lease, limit=10):
     """Take and settle until nothing is due; return the positions in the order in which they were handled."""
     order: list[int] = []
     while True:
-        taken = holding.take_due(connection, KEY, lease, limit=limit, payload=False)
+        taken = holding.take_due(connection, KEY, lease, limit=limit)
         if not taken.held:
             return order
         assert holding.settle(connection, KEY, lease, taken.held) == len(taken.held)
@@ -122,7 +122,7 @@ def test_a_redriven_message_is_not_followed_past_one_that_somebody_died_of(conne
         hold(connection, position, behind=position > 1)
     assert take(connection, lease, limit=2) == [1, 2]
     lease = acquire(connection)
-    taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
+    taken = holding.take_due(connection, KEY, lease, limit=2)
     assert [(each.checkpoint.position, each.crash_count) for each in taken.held] == [(1, 1)]
     verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
     assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, verdict)]) == 1
@@ -145,12 +145,12 @@ def test_no_message_overtakes_one_that_waits_for_its_next_attempt(connection, le
 def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first(connection, lease):
     for position in (1, 2):
         hold(connection, position)
-        held = holding.take_due(connection, KEY, lease, limit=1, payload=False).held[0]
+        held = holding.take_due(connection, KEY, lease, limit=1).held[0]
         verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
         assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
     ids = [dead.id for dead in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(keys=["k"]), limit=10)]
     assert dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
-    taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
+    taken = holding.take_due(connection, KEY, lease, limit=1)
     assert [each.checkpoint.position for each in taken.held] == [1]
     again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
     assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, again)]) == 1
@@ -162,7 +162,7 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
 def test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_order(connection, lease):
     for position in (1, 2):
         hold(connection, position)
-        held = holding.take_due(connection, KEY, lease, limit=1, payload=False).held[0]
+        held = holding.take_due(connection, KEY, lease, limit=1).held[0]
         verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
         assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
     found = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
@@ -177,7 +177,7 @@ def test_an_attempt_at_held_messages_that_was_answered_is_no_death(connection, l
     assert take(connection, lease) == [1]
     holding.clear_in_flight(connection, KEY, lease)
     lease = acquire(connection)
-    taken = holding.take_due(connection, KEY, lease, limit=1, payload=False)
+    taken = holding.take_due(connection, KEY, lease, limit=1)
     assert [each.crash_count for each in taken.held] == [0]
 
 
@@ -186,7 +186,7 @@ def test_who_comes_again_did_not_die_of_a_held_message(connection, lease):
     for position in (1, 2, 3):
         hold(connection, position, behind=position > 1)
     for _ in range(4):
-        taken = holding.take_due(connection, KEY, lease, limit=2, payload=False)
+        taken = holding.take_due(connection, KEY, lease, limit=2)
         assert [(each.checkpoint.position, each.crash_count) for each in taken.held] == [(1, 0), (2, 0)]
         former, lease = lease, acquire(connection)
         again = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)

@@ -15,8 +15,8 @@ from outbox_core.partition import partition_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import Competing, PartitionKey, Partitions
+from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
-from outbox_worker.postgres.reading.range_reader import DispatchReader
 from outbox_worker.postgres.reading.read_range import ReadRange
 from outbox_worker.postgres.reading.slots import ensure_slot_index
 from tests.support.servers.postgres import VERSIONS, build_source

@@ -68,7 +68,10 @@ VALID = [
     pytest.param(worker(target={"log": {}}), id="log"),
     pytest.param(worker(target=RABBITMQ, delivery={"guarantee": "AtLeastOnce"}), id="rabbitmq at least once"),
     pytest.param(worker(delivery={"checkpoint": "BeforeHandling"}), id="checkpoint first"),
-    pytest.param(worker(delivery={"leaseDuration": "1m30s", "batchSize": 100_000}), id="bounds of delivery"),
+    pytest.param(
+        worker(delivery={"leaseDuration": "1m30s", "batchSize": 100_000, "batchBytes": "999Mi"}),
+        id="bounds of delivery",
+    ),
     pytest.param(worker(worker={"replicas": 0}), id="no replicas"),
     pytest.param(worker(target=APART), id="into another database"),
     pytest.param(worker(startFrom={"type": "Processor", "processorId": "first"}), id="from another's checkpoint"),
@@ -186,6 +189,7 @@ INVALID = [
         worker(delivery={"leaseDuration": "1s"}), "leaseDuration must be between 2s and 10m", id="a short lease"
     ),
     pytest.param(worker(delivery={"leaseDuration": "soon"}), "should match", id="no duration"),
+    pytest.param(worker(delivery={"batchBytes": "1000Mi"}), "should match", id="a batch of too many bytes"),
     pytest.param(worker(delivery={"pollInterval": "1ms"}), "pollInterval must be between", id="a busy loop"),
     pytest.param(worker(delivery={"timeout": "2h"}), "timeout must be between 1s and 1h", id="a long timeout"),
     pytest.param(worker(delivery={"batchSize": 0}), "greater than or equal to 1", id="an empty batch"),

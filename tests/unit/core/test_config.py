@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_core.report import Conflict, ConflictSummary, Reason, Report, ResourceRef, WorkerState
 from outbox_core.spec import Cursor, Engine, Guarantee, Source, Target, format_duration, parse_duration
+from outbox_core.spec.base import format_bytes, parse_bytes
 
 RESOURCE = ResourceRef(cluster="east", namespace="shop", name="orders", uid="u-1")
 SOURCE = Source.model_validate({"connection": {"secretRef": {"name": "db"}}})
@@ -107,3 +108,15 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 @pytest.mark.parametrize("text", ["500ms", "15s", "90s"])
 def test_durations_are_written_as_they_are_read(text: str) -> None:
     assert format_duration(parse_duration(text)) == text
+
+
+@pytest.mark.parametrize(("text", "value"), [("1Mi", 1 << 20), ("16Mi", 16 << 20), ("999Mi", 999 << 20)])
+def test_bytes_are_read_and_written_as_kubernetes_writes_them(text, value):
+    assert parse_bytes(text) == value
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize("text", ["", "Mi", "16", "16M", "1.5Mi", "-1Mi", "1Gi", "16Mi "])
+def test_what_is_no_number_of_bytes_is_refused(text):
+    with pytest.raises(ValueError, match="write for example 16Mi"):
+        parse_bytes(text)

@@ -58,7 +58,7 @@ class StreamBuilder:
             "start": str(start),
             "floor": str(floor),
         }
-        options |= _limits(self._config.delivery.batch_size)
+        options |= _limits(self._config.delivery.batch_size, self._config.delivery.batch_bytes)
         messages = self._session.readStream.format(FORMAT).options(**options).load()
         transform = self._application.transform
         return messages if transform is None else transform(messages)
@@ -69,11 +69,12 @@ class StreamBuilder:
         return "update" if to_sql and stateful and _JOIN not in stateful else "append"
 
 
-def _limits(asked: int | None) -> dict[str, str]:
-    """Bound a micro-batch by the rows that the user asked for, else by rows and bytes."""
-    if asked is not None:
-        return {"batchSize": str(asked)}
-    return {"batchSize": str(_BATCH_ROWS), "batchBytes": str(_BATCH_BYTES)}
+def _limits(asked_rows: int | None, asked_bytes: int | None) -> dict[str, str]:
+    """Bound a micro-batch by the rows and bytes that the user asked for; where that is nothing, by ours."""
+    limits = {"batchSize": str(asked_rows or _BATCH_ROWS)}
+    if asked_bytes is not None or asked_rows is None:
+        limits["batchBytes"] = str(asked_bytes or _BATCH_BYTES)
+    return limits
 
 
 def find_stateful(rows: DataFrame) -> frozenset[str]:

@@ -8,7 +8,7 @@ from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.spec import Competing
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.reading.range_reader import DispatchReader
+from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 
 if TYPE_CHECKING:
     import psycopg

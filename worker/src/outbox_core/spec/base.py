@@ -53,6 +53,36 @@ Duration = Annotated[
 ]
 
 
+def parse_bytes(text: str | int) -> int:
+    """Read a number of bytes as Kubernetes writes it, in mebibytes: `16Mi`.
+
+    Raises:
+        ValueError: the text is no such number.
+
+    """
+    if isinstance(text, int):
+        return text
+    number, unit = text[:-2], text[-2:]
+    if unit != "Mi" or not number.isdecimal():
+        msg = f"{text!r} is not a number of bytes in mebibytes; write for example 16Mi"
+        raise ValueError(msg)
+    return int(number) << 20
+
+
+def format_bytes(value: int) -> str:
+    """Write a number of bytes in mebibytes."""
+    return f"{value >> 20}Mi"
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(format_bytes, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^[1-9][0-9]{0,2}Mi$", "maxLength": 5}),
+]
+"""From 1Mi to 999Mi."""
+
+
 def rule(condition: str, message: str, **more: str) -> dict[str, str]:
     """One CEL validation (Kubernetes `x-kubernetes-validations`), with the remedy in its message."""
     return {"rule": condition, "message": message, **more}

@@ -8,11 +8,14 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from outbox_core.spec.base import Duration, Engine, SpecModel, SqlIdentifier, rule, rules
+from outbox_core.spec.base import Bytes, Duration, Engine, SpecModel, SqlIdentifier, rule, rules
 from outbox_core.spec.competing import Competing
 from outbox_core.spec.target import TARGETS
 
 _BATCH_SIZE: Final = 1000
+_BATCH_BYTES: Final = 16 << 20
+LARGEST_BATCH: Final = 100_000
+"""Messages."""
 _TRANSACTIONAL: Final = ", ".join(kind.name for kind in TARGETS if kind.transactional and Engine.WORKER in kind.engines)
 _OWN_TRANSACTIONS: Final = ", ".join(kind.name for kind in TARGETS if kind.own_transactions)
 _AT_LEAST_ONCE: Final = ", ".join(kind.name for kind in TARGETS if not kind.transactional)
@@ -275,10 +278,19 @@ class Delivery(SpecModel):
             f"that has transactions of its own can be Transactional too, not in mode Competing ({_OWN_TRANSACTIONS})."
         ),
     )
-    batch_size: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+    batch_size: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = Field(
         None,
         description=(
             "Most messages in one batch. Absent: 1000; for engine Spark 50000, or as many as have about 32 MB of data."
+        ),
+    )
+    batch_bytes: Bytes | None = Field(
+        None,
+        description=(
+            "Most bytes of data and metadata in one batch, 1Mi to 999Mi, where the target takes payloads; a message "
+            "that is larger is a batch of its own. A batch that has so many ends before it has batchSize messages. "
+            "Absent: 16Mi; for engine Spark as batchSize says. A worker has up to four batches in memory at a time, "
+            "and what the handler makes of one."
         ),
     )
     poll_interval: Duration = Field(
@@ -329,6 +341,11 @@ class Delivery(SpecModel):
     def batch_limit(self) -> int:
         """Most messages in one batch of engine Worker: as asked, or 1000."""
         return self.batch_size or _BATCH_SIZE
+
+    @property
+    def byte_limit(self) -> int:
+        """Most bytes of payloads in one batch of engine Worker: as asked, or 16 MiB."""
+        return self.batch_bytes or _BATCH_BYTES
 
     @property
     def blocking(self) -> Blocks:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_worker.competing.settings import settings_of
 from outbox_worker.postgres.feeds import competing as calls
 from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.reading.payloads import PayloadBound
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -31,7 +32,9 @@ class ThisConsumer:
         self._key = key
         self._token = token
         self._consumer = calls.Consumer(f"{pod_uid}/{token}", pod, config.resource.uid, self.settings.lease_duration)
-        self.taker = calls.BatchTaker(key, self._consumer, config.source, self.settings, config.delivery.batch_limit)
+        most = config.delivery.batch_limit
+        payloads = PayloadBound(config.delivery.byte_limit, most)
+        self.taker = calls.BatchTaker(key, self._consumer, config.source, self.settings, most, payloads)
         self._count = 1
 
     @property

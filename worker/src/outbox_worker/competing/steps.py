@@ -189,9 +189,9 @@ class CompetingSteps:
             if examined is None or examined.matched < least:
                 return _chunk(claimed, claimed.upto, (), 0 if examined is None else examined.matched)
             return _chunk(claimed, examined.upto, (), examined.matched)
-        messages = reader.fetch(connection, ReadRange.of(claimed, limit=most))
-        cut_short = most is not None and len(messages) == most
-        return _chunk(claimed, messages[-1].checkpoint if cut_short else claimed.upto, messages, len(messages))
+        page = reader.fetch_page(connection, ReadRange.of(claimed, limit=most))
+        messages = page.messages
+        return _chunk(claimed, messages[-1].checkpoint if page.is_full else claimed.upto, messages, len(messages))
 
     def _handle_chunk(self, state: ProcessorState) -> ConsumerOutcome:
         claimed, chunk = _in_hand(state)
@@ -214,7 +214,7 @@ class CompetingSteps:
         try:
             count = self._effects.deliver(chunk, claimed.attempt)
         except MessagesFailedError as err:
-            sifted = self._sifting(state, chunk.messages).sort_named(err)
+            sifted = self._sifting(state, chunk, chunk.messages).sort_named(err)
             tell(sifted)
             return replace(sifted, settled=False, named=self._named_stop(sifted))
         return outcomes.Delivered(count)
@@ -234,11 +234,16 @@ class CompetingSteps:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
         claimed, chunk = _in_hand(state)
         connection, stretch = self._target.connection(), ReadRange.of(claimed, upto=chunk.examined)
-        messages = chunk.messages or self._taker.reader.fetch(connection, stretch)
+        messages = chunk.messages
+        if not messages:
+            page = self._taker.reader.fetch_page(connection, stretch)
+            messages = page.messages
+            if page.is_full:
+                chunk = replace(chunk, examined=messages[-1].checkpoint, matched_count=len(messages))
         if not messages:
             # The rows were deleted meanwhile.
             return self._complete_chunk(claimed, chunk)
-        sifting = self._sifting(state, messages)
+        sifting = self._sifting(state, chunk, messages)
         found: list[Sifted] = []
 
         def effects(transaction: Transaction) -> int:
@@ -262,9 +267,9 @@ class CompetingSteps:
         tell(found[0])
         return replace(found[0], settled=self._transactional, named=self._named_stop(found[0]))
 
-    def _sifting(self, state: ProcessorState, messages: tuple[Message, ...]) -> Sifting:
-        """Make what judges these messages, the first ones of the chunk in hand."""
-        claimed, chunk = _in_hand(state)
+    def _sifting(self, state: ProcessorState, chunk: Chunk, messages: tuple[Message, ...]) -> Sifting:
+        """Make what judges these messages, the first ones of the chunk."""
+        claimed, _ = _in_hand(state)
         before = self._failed_before(claimed, ReadRange.of(claimed, upto=chunk.examined, limit=len(messages)))
         return Sifting(chunk, claimed, messages, before, self._context.config.delivery, self._random, state.given_up)
 
@@ -310,7 +315,7 @@ class CompetingSteps:
             # The row was deleted meanwhile: nothing is left to try again.
             done = self._taker.complete(connection, claimed, chunk.examined, 0)
             return Deferred(Verdict(Action.SKIP, 0), chunk.examined) if done else Lost()
-        message, left = messages[0], self._sifting(state, messages).refuse(0, state.failure)
+        message, left = messages[0], self._sifting(state, chunk, messages).refuse(0, state.failure)
         if left.verdict.action is Action.STOP:
             return Deferred(left.verdict, named=self._named_message(message))
         if not self._taker.defer(connection, claimed, message.checkpoint, 1, [left]):

@@ -12,6 +12,7 @@ from outbox_core.ports import Feed, Settling
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import lease_of
 from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.reading.payloads import PayloadBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,13 +35,15 @@ class HeldFeed(Feed, Settling):
         """Keep the context."""
         self._context = context
         self._target = context.databases.target
+        delivery = context.config.delivery
+        self._payloads = PayloadBound(delivery.byte_limit, min(delivery.batch_limit, LARGEST_HELD_BATCH))
 
     @override
     def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Take those that are due."""
         taken = holding.take_due(
             self._target.connection(), self._context.key, lease_of(state), limit=self._limit(state),
-            payload=self._context.target.needs_payload,
+            payloads=self._payloads if self._context.target.needs_payload else None,
         )  # fmt: skip
         if not taken.owned:
             return outcomes.OwnershipLost("the lease went before held messages were looked at")

@@ -9,6 +9,7 @@ from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.ownership.lease_look import LeaseLook
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
+from outbox_worker.postgres.reading.payloads import PayloadBound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,13 +28,15 @@ def reader_of(
     barrier: Checkpoint | None = None,
     ahead: ReadAhead | None = None,
     lease_look: LeaseLook | None = None,
+    payloads: PayloadBound | None = None,
 ) -> MessageReader:
     """Return the reader of one partition, up to the barrier; a processor that is not partitioned has number 0 only."""
     partitions = config.delivery.partitions
     part = None if partitions is None else Slice(partition, partitions, barrier)
     return MessageReader(
-        config.source, part, remote_target=config.has_remote_target, ahead=ahead, lease_look=lease_look
-    )
+        config.source, part, remote_target=config.has_remote_target, ahead=ahead, lease_look=lease_look,
+        payloads=payloads,
+    )  # fmt: skip
 
 
 def partitioned_into(config: ProcessorConfig, count: int) -> ProcessorConfig:
@@ -59,6 +62,8 @@ class PartitionReader:
         # What was read ahead is not in the transaction at whose end it is known that no crash takes it back.
         can_wait = context.target.needs_payload and not self._reads_durably
         self._ahead = context.databases.ahead if can_wait else None
+        delivery = context.config.delivery
+        self._payloads = PayloadBound(delivery.byte_limit, delivery.batch_limit)
         self.reads_ahead = self._ahead is not None
         """The next batch of a backlog may be asked for while one is handled."""
         self.lease_look = self._make_lease_look()
@@ -67,7 +72,7 @@ class PartitionReader:
     def stop_at(self, barrier: Checkpoint | None) -> None:
         """Read no further than the barrier from now on."""
         config, partition = self._context.config, self._context.key.partition
-        self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look)
+        self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look, self._payloads)
 
     def _make_lease_look(self) -> LeaseLook | None:
         """For what is handed over and cannot be recalled; else the store looks at the lease, with the effects."""
@@ -77,9 +82,10 @@ class PartitionReader:
         return LeaseLook(context.key, context.config.delivery.lease_duration)
 
     def read(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
-        """Read the outbox, as much of it as the target needs, or with all messages."""
-        needed = with_messages or self._context.target.needs_payload
-        read = self.messages.fetch if needed else self.messages.fetch_extent
+        """Read the outbox, as much of it as the target needs, or with all messages: not with their large payloads."""
+        read = self.messages.fetch_outline if with_messages else self.messages.fetch_extent
+        if self._context.target.needs_payload:
+            read = self.messages.fetch
         connection = self._source.connection()
         if not self._reads_durably:
             return read(connection, after, limit)

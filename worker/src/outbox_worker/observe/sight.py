@@ -17,8 +17,8 @@ from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.ownership import partitions, rebalance
 from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import LAG_CAP
-from outbox_worker.postgres.reading.range_reader import DispatchReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

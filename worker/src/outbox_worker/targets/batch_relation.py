@@ -13,7 +13,7 @@ from outbox_worker.competing.settings import settings_of
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.reading.range_reader import DispatchReader
+from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.read_range import ReadRange
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import LAG_CAP, WINDOW
-from outbox_worker.postgres.reading.range_reader import DispatchReader
 from outbox_worker.postgres.reading.range_scan import LIVE, start_of
 from outbox_worker.postgres.reading.read_range import ReadRange
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import Refusal
     from outbox_core.spec import Competing, Source, StartFrom
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.reading.payloads import PayloadBound
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 """A queue's segment that is larger is left for the next one, to be emptied."""
@@ -139,10 +140,11 @@ class BatchTaker:
     """Takes batches of one processor for one consumer."""
 
     def __init__(
-        self, key: ProcessorKey, consumer: Consumer, source: Source, competing: Competing, batch_size: int
-    ) -> None:
-        """Keep the settings."""
-        self.reader = DispatchReader(source, competing, key.processor_id)
+        self, key: ProcessorKey, consumer: Consumer, source: Source, competing: Competing, batch_size: int,
+        payloads: PayloadBound | None = None,
+    ) -> None:  # fmt: skip
+        """Keep the settings; `payloads` bounds the bytes that are read at once, None: nothing does."""
+        self.reader = DispatchReader(source, competing, key.processor_id, payloads)
         self._key = key
         self._consumer = consumer
         self._competing = competing

@@ -20,6 +20,7 @@ from outbox_core.report import BlockedKey, FailureSummary
 from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.table import within_python
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.outcomes import HeldLease
     from outbox_worker.postgres.key import ProcessorKey
+    from outbox_worker.postgres.reading.payloads import PayloadBound
 
 COUNT_CAP: Final = 10_000
 """Held messages and dead letters are counted exactly up to here."""
@@ -162,13 +164,35 @@ def hold(
 
 
 def take_due(
-    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, limit: int, payload: bool
+    connection: psycopg.Connection[Any],
+    key: ProcessorKey,
+    lease: HeldLease,
+    *,
+    limit: int,
+    payloads: PayloadBound | None = None,
 ) -> Taken:
-    """Return the held messages to be tried now, at most `limit`; one that processes died of comes alone."""
+    """Return the held messages to be tried now, at most `limit`; one that processes died of comes alone.
+
+    `payloads`: they come with their payloads, and fewer where those have too many bytes.
+    """
+    if payloads is None:
+        return _take_due(connection, key, lease, limit, None)
+
+    def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+        return load("held_payloads").format(**_pairs(pairs), **_identified(key)), sql.SQL("place")
+
+    return payloads.read(connection, limit, lambda most: _take_due(connection, key, lease, most, payloads.small), find)
+
+
+def _take_due(
+    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, limit: int, small: int | None
+) -> Taken:
+    payload = small is not None
     parameters = _leased(key, lease) | {"limit": limit, "payload": payload}
     statement = load("take_due_messages").format(
-        schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled"))
-    )
+        schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled")),
+        payload=shipped_columns("due", small),
+    )  # fmt: skip
     with translated():
         rows = connection.execute(statement, parameters).fetchall()
     owned, next_in, blocking = rows[0][:3]

@@ -72,8 +72,16 @@ SELECT {schema}.hold_messages({processor_id}, {partition}, {epoch}, {token}::uui
 -- name: take_due_messages
 -- Held messages to be tried now, or when there are some.
 SELECT owned, next_in, blocking, transaction_id::text AS t, "position", key, message_id, message_type, publication_id,
-       partition_key, data, metadata, {scheduled} AS scheduled, attempts, deaths
-FROM {schema}.take_due_messages(%(processor_id)s, %(partition)s, %(epoch)s, %(owner_token)s::uuid, %(limit)s, %(payload)s)
+       partition_key, {payload}, {scheduled} AS scheduled, attempts, deaths
+FROM {schema}.take_due_messages(%(processor_id)s, %(partition)s, %(epoch)s, %(owner_token)s::uuid, %(limit)s, %(payload)s) AS due
+
+-- name: held_payloads
+-- Payloads of held messages as they are stored, each with its place in the order of their keys.
+SELECT h.transaction_id, h.position, h.place, h.data, h.metadata, NULL AS copied_data, NULL AS copied_metadata
+FROM {schema}.held_messages AS h
+WHERE h.processor_id = {processor_id} AND h.partition = {partition}
+  AND (h.transaction_id, h.position) IN (
+      SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))
 
 -- name: find_last
 -- The last message of a range.

@@ -28,19 +28,21 @@ from outbox_core.report import Lag
 from outbox_core.spec import Cursor
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan, literal
 from outbox_worker.postgres.reading.read_range import ReadRange, Template, Templates, place
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import psycopg
 
     from outbox_core.spec import PartitionKey, Partitions, Source
     from outbox_worker.postgres.ownership.lease_look import LeaseLook
     from outbox_worker.postgres.reading.ahead import ReadAhead
+    from outbox_worker.postgres.reading.payloads import PayloadBound
     from outbox_worker.postgres.reading.table import Slot
 
 WINDOW: Final = 20_000
@@ -77,6 +79,7 @@ class MessageReader:
         remote_target: bool = False,
         ahead: ReadAhead | None = None,
         lease_look: LeaseLook | None = None,
+        payloads: PayloadBound | None = None,
     ) -> None:
         """Prepare the statements.
 
@@ -86,14 +89,16 @@ class MessageReader:
             remote_target: the checkpoint is in another database.
             ahead: reads the next batch of a backlog before it is asked for; None: nothing does.
             lease_look: asks about the lease beside each read of messages; None: that is not asked.
+            payloads: bounds the bytes of a batch; None: all payloads of its messages are read at once.
 
         Raises:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
 
         """
         self._table = OutboxTable.of(source)
-        self._schema, self._ahead = source.schema_name, ahead
+        self._schema, self._ahead, self._payloads = source.schema_name, ahead, payloads
         self._lease_look = lease_look
+        self._small = None if payloads is None else payloads.small
         self._partition = 0 if part is None else part.partition
         self._slots = () if part is None else _slots_read(part, source)
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
@@ -108,8 +113,9 @@ class MessageReader:
         end = None if barrier is None or barrier.window is None else barrier.window.lower
         self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
         self._windows = SnapshotReader(
-            self._scan, self._partition, end=end, remote_target=remote_target, fetch_rows=self._fetch_rows
-        )
+            self._scan, self._partition, end=end, remote_target=remote_target, fetch_rows=self._fetch_rows,
+            small=self._small,
+        )  # fmt: skip
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
 
@@ -122,6 +128,7 @@ class MessageReader:
         """Let the server look, in this run of it, for the full batch that `fetch` will be asked for next."""
         if self._ahead is None or self._types is not None:
             return
+        limit = limit if self._payloads is None else self._payloads.limit(limit)
         statement = self._messages(ReadRange(after, limit=limit))
         if after.window is not None:
             statement = self._windows.next_page(after.window, limit)
@@ -133,7 +140,23 @@ class MessageReader:
             self._ahead.forget(self)
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
-        """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
+        """Return at most `limit` messages after `after`, with payloads as text, and how far was examined.
+
+        Fewer where their payloads have too many bytes; such a batch is full.
+        """
+        if self._payloads is None:
+            return self.fetch_outline(connection, after, limit)
+
+        def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+            ids = sql.Literal([str(pair.transaction_id) for pair in pairs])
+            positions = sql.Literal([pair.position for pair in pairs])
+            order = "position" if after.window is not None else "transaction_id, position"
+            return self._table.picked(self._table.stored_payload(), ids, positions, self._publications), sql.SQL(order)
+
+        return self._payloads.read(connection, limit, lambda most: self.fetch_outline(connection, after, most), find)
+
+    def fetch_outline(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+        """Return the same messages without their large payloads: those are empty, where payloads are bounded."""
         if after.window is not None:
             return self._windows.fetch(connection, after, limit)
         if self._types is not None:
@@ -314,8 +337,8 @@ class MessageReader:
         """Return the SELECT of messages with payloads as text."""
 
         def compose() -> sql.Composed:
-            rows = self._rows(self._table.selection(payload="text"), wanted, only_matching=True)
-            return load("fetch_messages").format(rows=rows)
+            rows = self._rows(self._table.outline(self._small), wanted, only_matching=True)
+            return load("fetch_messages").format(rows=rows, payload=shipped_columns("o", self._small))
 
         return self._templates.fill("fetch", wanted, compose)
 

@@ -44,10 +44,22 @@ LIMIT 1
 -- name: fetch_messages
 -- The next messages of a processor without a filter on types, payloads as text. The order is that of the columns, never
 -- of an output that is cast to text.
-SELECT o.transaction_id::text AS t, o.position, o.message_id, o.message_type, o.publication_id, o.partition_key, o.data,
-       o.metadata, o.scheduled, o.deliver_after
+SELECT o.transaction_id::text AS t, o.position, o.message_id, o.message_type, o.publication_id, o.partition_key, {payload},
+       o.scheduled, o.deliver_after
 FROM ({rows}) AS o
 ORDER BY o.transaction_id, o.position
+
+-- name: fetch_payloads
+-- Large payloads in a batch's order: the first one, and as many behind it as are stored in no more bytes in all. Of the
+-- others nothing is read that is stored out of line.
+SELECT k.transaction_id::text AS t, k.position, coalesce(k.data::text, k.copied_data) AS data,
+       coalesce(k.metadata::text, k.copied_metadata) AS metadata, k.stored
+FROM (SELECT l.*, sum(l.stored) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total
+      FROM (SELECT p.*, coalesce(pg_column_size(p.data), pg_column_size(p.copied_data), 0)
+                        + coalesce(pg_column_size(p.metadata), pg_column_size(p.copied_metadata), 0) AS stored
+            FROM ({rows}) AS p) AS l) AS k
+WHERE k.total <= {most} OR k.total = k.stored
+ORDER BY {order}
 
 -- name: begin_reading_ahead
 -- Begins a transaction that only reads, for a statement whose result nothing waits for. Frozen, this process must keep no

@@ -1,4 +1,4 @@
-"""Reads snapshot ranges: for the cursor Snapshot in the order of positions, for consumers in the order of pairs.
+"""Reads snapshot ranges in the order of positions, for the cursor Snapshot.
 
 The upper snapshot is taken once, before the range's first page, and is part of the checkpoint from then on. What
 it sees is committed or rolled back, so no message can appear behind a page: paging by position skips and repeats
@@ -23,30 +23,26 @@ from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.report import Lag
-from outbox_core.spec import Columns, StartType
+from outbox_core.spec import StartType
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
 from outbox_worker.postgres.reading.snapshots import check_snapshot, fetch_news, is_later, take_snapshot
-from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_messages
+from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
 
-    from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.spec import Competing, Source, StartFrom
-    from outbox_worker.postgres.reading.read_range import ReadRange
+    from outbox_core.spec import Source, StartFrom
 
     FetchRows = Callable[[psycopg.Connection[Any], sql.Composed, int | None], list[tuple[Any, ...]]]
 
 _OFTEN: Final = 3
 SPARSE: Final = 10
 """A page by position that holds less than one in so many of what was asked for is sought by sorting."""
-_QUEUE_COLUMNS: Final = Columns(
-    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +75,17 @@ class SnapshotReader:
         end: str | None = None,
         remote_target: bool = False,
         fetch_rows: FetchRows | None = None,
+        small: int | None = None,
     ) -> None:
         """Keep the statements.
 
         `end`, a barrier: no range is opened beyond that snapshot. `remote_target`: what is read is remembered
-        elsewhere. `fetch_rows` executes a statement for a page; None: on the connection alone.
+        elsewhere. `fetch_rows` executes a statement for a page; None: on the connection alone. `small`: bytes of a
+        payload up to which it is read with its message; None: every payload is.
         """
         self._end = end
         self._fetch_rows = fetch_rows or _fetch_rows
-        self._apart = remote_target
+        self._apart, self._small = remote_target, small
         self._limits = limits
         self._scan = scan
         self._partition = partition
@@ -114,9 +112,10 @@ class SnapshotReader:
     def _matching(
         self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint
     ) -> tuple[Message, ...]:
-        relation = self.relation(self._scan.table.selection(payload="text"), after, examined)
+        relation = self.relation(self._scan.table.outline(self._small), after, examined)
+        statement = load("fetch_matching").format(rows=relation, payload=shipped_columns("p", self._small))
         with translated():
-            found = connection.execute(load("fetch_matching").format(rows=relation)).fetchall()
+            found = connection.execute(statement).fetchall()
         return build_messages(found)
 
     def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
@@ -180,7 +179,7 @@ class SnapshotReader:
         again = self._opened is not None and self._opened[1:3] == (after, end)
         if end is None or again or self._apart or self._end is not None or self._in_vain >= _OFTEN:
             return None
-        found = fetch_news(lambda news: self._fetch_rows(connection, news, None), self._scan, end, limit)
+        found = fetch_news(lambda news: self._fetch_rows(connection, news, None), self._scan, end, limit, self._small)
         if found is None:
             return None
         upper, messages = check_snapshot(found[0], end), found[1]
@@ -299,7 +298,7 @@ class SnapshotReader:
         return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
 
     def _text_page(self, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
-        return self._page_statement("fetch_page", self._scan.table.selection(payload="text"), span, plan, size)
+        return self._page_statement("fetch_page", self._scan.table.outline(self._small), span, plan, size)
 
     def _page_statement(
         self, name: str, columns: sql.Composable, span: SnapshotRange, plan: Plan, size: int
@@ -308,8 +307,11 @@ class SnapshotReader:
         ahead: sql.Composable = sql.SQL("NULL::bigint")
         if plan is Plan.BY_POSITION:
             ahead = self._scan.ahead(span.after, self._limits.ahead)
-        positions = self._scan.positions(plan)
-        return load(name).format(found=found, rows=rows, size=sql.Literal(size), ahead=ahead, positions=positions)
+        payload = shipped_columns("p", self._small)
+        return load(name).format(
+            found=found, rows=rows, size=sql.Literal(size), ahead=ahead, positions=self._scan.positions(plan),
+            payload=payload,
+        )  # fmt: skip
 
 
 def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:
@@ -372,119 +374,3 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
     with translated():
         row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
     return None if row is None or row[0] is None else int(row[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """The last pair looked at, how many rows, how many of them are to be handled now, and the unique keys among them.
-
-    `delayed`: positions of those whose time has not come.
-    """
-
-    upto: Checkpoint
-    rows: int
-    matched: int
-    keys: list[str] | None
-    delayed: tuple[int, ...] = ()
-
-
-class DispatchReader:
-    """Reads for mode Competing: chunks of snapshot ranges, and listed messages, in the order of pairs."""
-
-    def __init__(self, source: Source, competing: Competing, processor_id: str) -> None:
-        """Prepare.
-
-        Raises:
-            ConfigurationError: publications are asked of a table that has no column for them.
-
-        """
-        self.table, self.is_queue = OutboxTable.of(source), competing.queue is not None
-        if self.is_queue:
-            self.table = OutboxTable(source.schema_name, f"queue_{competing.queue}", _QUEUE_COLUMNS)
-        self._processor_id = sql.Literal(processor_id)
-        self._schema = source.schema_name
-        # Of a queue the delayed messages are in a child of their own.
-        self._can_delay = not self.is_queue and self.table.columns.deliver_after is not None
-        # Of a queue everything that waits is in its own table.
-        copies = (OutboxTable(source.schema_name, "competing_copies", OWN_COLUMNS), self._processor_id)
-        self._scan = replace(
-            RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
-        )
-        self.filters = self._scan.types is not None or bool(self._scan.publications)
-        """Some rows are examined and passed over."""
-
-    def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
-        """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
-        rows = self._scan.in_pair_order(self._examined_columns, wanted)
-        with translated():
-            row = connection.execute(load("examine_claim").format(rows=rows, limit=sql.Literal(limit))).fetchone()
-        if row is None:
-            return None
-        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
-
-    def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
-        """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
-        copied = sql.SQL("{}[]").format(sql.Identifier(self._schema, "competing_copies"))
-        if not positions:
-            return sql.SQL("'{{}}'::{}").format(copied)
-        rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
-        return load("copied_rows").format(
-            rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
-            positions=sql.Literal(list(positions)),
-        )  # fmt: skip
-
-    def fetch(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
-        """Return the matching messages, payloads as text."""
-        rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), wanted, only_matching=True)
-        with translated():
-            found = connection.execute(load("fetch_messages").format(rows=rows)).fetchall()
-        return build_messages(found)
-
-    def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
-        """Return how often messages of a queue's range have failed before, of those that have."""
-        attempts = sql.SQL("o.transaction_id, o.position, o.attempts")
-        rows = self._scan.in_pair_order(lambda _: attempts, wanted, only_matching=True)
-        with translated():
-            found = connection.execute(load("fetch_attempts").format(rows=rows)).fetchall()
-        return {Checkpoint(int(t), p): failures for t, p, failures in found}
-
-    def relation(self, wanted: ReadRange) -> sql.Composed:
-        """Return the SELECT that is the relation `batch` of a user's statement."""
-        return self._scan.in_pair_order(lambda table: table.selection(payload="jsonb"), wanted, only_matching=True)
-
-    @property
-    def can_walk(self) -> bool:
-        """Positions are indexed, and each is one message's: so it is in our table."""
-        return self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS)
-
-    def picked_relation(
-        self, claimed: ClaimedBatch, ids: sql.Composable, positions: sql.Composable, *, near: bool
-    ) -> sql.Composed | None:
-        """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
-        if claimed.window is None:
-            return None
-        if near:
-            return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
-        return self.table.picked(
-            self.table.selection(payload="jsonb"), ids, positions, self._scan.publications,
-            self._scan.available(claimed.priority) if self.is_queue else (),
-        )  # fmt: skip
-
-    def count(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[int, int, float]:
-        """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
-        with translated():
-            row = connection.execute(
-                load("count_lag").format(rows=self._scan.in_pair_order(self._scan.counted, wanted))
-            ).fetchone()
-        return row if row is not None else (0, 0, 0.0)
-
-    def _examined_columns(self, table: OutboxTable) -> sql.Composed:
-        due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
-        now = self._can_delay and table is self.table
-        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS unique_key").format(
-            sql.Identifier(table.columns.transaction_id),
-            sql.Identifier(table.columns.position),
-            self._scan.matches(table),
-            due if now else sql.SQL("true"),
-            sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
-        )

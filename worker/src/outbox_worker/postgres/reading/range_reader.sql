@@ -1,6 +1,7 @@
 -- name: fetch_matching
 -- The messages of a span that pass the filter on types, payloads as text.
-SELECT p.*
+SELECT p.transaction_id, p.position, p.message_id, p.message_type, p.publication_id, p.partition_key, {payload}, p.scheduled,
+       p.deliver_after
 FROM ({rows}) AS p
 ORDER BY p.position
 
@@ -10,7 +11,8 @@ ORDER BY p.position
 -- so one snapshot: with two, what others commit or delete between them would make the position that of other rows.
 WITH {found},
 page AS MATERIALIZED ({rows})
-SELECT s.looked_at, r.reached, p.*
+SELECT s.looked_at, r.reached, p.transaction_id, p.position, p.message_id, p.message_type, p.publication_id, p.partition_key,
+       {payload}, p.scheduled, p.deliver_after
 FROM (SELECT count(*) AS looked_at FROM found) AS s
 CROSS JOIN (SELECT CASE WHEN (SELECT count(*) FROM page) < {size} THEN ({ahead}) END AS reached) AS r
 LEFT JOIN page AS p ON true

@@ -16,6 +16,7 @@ from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.table import build_messages
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ FEW: Final = 100
 
 
 def fetch_news(
-    read: Callable[[sql.Composed], list[tuple[Any, ...]]], scan: RangeScan, lower: str, limit: int
+    read: Callable[[sql.Composed], list[tuple[Any, ...]]], scan: RangeScan, lower: str, limit: int, small: int | None
 ) -> tuple[tuple[str, bool], tuple[Message, ...]] | None:
     """Read all that came since `lower`, in order, at most `limit` messages, payloads as text; `read` executes it.
+
+    Payloads of more than `small` bytes are empty; None: none is.
 
     Returns:
         The snapshot that ends the range and whether the server is a standby, and the messages; None: there may be more
@@ -44,8 +47,8 @@ def fetch_news(
     few = min(limit, FEW)
     if len(parse_snapshot(lower).in_progress) > few:
         return None
-    rows = scan.news(scan.table.selection(payload="text"), lower, few + 1)
-    found = read(load("fetch_news").format(rows=rows))
+    rows = scan.news(scan.table.outline(small), lower, few + 1)
+    found = read(load("fetch_news").format(rows=rows, payload=shipped_columns("n", small)))
     now, standby, *_ = found[0]
     messages = build_messages(row[2:] for row in found if row[2] is not None)
     return ((now, standby), messages) if len(messages) <= few else None

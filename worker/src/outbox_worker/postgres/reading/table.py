@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from psycopg import sql
@@ -220,15 +220,35 @@ class OutboxTable:
         """
         return self._as_text if payload == "text" else self._as_jsonb
 
+    def outline(self, small: int | None) -> sql.SQL:
+        """List the columns with payloads as text, but for those stored in more than `small` bytes: empty, not read."""
+        return self._as_text if small is None else _outline(self, small)
+
+    def stored_payload(self, *, copied: bool = False) -> sql.Composed:
+        """The place of `o` and its payload as it is stored: nothing of it is read yet. A copy's has columns of its own.
+
+        A copy is text, and the payload may be jsonb: in one column both would have to be read.
+        """
+        columns = self.columns
+        payload = _column(columns.data), _column(columns.metadata)
+        absent = sql.SQL("NULL"), sql.SQL("NULL")
+        return sql.SQL(
+            "{} AS transaction_id, {} AS position, {} AS data, {} AS metadata, {} AS copied_data, {} AS copied_metadata"
+        ).format(
+            _column(columns.transaction_id), _column(columns.position),
+            *(absent + payload if copied else payload + absent),
+        )  # fmt: skip
+
     @cached_property
     def _as_text(self) -> sql.SQL:
-        return self._select("text")
+        return self.compose_selection("text")
 
     @cached_property
     def _as_jsonb(self) -> sql.SQL:
-        return self._select("jsonb")
+        return self.compose_selection("jsonb")
 
-    def _select(self, payload: Literal["text", "jsonb"]) -> sql.SQL:
+    def compose_selection(self, payload: Literal["text", "jsonb"], small: int | None = None) -> sql.SQL:
+        """Compose what `selection` and `outline` return."""
         columns = self.columns
         as_payload = sql.SQL(payload)
         expressions = {
@@ -238,8 +258,10 @@ class OutboxTable:
             "message_type": _column(columns.message_type, "text"),
             "publication_id": _column(columns.publication_id, "text", absent="'default'::text"),
             "partition_key": _column(columns.partition_key, "text", absent="NULL::text"),
-            "data": sql.SQL("{}::{}").format(_column(columns.data), as_payload),
-            "metadata": sql.SQL("{}::{}").format(_column(columns.metadata, absent="NULL"), as_payload),
+            "data": _withheld(_column(columns.data), as_payload, small),
+            "metadata": _withheld(
+                _column(columns.metadata, absent="NULL"), as_payload, small if columns.metadata else None
+            ),
             "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="NULL::timestamptz"),
         }
         if payload == "text":
@@ -251,6 +273,20 @@ class OutboxTable:
                 sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
             )
         )
+
+
+@cache
+def _outline(table: OutboxTable, small: int) -> sql.SQL:
+    return table.compose_selection("text", small)
+
+
+def _withheld(column: sql.Composable, cast: sql.SQL, small: int | None) -> sql.Composed:
+    cast_column = sql.SQL("{}::{}").format(column, cast)
+    if small is None:
+        return cast_column
+    return sql.SQL("CASE WHEN pg_column_size({}) > {} THEN '' ELSE {} END").format(
+        column, sql.Literal(small), cast_column
+    )
 
 
 def as_text(composed: sql.Composable) -> sql.SQL:

@@ -1,0 +1,175 @@
+"""Reads snapshot ranges, and listed messages, in the order of pairs: for consumers of mode Competing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
+
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.spec import Columns
+from outbox_core.spec.delivery import LARGEST_BATCH
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.payloads import Page, shipped_columns
+from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+
+    from outbox_core.message import Message
+    from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.spec import Competing, Source
+    from outbox_worker.postgres.reading.payloads import PayloadBound
+    from outbox_worker.postgres.reading.read_range import ReadRange
+
+_QUEUE_COLUMNS: Final = Columns(
+    publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The last pair looked at, how many rows, how many of them are to be handled now, and the unique keys among them.
+
+    `delayed`: positions of those whose time has not come.
+    """
+
+    upto: Checkpoint
+    rows: int
+    matched: int
+    keys: list[str] | None
+    delayed: tuple[int, ...] = ()
+
+
+class DispatchReader:
+    """Reads for mode Competing: chunks of snapshot ranges, and listed messages, in the order of pairs."""
+
+    def __init__(
+        self, source: Source, competing: Competing, processor_id: str, payloads: PayloadBound | None = None
+    ) -> None:
+        """Prepare; `payloads` bounds the bytes that are read at once, None: nothing does.
+
+        Raises:
+            ConfigurationError: publications are asked of a table that has no column for them.
+
+        """
+        self.table, self.is_queue = OutboxTable.of(source), competing.queue is not None
+        if self.is_queue:
+            self.table = OutboxTable(source.schema_name, f"queue_{competing.queue}", _QUEUE_COLUMNS)
+        self._processor_id, self._payloads = sql.Literal(processor_id), payloads
+        self._schema = source.schema_name
+        # Of a queue the delayed messages are in a child of their own.
+        self._can_delay = not self.is_queue and self.table.columns.deliver_after is not None
+        # Of a queue everything that waits is in its own table.
+        copies = (OutboxTable(source.schema_name, "competing_copies", OWN_COLUMNS), self._processor_id)
+        self._scan = replace(
+            RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
+        )
+        self.filters = self._scan.types is not None or bool(self._scan.publications)
+        """Some rows are examined and passed over."""
+
+    def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
+        """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
+        rows = self._scan.in_pair_order(self._examined_columns, wanted)
+        with translated():
+            row = connection.execute(load("examine_claim").format(rows=rows, limit=sql.Literal(limit))).fetchone()
+        if row is None:
+            return None
+        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
+
+    def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
+        """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
+        copied = sql.SQL("{}[]").format(sql.Identifier(self._schema, "competing_copies"))
+        if not positions:
+            return sql.SQL("'{{}}'::{}").format(copied)
+        rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
+        return load("copied_rows").format(
+            rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
+            positions=sql.Literal(list(positions)),
+        )  # fmt: skip
+
+    def fetch(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+        """Return the messages of `fetch_page`."""
+        return self.fetch_page(connection, wanted).messages
+
+    def fetch_page(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> Page:
+        """Return the matching messages, payloads as text; fewer than wanted where they have too many bytes."""
+        bound = self._payloads
+        if bound is None:
+            return self._fetch(connection, wanted, wanted.limit, None)
+
+        def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+            listed = replace(wanted, window=None, listed=tuple(pairs), limit=None)
+            rows = self._scan.in_pair_order(lambda table: table.stored_payload(copied=table is not self.table), listed)
+            return rows, sql.SQL("transaction_id, position")
+
+        return bound.read(
+            connection,
+            wanted.limit or LARGEST_BATCH,
+            lambda most: self._fetch(connection, wanted, most, bound.small),
+            find,
+        )
+
+    def _fetch(
+        self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int | None, small: int | None
+    ) -> Page:
+        limited = replace(wanted, limit=limit)
+        rows = self._scan.in_pair_order(lambda table: table.outline(small), limited, only_matching=True)
+        statement = load("fetch_messages").format(rows=rows, payload=shipped_columns("o", small))
+        with translated():
+            found = connection.execute(statement).fetchall()
+        return Page(build_messages(found), limit)
+
+    def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
+        """Return how often messages of a queue's range have failed before, of those that have."""
+        attempts = sql.SQL("o.transaction_id, o.position, o.attempts")
+        rows = self._scan.in_pair_order(lambda _: attempts, wanted, only_matching=True)
+        with translated():
+            found = connection.execute(load("fetch_attempts").format(rows=rows)).fetchall()
+        return {Checkpoint(int(t), p): failures for t, p, failures in found}
+
+    def relation(self, wanted: ReadRange) -> sql.Composed:
+        """Return the SELECT that is the relation `batch` of a user's statement."""
+        return self._scan.in_pair_order(lambda table: table.selection(payload="jsonb"), wanted, only_matching=True)
+
+    @property
+    def can_walk(self) -> bool:
+        """Positions are indexed, and each is one message's: so it is in our table."""
+        return self.table == OutboxTable(self._schema, OWN_TABLE, OWN_COLUMNS)
+
+    def picked_relation(
+        self, claimed: ClaimedBatch, ids: sql.Composable, positions: sql.Composable, *, near: bool
+    ) -> sql.Composed | None:
+        """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
+        if claimed.window is None:
+            return None
+        if near:
+            return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
+        return self.table.picked(
+            self.table.selection(payload="jsonb"), ids, positions, self._scan.publications,
+            self._scan.available(claimed.priority) if self.is_queue else (),
+        )  # fmt: skip
+
+    def count(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[int, int, float]:
+        """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
+        with translated():
+            row = connection.execute(
+                load("count_lag").format(rows=self._scan.in_pair_order(self._scan.counted, wanted))
+            ).fetchone()
+        return row if row is not None else (0, 0, 0.0)
+
+    def _examined_columns(self, table: OutboxTable) -> sql.Composed:
+        due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
+        now = self._can_delay and table is self.table
+        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS unique_key").format(
+            sql.Identifier(table.columns.transaction_id),
+            sql.Identifier(table.columns.position),
+            self._scan.matches(table),
+            due if now else sql.SQL("true"),
+            sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
+        )
