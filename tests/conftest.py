@@ -18,21 +18,38 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
-HEAVY = (
-    "tests/acceptance/",
-    "tests/chart/test_release",
-    "tests/chart/test_server",
-    "tests/keda/",
-    "tests/model/",
-    "tests/chaos/",
-)
-"""Files that need the cluster or load both cores. One process runs them one after the other, from the first second on:
-together they take longer than anything else. Chaos comes last, when the other processes are done."""
+SHARES = {
+    "installed": (
+        "tests/acceptance/test_processors",
+        "tests/acceptance/test_cli",
+        "tests/acceptance/test_partitioned",
+        "tests/acceptance/integrations/test_scaling",
+        "tests/acceptance/test_spark",
+        "tests/acceptance/integrations/",
+        "tests/chart/test_release",
+        "tests/chart/test_server",
+        "tests/acceptance/test_crd",
+        "tests/acceptance/test_examples",
+        "tests/acceptance/test_tenant",
+        "tests/keda/",
+    ),
+    "processes": (
+        "tests/acceptance/",
+        "tests/chaos/",
+    ),
+}
+"""Files that need the cluster, and chaos: each share is one process's, which runs them in this order from the first
+second on. They wait for pods and leases more than they work; together they take longer than all else.
+
+The first share is about operators that the chart installed, and only it changes the CRD; the second about operators
+that run as processes, each for its own test's namespace. Chaos comes last, when the light tests are done.
+"""
 FIRST = (
-    *HEAVY,
+    *(start for share in SHARES.values() for start in share),
     "tests/unit/",
     "tests/property/",
     "tests/integration/spark/test_spark_",
+    "tests/model/",
     "tests/integration/worker/partitioned/test_rebalance",
     "tests/integration/cli/trying/test_try",
     "tests/integration/moving/",
@@ -61,10 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives a file to one process, and all that is heavy: most tests wait, so several at a time do no harm."""
+    """Gives a file to one process, or a share: most tests wait, so several at a time do no harm."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "heavy" if nodeid.startswith(HEAVY) else nodeid.split("::", 1)[0]
+        shares = (name for name, starts in SHARES.items() if nodeid.startswith(starts))
+        return next(shares, nodeid.split("::", 1)[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.acceptance.scenarios import Running, find_selected
 from tests.support.kubernetes.cluster import Cluster, ensure_cluster, install_crd, namespaces, wait
 from tests.support.kubernetes.operator import OperatorProcess, installed
 from tests.support.kubernetes.room import Room
@@ -85,6 +86,12 @@ def rooms(cluster: Cluster, server: DatabaseServer, tmp_path_factory: pytest.Tem
             found.free.put(namespace)
         with operator_of(cluster, system, served, tmp_path_factory.mktemp("operator")):
             yield found
+
+
+@pytest.fixture(scope="session")
+def running(request: pytest.FixtureRequest, rooms: Rooms) -> Running:
+    """All selected scenarios of all files, so that they fill the time of the slowest together."""
+    return Running(find_selected(request.session), rooms)
 
 
 @pytest.fixture

@@ -23,17 +23,12 @@ from tests.support.servers.proxy import Relay
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
+    from tests.acceptance.scenarios import Running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
 PROGRAM = Path(sys.executable).with_name("kubectl-outbox")
 scenarios = Scenarios()
-
-
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
-    scenarios.start_selected(request, rooms)
-    return scenarios
 
 
 def outbox(room: Room, *arguments: str, status: int = 0, both: bool = False) -> str:
@@ -189,7 +184,7 @@ def paused_a_checkpoint_is_rewound_in_the_database(rooms: Rooms) -> None:
 
 
 @pytest.mark.parametrize("name", scenarios.names)
-def test_scenario(running: Scenarios, name: str) -> None:
+def test_scenario(running: Running, name: str) -> None:
     assert running.finish(name, within=540)
 
 

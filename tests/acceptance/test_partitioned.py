@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.acceptance.scenarios import Scenarios
 from tests.support.kubernetes.cluster import ApiError
 from tests.support.kubernetes.room import BY_PAIRS
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Rooms
+    from tests.acceptance.scenarios import Running
     from tests.support.kubernetes.room import Resource, Room
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
+
+scenarios = Scenarios()
 
 COUNT = 6
 LEASE = 15.0
@@ -72,7 +76,8 @@ def test_three_pods_share_and_survive_the_loss_of_one(rooms: Rooms) -> None:
         until_shared(room, orders, 2, 2, 2)
 
 
-def test_scaling_moves_partitions_and_the_key_cannot_change(rooms: Rooms) -> None:
+@scenarios.add
+def scaling_moves_partitions_and_the_key_cannot_change(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 1})
         orders.until_ready()
@@ -90,7 +95,8 @@ def test_scaling_moves_partitions_and_the_key_cannot_change(rooms: Rooms) -> Non
             orders.spec(delivery={"mode": "Ordered", "partitions": None})
 
 
-def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Rooms) -> None:
+@scenarios.add
+def an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders", source=BY_PAIRS, delivery=DELIVERY, worker={"replicas": 2})
         orders.until_ready()
@@ -113,7 +119,8 @@ def test_an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Ro
         orders.until_ready()
 
 
-def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
+@scenarios.add
+def the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
     """A writer that is open when the barrier is drawn keeps it waiting, and status says so."""
     with rooms.room() as room:
         orders = room.processor("orders", source=BY_PAIRS, delivery=DELIVERY, worker={"replicas": 2})
@@ -136,3 +143,8 @@ def test_the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
             "status has the new partitions",
             lambda: [p["partition"] for p in orders.status["partitions"]] == [0, 1, 2, 3],
         )
+
+
+@pytest.mark.parametrize("name", scenarios.names)
+def test_scenario(running: Running, name: str) -> None:
+    assert running.finish(name, within=540)

@@ -26,7 +26,7 @@ from tests.acceptance.scenarios import (
 )
 
 if TYPE_CHECKING:
-    from tests.acceptance.conftest import Rooms
+    from tests.acceptance.scenarios import Running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
@@ -51,12 +51,6 @@ scenarios = Scenarios.of(
 )
 
 
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, rooms: Rooms) -> Scenarios:
-    scenarios.start_selected(request, rooms)
-    return scenarios
-
-
 @pytest.mark.parametrize("name", scenarios.names)
-def test_scenario(running: Scenarios, name: str):
+def test_scenario(running: Running, name: str):
     assert running.finish(name, within=540)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tests.chart.chart import CACHE, tool
 from tests.support.kubernetes.cluster import kubeconfig, wait
-from tests.support.kubernetes.operator import listening_port
+from tests.support.servers.postgres import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def keda(cluster: Cluster, namespace: str, folder: Path) -> Iterator[None]:
     """Run KEDA for one namespace, and take everything of it away again."""
     assert KEDA.exists(), f"{KEDA} is not there: run tests/tools/cluster/setup.sh keda"
     _certificates(folder)
-    grpc, secure = listening_port(), listening_port()
+    grpc, secure = free_port(), free_port()
     at = f"--kubeconfig={kubeconfig()}"
     operator = [
         f"--cert-dir={folder}",
@@ -129,7 +129,7 @@ def keda(cluster: Cluster, namespace: str, folder: Path) -> Iterator[None]:
     ]
     adapter = [
         f"--secure-port={secure}",
-        f"--port={listening_port()}",
+        f"--port={free_port()}",
         f"--metrics-service-address=localhost:{grpc}",
         f"--cert-dir={folder}",
         f"--tls-cert-file={folder / 'tls.crt'}",

@@ -1,7 +1,8 @@
 """Runs scenarios side by side: most of their time they wait, and a room of its own keeps each from the others.
 
-Each file here has a subject and names its scenarios by decorating functions with `Scenarios.add`. `test_processors.py`
-puts them together: its first test starts all that were selected, each test then waits for its own.
+Each file here has a subject and names its scenarios by decorating functions with `Scenarios.add`; so do the test files
+beside this folder that have `scenarios`. The fixture `running` starts all that were selected, of all those files: each
+`test_scenario` then waits for its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from tests.chart.chart import tool
 from tests.support.kubernetes.cluster import kubeconfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
     from tests.acceptance.conftest import Rooms
     from tests.support.kubernetes.room import Resource, Room
@@ -35,7 +36,6 @@ class Scenarios:
 
     def __init__(self) -> None:
         self._known: dict[str, Callable[[Rooms], None]] = {}
-        self._running: dict[str, Future[None]] = {}
 
     @classmethod
     def of(cls, *parts: Scenarios) -> Scenarios:
@@ -55,29 +55,35 @@ class Scenarios:
     def names(self) -> list[str]:
         return list(self._known)
 
-    def start(self, names: Iterable[str], rooms: Rooms) -> None:
-        """Start scenarios, a few at once, in order."""
-        pool = ThreadPoolExecutor(AT_ONCE)
-        self._running = {name: pool.submit(self._known[name], rooms) for name in names}
-        pool.shutdown(wait=False)
+    def named(self, name: str) -> Callable[[Rooms], None]:
+        return self._known[name]
 
-    def start_selected(self, request: pytest.FixtureRequest, rooms: Rooms) -> None:
-        """Start those whose `test_scenario` of the asking module was selected."""
-        selected: list[str] = [
-            str(item.callspec.params["name"])
-            for item in request.session.items
-            if isinstance(item, pytest.Function)
-            and item.originalname == "test_scenario"
-            and item.module is request.module
-        ]
-        rooms.server.prepare(len(selected))
-        self.start(selected, rooms)
+
+class Running:
+    """Scenarios that were started, a few at once, in the order of their tests."""
+
+    def __init__(self, scenarios: Mapping[str, Callable[[Rooms], None]], rooms: Rooms) -> None:
+        rooms.server.prepare(len(scenarios))
+        pool = ThreadPoolExecutor(AT_ONCE)
+        self._futures = {name: pool.submit(scenario, rooms) for name, scenario in scenarios.items()}
+        pool.shutdown(wait=False)
 
     def finish(self, name: str, within: float) -> bool:
         """Wait for one; raises what it raised. True: it came to its end, with all that it asserts."""
-        running = self._running[name]
+        running = self._futures[name]
         running.result(timeout=within)
         return running.done() and not running.cancelled()
+
+
+def find_selected(session: pytest.Session) -> dict[str, Callable[[Rooms], None]]:
+    """Find the scenarios whose `test_scenario` was selected, in whatever file."""
+    found: dict[str, Callable[[Rooms], None]] = {}
+    for item in session.items:
+        if isinstance(item, pytest.Function) and item.originalname == "test_scenario":
+            name = str(item.callspec.params["name"])
+            assert name not in found, f"two scenarios are named {name}"
+            found[name] = item.module.scenarios.named(name)
+    return found
 
 
 def until_handled(room: Room, resource: Resource, count: int, within: float = 120) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from urllib.request import urlopen
 
 from tests.chart.chart import CHART, helm
 from tests.support.kubernetes.cluster import REGISTRY, kubeconfig
+from tests.support.servers.postgres import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,15 +94,6 @@ def installed(
         assert done.returncode == 0, done.stderr
 
 
-def listening_port() -> int:
-    """Choose a free port below those that the kernel hands out: on a busy cluster one of them is soon taken."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-
-
 @dataclass
 class OperatorProcess:
     """One operator under one identity: started again, it is the same replica. A context manager starts and stops it.
@@ -121,7 +111,7 @@ class OperatorProcess:
     identity: str = "operator-0"
     server: str = ""
     told: dict[str, str] = field(default_factory=dict)
-    port: int = field(default_factory=listening_port)
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:

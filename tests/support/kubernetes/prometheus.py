@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import yaml
 
 from tests.support.kubernetes.cluster import wait
-from tests.support.kubernetes.operator import listening_port
+from tests.support.servers.postgres import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ class Prometheus:
     monitors: list[Body]
     credentials: Path
     rules: Body
-    port: int = field(default_factory=listening_port)
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _lister: threading.Thread | None = None

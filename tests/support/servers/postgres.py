@@ -8,7 +8,9 @@ programs in the cache.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -76,10 +78,20 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
         time.sleep(min(0.01 + waited / 10, 0.1))
 
 
+# Each process begins elsewhere, whatever its `random` is seeded with.
+_turns = itertools.count(secrets.randbelow(19_000))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Choose a port for a server that is started later.
+
+    Those that the kernel hands out lie above: on a busy machine one of them is soon taken. No port is chosen twice.
+    """
+    while True:
+        port = 11_000 + next(_turns) % 19_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def binaries(version: str) -> Path:
