@@ -39,10 +39,10 @@ SHARES = {
     ),
 }
 """Files that need the cluster, and chaos: each share is one process's, which runs them in this order from the first
-second on. They wait for pods and leases more than they work; together they take longer than all else.
+second on.
 
 The first share is about operators that the chart installed, and only it changes the CRD; the second about operators
-that run as processes, each for its own test's namespace. Chaos comes last, when the light tests are done.
+that run as processes, each for its own test's namespace, and chaos at its end.
 """
 FIRST = (
     *(start for share in SHARES.values() for start in share),

@@ -189,7 +189,7 @@ INVALID = [
         worker(delivery={"leaseDuration": "1s"}), "leaseDuration must be between 2s and 10m", id="a short lease"
     ),
     pytest.param(worker(delivery={"leaseDuration": "soon"}), "should match", id="no duration"),
-    pytest.param(worker(delivery={"batchBytes": "1000Mi"}), "should match", id="a batch of too many bytes"),
+    pytest.param(worker(delivery={"batchBytes": "9Gi"}), "should match", id="a batch of too many bytes"),
     pytest.param(worker(delivery={"pollInterval": "1ms"}), "pollInterval must be between", id="a busy loop"),
     pytest.param(worker(delivery={"timeout": "2h"}), "timeout must be between 1s and 1h", id="a long timeout"),
     pytest.param(worker(delivery={"batchSize": 0}), "greater than or equal to 1", id="an empty batch"),

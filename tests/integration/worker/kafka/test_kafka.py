@@ -161,6 +161,7 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
             holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
         topic.wait_for(20)
         first.kill()
+        outbox.end_waiting_sessions()
         holder.rollback()
         second = start(topic.name, {"leaseDuration": "3s"})
         second.wait_for("all is stored", lambda r: r.handled == 10)

@@ -95,6 +95,7 @@ def test_killed_between_commit_and_checkpoint_each_message_is_there_once(outbox,
         some = 1 if delivery else 10  # of several partitions the first one waits, and all others with it
         topic.wait_for(10 + some)
         first.kill()
+        outbox.end_waiting_sessions()
         holder.rollback()
         ids += outbox.produce(5, start=20)
         second = start(topic.name, {"leaseDuration": "3s"} | delivery, **source)
@@ -217,6 +218,7 @@ def test_a_held_message_whose_settlement_a_kill_prevents_is_there_once(outbox, k
         kafka.set_topic(topic.name, "max.message.bytes", "1000000")
         topic.wait_for(4)
         first.kill()
+        outbox.end_waiting_sessions()
         holder.rollback()
         second = start(topic.name, delivery)
         held = "SELECT count(*) FROM outbox.held_messages"

@@ -226,6 +226,7 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
             holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
         wait_count(client, queue_name, 20)
         first.kill()
+        outbox.end_waiting_sessions()
         holder.rollback()
         second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery={"leaseDuration": "3s"})
         second.wait_for("all is stored", lambda r: r.handled == 10)

@@ -47,6 +47,7 @@ def test_so_many_are_published_and_no_more_before_the_oldest_is_stored(outbox, s
 def test_killed_what_was_under_way_comes_again_and_nothing_else(outbox, workers, rabbitmq, stuck, queue_name):
     worker, ids, holder, client = stuck
     worker.kill()
+    outbox.end_waiting_sessions()
     holder.rollback()
     second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
     second.wait_for("all is stored", lambda r: r.handled == 99)
