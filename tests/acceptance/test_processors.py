@@ -26,6 +26,7 @@ from tests.acceptance.scenarios import (
 )
 
 if TYPE_CHECKING:
+    from tests.acceptance.conftest import Rooms
     from tests.acceptance.scenarios import Running
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
@@ -54,3 +55,9 @@ scenarios = Scenarios.of(
 @pytest.mark.parametrize("name", scenarios.names)
 def test_scenario(running: Running, name: str):
     assert running.finish(name, within=540)
+
+
+@pytest.mark.calm
+def test_a_worker_that_says_something_else_each_time_keeps_nobody_busy(rooms: Rooms):
+    """A scenario of its own: on a busy machine pods are ready and not ready, and each time its words are looked at."""
+    assert belief.count_changes_while_a_worker_lies(rooms) <= 14

@@ -229,24 +229,23 @@ def owner_of(room: Room, **changed: str) -> Body:
     return {**reference, "controller": True, **changed}
 
 
-@scenarios.add
-def a_worker_that_says_something_else_each_time_keeps_nobody_busy(rooms: Rooms) -> None:
+def count_changes_while_a_worker_lies(rooms: Rooms) -> int:
+    """Count how often a resource changes in a minute in which its worker says something else each time.
+
+    It is asked 30 times a minute. Anything else is looked at six times a minute; news may add as many.
+    """
     with rooms.room() as room:
         room.config_map("code", orders=CHANGING)
         target = {"python": {"module": "orders", "function": "handle", "configMapRef": {"name": "code"}}}
         orders = room.processor("orders", target=target)
         orders.until("the lies are told", lambda: "lie " in orders.condition("Ready").get("message", ""))
         time.sleep(40)  # more than what wakes at once
-        versions, lies = set(), set()
+        versions = set()
         until = time.monotonic() + 60
         while time.monotonic() < until:
             versions.add(orders.read()["metadata"]["resourceVersion"])
-            lies.add(orders.condition("Ready")["message"])
             time.sleep(0.3)
-        # It is asked 30 times a minute. What it says is looked at six times a minute; news may add as many. Where the
-        # machine is busy its pod may be ready and not ready meanwhile, which is told as well.
-        assert len(lies) <= 14, f"{len(lies)} lies were told in a minute, with {len(versions)} changes of the resource"
-        assert len(versions) <= 30, f"{len(versions)} changes of the resource in a minute"
+        return len(versions)
 
 
 @scenarios.add

@@ -21,7 +21,11 @@ from outbox_core.errors import ConfigurationError, HandlerError, MessagesFailedE
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
+from outbox_core.spec import PartitionKey
 from outbox_worker.targets.kafka import KafkaSink
+from outbox_worker.targets.librdkafka.producer import KafkaProducer
+from outbox_worker.targets.librdkafka.records import RecordBuilder
+from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from tests.support.servers.kafka import Topic, headers
 from tests.support.servers.postgres import free_port
 from tests.support.worker import build_config
@@ -371,3 +375,24 @@ class TestWhatItKeeps:
 def count_threads():
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
+
+
+def test_a_broker_that_went_down_is_given_up_whatever_else_the_client_tells(kafka, tmp_path):
+    """What it tells of the broker waits beside the messages to be heard: hearing it is no sign that one was taken."""
+    kafka.files(tmp_path)
+    build = RecordBuilder("PLACE", PartitionKey(), processor_id="orders", pod="pod-0").build
+    with kafka.topic() as topic:
+        record = build(message(1), 1)._replace(topic=topic.name)
+        with contextlib.closing(KafkaProducer(read_broker_settings(tmp_path), "orders")) as producer:
+            assert producer.send(record, lambda *_: None, time.monotonic() + 10)
+            assert producer.await_answers(time.monotonic() + 10, lambda: False)
+            kafka.stop()
+            began = time.monotonic()
+            assert producer.send(record, lambda *_: None, began + 10)
+            time.sleep(1)
+            with pytest.raises(TransientError, match="did not confirm"):
+                producer.await_answers(began, lambda: False)
+            assert producer._heard.down_since is not None
+            with pytest.raises(TransientError, match="cannot be reached"):
+                producer.await_answers(began + 10, lambda: False)
+        kafka.start()

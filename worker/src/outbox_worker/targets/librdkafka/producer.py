@@ -48,8 +48,15 @@ class _Heard:
         self.fatal: KafkaError | None = None
         self.down_since: float | None = None
         self.last = ""
+        self.told = 0
+        """Errors and lines of the log: until they are told they count as what waits."""
+
+    def log(self, level: int, line: str, *values: object) -> None:
+        self.told += 1
+        _log.log(level, line, *values)
 
     def note_error(self, error: KafkaError) -> None:
+        self.told += 1
         if error.fatal():
             self.fatal = self.fatal or error
         elif is_login(error):
@@ -81,7 +88,7 @@ class KafkaProducer:
         """Those that it knows, until its end."""
         config = settings.as_producer(client) | {name.replace("_", "."): value for name, value in more.items()}
         try:
-            self._producer = Producer(config, logger=_log, error_cb=self._heard.note_error)
+            self._producer = Producer(config, logger=self._heard, error_cb=self._heard.note_error)
         except KafkaException as err:
             raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
 
@@ -185,9 +192,10 @@ class KafkaProducer:
         """
         del is_refused
         while before := self.waiting:
+            told = self._heard.told
             self._hear(self._producer.flush, _SLICE)  # sends at once, without lingering
             if left := self.waiting:
-                if left < before:
+                if left + self._heard.told - told < before:  # a message was answered
                     self._heard.down_since = None
                 self._look(deadline)
         self._heard.down_since = None
