@@ -76,7 +76,7 @@ class Running:
 
 
 def find_selected(session: pytest.Session) -> dict[str, Callable[[Rooms], None]]:
-    """Find the scenarios whose `test_scenario` was selected, in whatever file."""
+    """Find the scenarios whose `test_scenario` was selected, in any file."""
     found: dict[str, Callable[[Rooms], None]] = {}
     for item in session.items:
         if isinstance(item, pytest.Function) and item.originalname == "test_scenario":

@@ -78,7 +78,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
         time.sleep(min(0.01 + waited / 10, 0.1))
 
 
-# Each process begins elsewhere, whatever its `random` is seeded with.
+# Each process begins elsewhere, also where its `random` has a fixed seed.
 _turns = itertools.count(secrets.randbelow(19_000))
 
 
