@@ -46,7 +46,7 @@ WITHHELD: Final = ""
 _TRIES: Final = 3
 """Reads of a page whose first message is gone when its payload is looked for."""
 _UNKNOWN_EXPANSION: Final = 8.0
-"""Bytes of text for each stored byte until a large payload was read: after a batch that is too small the next ones grow."""
+"""Bytes of text for each stored byte until a large payload was read: a first batch that is too small does no harm."""
 _LEAST_EXPANSION: Final = 0.1
 _DATA: Final = attrgetter("data")
 _METADATA: Final = attrgetter("metadata")
