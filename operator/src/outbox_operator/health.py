@@ -1,6 +1,6 @@
 """Serves /livez, /readyz and /metrics. Kopf's own endpoint answers 200 while nothing works, so it is not used.
 
-/livez fails when what is due has not been worked off for too long, or when watches stay silent although things change;
+/livez fails when what is due, or asking pods, stands still for too long, or watches stay silent although things change;
 the event loop's own lag is caught by the probe's timeout. /readyz is good in a standby that knows who is active, and in
 the active process while it can list what it serves: without the CRD, or the rights to read it, nothing becomes or stays
 ready. That is no matter of liveness, because a new process would be refused the same; what watches deliver is decided

@@ -123,7 +123,7 @@ def test_transaction_ids_that_a_crash_makes_free_again_hide_no_message(primary: 
         assert next_id(again) < looked_at, "ids are handed out again"
         after = produce(again, ["after"])
         wait_until(lambda: handled(again) == before + after, "it is handled", 30)
-    assert worker.report().handled == 4
+    worker.wait_for("they are counted", lambda report: report.handled == 4)
 
 
 @pytest.mark.parametrize("received", [True, False], ids=["all was received", "the last batches were not received"])

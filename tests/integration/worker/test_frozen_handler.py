@@ -103,4 +103,4 @@ def test_busy_for_longer_than_the_lease_a_live_owner_is_left_alone(outbox, worke
     gate.open()
     outbox.wait_handled(ids)
     assert owner.report().conflicts.count == 0
-    assert owner.report().handled == 10
+    owner.wait_for("they are counted", lambda report: report.handled == 10)

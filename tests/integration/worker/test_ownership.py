@@ -101,7 +101,7 @@ def test_frozen_inside_a_statement_a_worker_never_commits(outbox, workers):
     report = owner.wait_state("Standby")
     assert report.conflicts.by_code == {"4": 1}
     assert outbox.handled() == ids
-    assert second.report().handled == 10
+    second.wait_for("they are counted", lambda report: report.handled == 10)
 
 
 def expires_at(outbox):
@@ -167,7 +167,7 @@ def test_frozen_between_batches_a_worker_just_becomes_standby(outbox, workers):
     assert owner.wait_state("Standby").conflicts.count == 0, "it had nothing in hand that could be refused"
     more = outbox.produce(10, start=10)
     outbox.wait_handled(ids + more)
-    assert second.report().handled == 10
+    second.wait_for("they are counted", lambda report: report.handled == 10)
 
 
 def test_a_handler_may_compute_for_longer_than_the_lease(outbox, workers):

@@ -91,15 +91,17 @@ class Leader:
     async def _try(self) -> bool:
         started = time.monotonic()
         try:
-            lease = await asyncio.wait_for(self._kube.get(self._place), self._deadline / 2)
-            if lease is None:
-                if await asyncio.wait_for(self._kube.create(self._lease({}, {})), self._deadline / 2) is None:
-                    return False
-            else:
-                spec = lease.get("spec") or {}
-                if spec.get("holderIdentity") not in ("", None, self._identity) and not self._lapsed(lease):
-                    return False
-                await asyncio.wait_for(self._kube.replace(self._lease(lease["metadata"], spec)), self._deadline / 2)
+            async with asyncio.timeout(self._deadline / 2):
+                lease = await self._kube.get(self._place)
+            async with asyncio.timeout(self._deadline / 2):
+                if lease is None:
+                    if await self._kube.create(self._lease({}, {})) is None:
+                        return False
+                else:
+                    spec = lease.get("spec") or {}
+                    if spec.get("holderIdentity") not in ("", None, self._identity) and not self._lapsed(lease):
+                        return False
+                    await self._kube.replace(self._lease(lease["metadata"], spec))
         except (KubeError, TimeoutError) as err:
             log.warning("cannot read or renew the Lease", extra={"error": str(err)})
             return False

@@ -103,14 +103,15 @@ class Controller:
     async def _work(self) -> None:
         """Decide once the pods were asked: what another process heard of them is not known here."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._reporters.asked.wait(), FIRST_WORDS)
+            async with asyncio.timeout(FIRST_WORDS):
+                await self._reporters.asked.wait()
         await self.queue.run()
 
     @property
     def stale_seconds(self) -> float:
-        """For how long work has stood still; without bound when watches stay silent."""
+        """For how long work, or asking pods, has stood still; without bound when watches stay silent."""
         silent = any(informer.silent >= SILENT_CHECKS for informer in self._informers)
-        return float("inf") if silent else self.queue.stuck_seconds
+        return float("inf") if silent else max(self.queue.stuck_seconds, self._reporters.stuck_seconds)
 
     @property
     def fault(self) -> str:

@@ -98,6 +98,13 @@ class Reporters:
         self._slots = asyncio.Semaphore(PARALLEL)
         self.asked = asyncio.Event()
         """Every pod was asked once."""
+        self._moved = time.monotonic()
+        """When a question ended last, or there was none to ask."""
+
+    @property
+    def stuck_seconds(self) -> float:
+        """For how long no question has ended, and no round."""
+        return time.monotonic() - self._moved if self.asked.is_set() else 0.0
 
     def heard(self, pod: Body) -> Heard:
         """Look up what a pod of a resource said, and is believed."""
@@ -111,8 +118,8 @@ class Reporters:
 
     def _must_sign(self, pod: Body) -> bool:
         """Tell whether pods of its template, or as its workload makes them now, sign: a former version's do not."""
-        made = [pod, *(owner["spec"]["template"] for owner in owners_of(pod, self._store)[-2:-1])]
-        templates = {_template(each) for each in made}
+        workloads = [owner for owner in owners_of(pod, self._store) if owner["kind"] in ("Deployment", "StatefulSet")]
+        templates = {_template(each) for each in (pod, *(workload["spec"]["template"] for workload in workloads))}
         return not templates.isdisjoint(self._signing.get(key_of(pod), ()))
 
     async def run(self) -> None:
@@ -121,9 +128,10 @@ class Reporters:
             while True:
                 pods = [pod for pod in self._store.all_of("Pod") if _answers(pod) or _uid(pod) in self._heard]
                 own = [pod for pod in pods if is_own(pod, self._store)]
-                await asyncio.gather(*(self._ask(session, pod) for pod in own))
+                await asyncio.gather(*(self._try_asking(session, pod) for pod in own))
                 self.asked.set()
                 self._forget()
+                self._moved = time.monotonic()
                 await asyncio.sleep(PERIOD)
 
     def _forget(self) -> None:
@@ -133,6 +141,14 @@ class Reporters:
         for key in [key for key in {*self._limiters, *self._signing} if self._store.resource(key) is None]:
             self._limiters.pop(key, None)
             self._signing.pop(key, None)
+
+    async def _try_asking(self, session: aiohttp.ClientSession, pod: Body) -> None:
+        try:
+            await self._ask(session, pod)
+        except Exception:
+            # A fault of ours about one pod must not keep all others from being heard.
+            log.exception("asking a pod failed", extra={"pod": "/".join((key_of(pod)[0], pod["metadata"]["name"]))})
+        self._moved = time.monotonic()
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
         entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)

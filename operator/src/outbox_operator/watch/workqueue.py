@@ -11,6 +11,7 @@ import itertools
 import logging
 import random
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class KeyedQueue:
 
     async def _wait(self, seconds: float | None) -> None:
         """Wait for a change, or until `seconds` are over."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        except TimeoutError:
-            return
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes with a change, and this loop goes on.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()

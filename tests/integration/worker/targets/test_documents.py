@@ -38,7 +38,7 @@ def test_the_statement_of_the_readme(outbox, workers):
     produce(connection)
     totals = "SELECT order_id, cents FROM sales.order_totals ORDER BY order_id"
     wait_until(lambda: connection.execute(totals).fetchall() == [("a", 600), ("b", 200)], "both rounds are added up")
-    assert worker.report().handled == 6
+    worker.wait_for("they are counted", lambda report: report.handled == 6)
 
 
 def test_the_function_of_the_workers_page(outbox, workers):

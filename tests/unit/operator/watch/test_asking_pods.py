@@ -11,9 +11,9 @@ import pytest
 from outbox_operator.api.keys import Keys
 from outbox_operator.api.naming import TEMPLATE_LABEL, labels_of
 from outbox_operator.api.observed import Role
-from outbox_operator.reconcile.reports import Heard, Reporters
+from outbox_operator.reconcile.reports import PERIOD, Heard, Reporters
 from tests.unit.operator.building import build_report
-from tests.unit.operator.owned import EVERYTHING, NAMESPACE, REPLICA_SET, build_pod, store_of
+from tests.unit.operator.owned import EVERYTHING, NAMESPACE, REPLICA_SET, RESOURCE, build_pod, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -54,6 +54,35 @@ async def test_a_pod_that_is_not_the_resources_own_is_not_asked():
     async with asking(reporters):
         await reporters.asked.wait()
     assert reporters._heard.keys() == {own["metadata"]["uid"]}
+
+
+async def test_a_fault_about_one_pod_keeps_no_other_from_being_asked():
+    bad, good = (build_pod(name, REPLICA_SET, uid=f"uid-of-{name}") for name in ("bad", "good"))
+    rounds = asyncio.Event()
+
+    def refuse(*_: Any) -> None:
+        rounds.set()
+        raise RuntimeError("a fault of ours")
+
+    reporters = Reporters(store_of(*EVERYTHING, bad, good), Keys(), "system", refuse)
+    for pod in (bad, good):
+        reporters._heard[pod["metadata"]["uid"]] = Heard(build_report())
+    async with asking(reporters):
+        while reporters._heard["uid-of-good"].missed < 3:  # noqa: ASYNC110 - what is looked at announces nothing
+            await asyncio.sleep(0.05)
+    assert rounds.is_set(), "the fault was met"
+    assert reporters.stuck_seconds < PERIOD + 5
+
+
+async def test_a_resource_may_be_deleted_while_a_pod_of_it_is_asked():
+    """What made the pod goes later than the resource: the chain of owners then ends at its Deployment."""
+    pod = build_pod("orders-0", REPLICA_SET, labels=template("current"))
+    store = store_of(*EVERYTHING, pod)
+    reporters = Reporters(store, Keys(), "system", lambda *_: None)
+    reporters._heard[pod["metadata"]["uid"]] = said(signed=False)
+    reporters._signing[NAMESPACE, "orders"].add("current")
+    store.remove(RESOURCE)
+    assert not reporters.heard(pod).reachable, "it must sign, as others of its template do"
 
 
 def template(name: str) -> dict[str, str]:

@@ -69,6 +69,27 @@ async def test_a_key_whose_work_takes_long_delays_no_other_although_it_is_due_ag
     assert seen.is_set()
 
 
+async def test_it_ends_when_it_is_cancelled_while_keys_come_in():
+    """Each number of steps between the last key and the end is tried: one of them used to lose the cancellation."""
+
+    async def work(_key: tuple[str, str]) -> float | None:
+        return None
+
+    for steps in range(12):
+        queue = KeyedQueue(work)
+        task = asyncio.create_task(queue.run())
+        await asyncio.sleep(0.01)
+        for number in range(steps):
+            queue.add(("a", str(number)), 60.0)
+            await asyncio.sleep(0)
+        task.cancel()
+        for number in range(steps):
+            queue.add(("b", str(number)), 60.0)
+            await asyncio.sleep(0)
+        ended, _ = await asyncio.wait({task}, timeout=5)
+        assert ended, f"it works on after {steps} steps"
+
+
 def test_a_key_that_becomes_due_after_an_idle_time_is_stuck_only_from_then_on(monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
