@@ -13,6 +13,9 @@ AS $function$
 -- Finds the messages of a batch at which a statement fails, and runs it over the others, with the caller's rights. Parts are
 -- tried in order, each in a subtransaction. One that fails is halved until the message that fails is alone; then parts are
 -- half as large, and twice as large after two in a row that get through (outbox_core.processor.isolation: a quarter, since its parts cost more).
+-- A statement that takes message by message fails at the one that it read last, and the server counts what was read of an index, also
+-- for parts that were undone: then those before that one are handled and it is tried alone, as it is with handlers that begin messages
+-- one by one. A statement that reads all before it does anything has read all, which tells nothing.
 -- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs. With the name
 -- outbox_near also, where the transaction ids are null, over all messages between the two positions.
 -- p_keys: of all messages a number that stands for the key, where later ones of a key wait behind one that failed (p_waiting: those that wait already); else null.
@@ -34,6 +37,10 @@ DECLARE
     v_state text;
     v_message text;
     v_hint text;
+    v_index oid := CASE WHEN p_name = 'outbox_near' THEN to_regclass(format('%I.messages_pkey', :'schema')) END;
+    v_read bigint;
+    v_last boolean := false;  -- the one that fails is probably the last up to `suspect`
+    v_trusted boolean := true;
 BEGIN
     at := p_at;
     suspect := p_suspect;
@@ -53,7 +60,8 @@ BEGIN
         EXECUTE p_prepare;
     END IF;
     WHILE at < v_count AND kept < p_most AND (at = p_at OR clock_timestamp() < v_until) LOOP
-        v_size := CASE WHEN suspect IS NULL THEN least(block, v_count - at) ELSE greatest(1, (suspect - at) / 2) END;
+        v_size := CASE WHEN suspect IS NULL THEN least(block, v_count - at)
+                       ELSE greatest(1, CASE WHEN v_last THEN suspect - at - 1 ELSE (suspect - at) / 2 END) END;
         IF p_name = 'outbox_near' AND v_waiting = '{}' AND p_positions[at + v_size] - p_positions[at + 1] = v_size - 1 THEN
             -- No other message has a position between them.
             v_ids := NULL;
@@ -68,6 +76,8 @@ BEGIN
         v_through := true;
         IF cardinality(v_positions) > 0 THEN
             v_committing := false;
+            -- Only of parts without a gap each row that is read is a message.
+            v_read := CASE WHEN v_ids IS NULL THEN pg_stat_get_xact_tuples_fetched(v_index) END;
             BEGIN
                 EXECUTE format('EXECUTE %I (%L, %L)', p_name, v_ids, v_positions);
                 v_committing := true;
@@ -84,6 +94,7 @@ BEGIN
                     RAISE;
                 END IF;
                 GET STACKED DIAGNOSTICS v_state = RETURNED_SQLSTATE, v_message = MESSAGE_TEXT, v_hint = PG_EXCEPTION_HINT;
+                v_read := pg_stat_get_xact_tuples_fetched(v_index) - v_read;
                 v_through := false;
             END;
         END IF;
@@ -96,6 +107,8 @@ BEGIN
                 END IF;
             ELSIF at >= suspect THEN
                 suspect := NULL;
+                v_trusted := v_trusted AND NOT v_last;
+                v_last := false;
             END IF;
             CONTINUE;
         END IF;
@@ -103,11 +116,14 @@ BEGIN
             v_failed_size := v_size;
         END IF;
         IF v_size > 1 THEN
-            suspect := at + v_size;
+            v_trusted := v_trusted AND NOT v_last;
+            v_last := v_trusted AND coalesce(v_read BETWEEN 1 AND v_size - 1, false);
+            suspect := at + CASE WHEN v_last THEN v_read ELSE v_size END;
             CONTINUE;
         END IF;
         at := at + 1;
         suspect := NULL;
+        v_last := false;
         v_row := 0;
         block := greatest(1, coalesce(v_failed_size, block) / 2);
         failed := failed || at;

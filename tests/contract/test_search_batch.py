@@ -172,6 +172,49 @@ def test_near_others_each_message_is_named(connection, seed):
     assert (found.at, found.failed, done(connection)) == (80, failed, handled)
 
 
+STREAMING = (
+    "PREPARE outbox_near (xid8[], bigint[]) AS INSERT INTO done SELECT o.position, NULL FROM outbox.messages AS o "
+    "WHERE o.position >= ($2)[1] AND o.position <= ($2)[cardinality($2)] AND $1 IS NULL ORDER BY o.position"
+)
+
+
+@EVERYWHERE
+def test_what_the_server_read_last_names_the_message_that_fails(connection):
+    """The parts that fail are counted by a sequence: by halves they are at least four for each message, and here two."""
+    connection.execute(
+        "INSERT INTO outbox.messages (position, message_type, data) OVERRIDING SYSTEM VALUE "
+        "SELECT n, 'T', '{}' FROM generate_series(1, 400) AS n"
+    )
+    # The table has no statistics here, and this is about the plan that large ones have.
+    connection.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
+    connection.execute("CREATE TEMPORARY SEQUENCE failures")
+    connection.execute(
+        "CREATE OR REPLACE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF EXISTS (SELECT 1 FROM bad b WHERE b.n = new.n) THEN PERFORM nextval('failures'); "
+        "RAISE EXCEPTION 'no %', new.n; END IF; RETURN new; END $$"
+    )
+    bad = [37, 120, 121, 255, 390]
+    refuse(connection, *bad)
+    found = search(connection, 400, block=32, name="outbox_near", prepare=STREAMING)
+    assert (found.at, found.failed) == (400, bad)
+    assert done(connection) == [n for n in range(1, 401) if n not in bad]
+    assert connection.execute("SELECT last_value FROM failures").fetchone() == (2 * len(bad),)
+
+
+def test_a_statement_that_reads_all_before_it_fails_is_searched_by_halves(connection):
+    """What it read last is the last message of each part, and fails nowhere."""
+    connection.execute(
+        "INSERT INTO outbox.messages (position, message_type, data) OVERRIDING SYSTEM VALUE "
+        "SELECT n, 'T', '{}' FROM generate_series(1, 100) AS n"
+    )
+    bad = [3, 40, 77]
+    refuse(connection, *bad)
+    whole = STREAMING.replace("ORDER BY o.position", "ORDER BY -o.position")
+    found = search(connection, 100, block=16, name="outbox_near", prepare=whole)
+    assert (found.at, found.failed) == (100, bad)
+    assert sorted(done(connection)) == [n for n in range(1, 101) if n not in bad]
+
+
 def test_a_constraint_that_waits_for_the_commit_refuses_its_message_and_goes_on_waiting(connection):
     connection.execute("INSERT INTO parents VALUES (1)")
     children = PREPARE.replace("SELECT n", "SELECT n, CASE WHEN n = 4 THEN 9 ELSE 1 END")
