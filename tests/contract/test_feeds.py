@@ -257,7 +257,7 @@ class TestSettle:
         batch = fetch(owner)
         pairs = [message.checkpoint for message in batch]
         keys = ["k1", "k1", "c", "k2"]
-        assert owner.settling.places(batch) == tuple(map(Place, pairs, keys))
+        assert [*owner.settling.places(batch)] == [*map(Place, pairs, keys)]
 
 
 class TestFindLoss:
@@ -402,7 +402,7 @@ class TestHold:
         place = batch.messages[1].checkpoint
         assert taken.held == (Held(place, "k1", "b", 1),)
         assert (names(taken), taken.matched_count) == (["b"], 1)
-        assert owner.held.places(taken) == (Place(place, "k1"),)
+        assert [*owner.held.places(taken)] == [Place(place, "k1")]
         assert owner.held.request(owner.state, taken) is None
 
     def test_what_fails_again_counts_its_attempts_and_keeps_its_place(self, bench, owner, batch, hold):

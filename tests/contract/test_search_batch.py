@@ -180,7 +180,7 @@ STREAMING = (
 
 @EVERYWHERE
 def test_what_the_server_read_last_names_the_message_that_fails(connection):
-    """The parts that fail are counted by a sequence: by halves they are at least four for each message, and here two."""
+    """A sequence counts the parts that fail: by halves they are four or more for each message, and here two."""
     connection.execute(
         "INSERT INTO outbox.messages (position, message_type, data) OVERRIDING SYSTEM VALUE "
         "SELECT n, 'T', '{}' FROM generate_series(1, 400) AS n"

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from outbox_core.errors import TransientError
 from outbox_core.message import Batch, Held
-from outbox_core.part import Place
+from outbox_core.part import Place, Places
 from outbox_core.ports import Feed, OwnedUnit, Settling
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import lease_of
@@ -94,9 +94,9 @@ class MemorySettling(Settling):
         return settle
 
     @override
-    def places(self, batch: Batch) -> tuple[Place, ...]:
+    def places(self, batch: Batch) -> Places:
         """Return where the messages are that are to be handled, with their keys, in order."""
-        return tuple(Place(each.checkpoint, key_of(each)) for each in batch)
+        return Places.of(Place(each.checkpoint, key_of(each)) for each in batch)
 
     def find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
         """Look at the lease right before a batch is handed over that cannot be recalled."""
@@ -183,9 +183,9 @@ class MemoryHeldFeed(Feed, Settling):
         return settle
 
     @override
-    def places(self, batch: Batch) -> tuple[Place, ...]:
+    def places(self, batch: Batch) -> Places:
         """Return where the messages are, with their keys, in order."""
-        return tuple(Place(each.checkpoint, each.key) for each in batch.held)
+        return Places.of(Place(each.checkpoint, each.key) for each in batch.held)
 
     def fail(self, state: ProcessorState, failed: tuple[Failure, ...]) -> outcomes.StepOutcome:
         """Write down what becomes of one that failed alone."""

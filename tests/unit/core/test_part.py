@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.message import Batch, Held
-from outbox_core.part import Place, sort_tried, take_part
+from outbox_core.part import Place, Places, sort_tried, take_part
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 
@@ -26,7 +26,7 @@ def pairs(*numbers):
 
 
 def places(*numbers):
-    return [Place(pair, f"k{pair.position}") for pair in pairs(*numbers)]
+    return Places.of(Place(pair, f"k{pair.position}") for pair in pairs(*numbers))
 
 
 def test_a_part_of_a_range_reaches_to_its_last_message_and_has_what_is_aside_in_between():
@@ -56,7 +56,7 @@ def test_a_part_of_a_window_is_a_page_of_it():
         excluded=(Checkpoint(15, 2),),
     )  # fmt: skip
     # Read by position: transaction ids are in no order.
-    found = [Place(Checkpoint(19, 1), "a"), Place(Checkpoint(12, 3), "b"), Place(Checkpoint(11, 6), "c")]
+    found = Places(("19", "12", "11"), (1, 3, 6), ("a", "b", "c"))
     part = take_part(batch, found, 0, 2)
     assert part.examined == Checkpoint(0, 103)
     assert part.examined.window == SnapshotRange(lower, upper, 3, Plan.BY_POSITION)

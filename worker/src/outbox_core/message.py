@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from outbox_core.part import Place
+    from outbox_core.part import Places
 
 
 class Message(NamedTuple):
@@ -93,7 +93,7 @@ class Batch:
         waits_for: mode Ordered: what comes next is delayed, and all waits for it.
         held: these very messages are tried again, none of a range.
         only: a small part of another batch: its messages, which are found faster one by one than as a range.
-        places: where the messages are that are to be handled now, and their keys; empty where that was not asked.
+        places: where the messages are that are to be handled now, and their keys; None where that was not asked.
         positions: among which those of its messages are, as an array of the server, where that makes them found faster.
 
     """
@@ -110,7 +110,7 @@ class Batch:
     waits_for: Delayed | None = None
     held: tuple[Held, ...] = ()
     only: tuple[Checkpoint, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: Places | None = None
     positions: str | None = None
 
     @property

@@ -12,7 +12,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from outbox_core.message import Batch
 
@@ -28,6 +28,42 @@ class Place:
 
     checkpoint: Checkpoint
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the messages of a batch are, with their keys, in order.
+
+    In columns, because only those of which something comes are looked at one by one.
+
+    Attributes:
+        transaction_ids: as text, as they travel.
+        positions: as many.
+        keys: as many.
+
+    """
+
+    transaction_ids: Sequence[str] = ()
+    positions: Sequence[int] = ()
+    keys: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, places: Iterable[Place]) -> Places:
+        """Take them apart."""
+        found = [(str(each.checkpoint.transaction_id), each.checkpoint.position, each.key) for each in places]
+        return cls(*zip(*found, strict=True)) if found else cls()
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self.positions)
+
+    def __getitem__(self, number: int) -> Place:
+        """The message with this number, from 0."""
+        return Place(Checkpoint(int(self.transaction_ids[number]), self.positions[number]), self.keys[number])
+
+    def __iter__(self) -> Iterator[Place]:
+        """All of them, in order."""
+        return (self[number] for number in range(len(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +86,15 @@ def sort_tried(keys: Sequence[str], tried: int, refused: Collection[int], *, blo
 
     """
     failed = set(refused)
-    blocked: set[str] = set()
-    handled, waiting = [], []
-    for number in range(tried):
-        if number in failed:
-            blocked.add(keys[number])
-        elif blocks and keys[number] in blocked:
-            waiting.append(number)
-        else:
-            handled.append(number)
-    return Sorted(tuple(handled), tuple(waiting))
+    first: dict[str, int] = {}
+    for number in sorted(failed) if blocks else ():
+        first.setdefault(keys[number], number)
+    behind = [n for n in range(tried) if keys[n] in first and n > first[keys[n]] and n not in failed] if first else []
+    out = failed.union(behind)
+    return Sorted(tuple([number for number in range(tried) if number not in out]), tuple(behind))
 
 
-def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, without: Collection[int] = ()) -> Batch:
+def take_part(batch: Batch, places: Places, begin: int, end: int, without: Collection[int] = ()) -> Batch:
     """Return the messages of a batch from number `begin` to before `end`, without those in `without`.
 
     Args:
@@ -83,7 +115,7 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     messages = tuple(batch.messages[number] for number in numbers) if batch.messages else ()
     if batch.held:
         held = tuple(batch.held[number] for number in numbers)
-        return replace(batch, held=held, messages=messages, matched_count=len(held), places=())
+        return replace(batch, held=held, messages=messages, matched_count=len(held), places=None)
     after = batch.after if begin == 0 else _reach(batch, places, begin)
     examined = batch.examined if end == len(places) else _reach(batch, places, end)
     only = tuple(places[number].checkpoint for number in numbers) if len(numbers) <= SMALL else ()
@@ -91,11 +123,11 @@ def take_part(batch: Batch, places: Sequence[Place], begin: int, end: int, witho
     return replace(
         batch, after=after, examined=examined, messages=messages, matched_count=len(numbers),
         excluded=(*_between(batch, places, begin, end), *skipped), full=batch.full or end < len(places),
-        only=only, places=(),
+        only=only, places=None,
     )  # fmt: skip
 
 
-def _reach(batch: Batch, places: Sequence[Place], end: int) -> Checkpoint:
+def _reach(batch: Batch, places: Places, end: int) -> Checkpoint:
     """Return the checkpoint after so many messages, more than none and not all of them."""
     last = places[end - 1].checkpoint
     window = batch.examined.window
@@ -110,7 +142,7 @@ def _reach(batch: Batch, places: Sequence[Place], end: int) -> Checkpoint:
     )  # fmt: skip
 
 
-def _between(batch: Batch, places: Sequence[Place], begin: int, end: int) -> tuple[Checkpoint, ...]:
+def _between(batch: Batch, places: Places, begin: int, end: int) -> tuple[Checkpoint, ...]:
     """Return what was excluded already and lies between messages; behind the last one, too."""
     first = _order(batch, places[begin - 1].checkpoint) if begin else None
     last = _order(batch, places[end - 1].checkpoint) if end < len(places) else None

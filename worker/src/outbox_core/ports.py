@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from outbox_core.message import Batch
-    from outbox_core.part import Place
+    from outbox_core.part import Places
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.isolation import Found, Search
     from outbox_core.processor.outcomes import HeldLease, StepOutcome
@@ -83,7 +83,7 @@ class Settling(Protocol):
 
         """
 
-    def places(self, batch: Batch) -> tuple[Place, ...]:
+    def places(self, batch: Batch) -> Places:
         """Return where the messages of the batch are that are to be handled, with their keys, in order."""
 
 
@@ -170,7 +170,7 @@ class SearchTarget(InTransaction, Protocol):
     """A transaction target that finds the messages of a batch that fail with one call, not part by part."""
 
     def open_search(
-        self, transaction: Any, batch: Batch, pairs: Sequence[Checkpoint], keys: Sequence[str] | None, seconds: float
+        self, transaction: Any, batch: Batch, places: Places, seconds: float, *, blocks: bool
     ) -> Callable[[Search, Collection[int], int], Found] | None:
         """Return what goes on with a search: it tries part after part, each in a subtransaction.
 
@@ -181,9 +181,9 @@ class SearchTarget(InTransaction, Protocol):
         Args:
             transaction: the open one.
             batch: that is searched.
-            pairs: of its messages, in order.
-            keys: of its messages, where later ones of a key wait behind one that failed; None: none wait.
+            places: of its messages, in order.
             seconds: so long one call goes on, or until one message is behind.
+            blocks: later messages of a key wait behind one that failed.
 
         Returns:
             None: parts of this batch can only be tried one by one.

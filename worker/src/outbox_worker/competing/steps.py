@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.errors import MessagesFailedError, TransientError
+from outbox_core.part import Place, Places
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, Verdict
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
@@ -248,8 +249,8 @@ class CompetingSteps:
 
         def effects(transaction: Transaction) -> int:
             target, unmarked = self._effects.inside, replace(transaction, mark=None)
-            pairs = [message.checkpoint for message in messages]
-            find = self._effects.open_search(transaction, chunk, pairs, None, sifting.seconds)
+            places = Places.of(Place(each.checkpoint, each.message_id) for each in messages)
+            find = self._effects.open_search(transaction, chunk, places, sifting.seconds, blocks=False)
             # One bound for all parts: a step must not take longer than the loop says of it.
             sifted = self._effects.limited(
                 connection, lambda: sifting.run(connection, lambda part: target.handle(unmarked, part), block, find)

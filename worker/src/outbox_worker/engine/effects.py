@@ -13,11 +13,11 @@ from outbox_core.ports import InTransaction, OutsideTransaction, PipelinedTarget
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from outbox_core.message import Batch
+    from outbox_core.part import Places
     from outbox_core.processor.isolation import Found, Search
-    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.transactions.transaction import Transaction
@@ -71,13 +71,12 @@ class Effects:
         return self.limited(transaction.connection, partial(self.inside.handle, transaction, batch))
 
     def open_search(
-        self, transaction: Transaction, batch: Batch, pairs: Sequence[Checkpoint], keys: Sequence[str] | None,
-        seconds: float,
-    ) -> Callable[[Search, Collection[int], int], Found] | None:  # fmt: skip
+        self, transaction: Transaction, batch: Batch, places: Places, seconds: float, *, blocks: bool
+    ) -> Callable[[Search, Collection[int], int], Found] | None:
         """Return what finds the messages that fail with one call, where the target can do that."""
         if not isinstance(self._inside, SearchTarget):
             return None
-        return self._inside.open_search(transaction, batch, pairs, keys, seconds)
+        return self._inside.open_search(transaction, batch, places, seconds, blocks=blocks)
 
     def limited(self, connection: Connection, act: Callable[[], _Answer]) -> _Answer:
         """Do what the target needs in this connection's transaction, within delivery.timeout."""

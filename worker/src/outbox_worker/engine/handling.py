@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import MessagesFailedError, OutboxError, TransientError
@@ -218,7 +219,7 @@ class Handling:
     def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, one = lease_of(state), self._transactional
         parts = Parts(batch, self._fresh.places(batch), blocks=self._delivery.blocking is Blocks.KEY)
-        everything = (*batch.excluded, *(place.checkpoint for place in parts.places))
+        everything = chain(batch.excluded, (place.checkpoint for place in parts.places))
         settle = self._fresh.settle_with(state, batch, everything)
         request = replace(self._fresh.request(state, batch), first=False) if one else None
         failed: tuple[Failure, ...] = ()
@@ -320,9 +321,8 @@ class Handling:
         unmarked = replace(transaction, mark=None)
         connection, count = transaction.connection, len(parts.places)
         until = time.monotonic() + min(seconds, self._part_seconds)
-        pairs = [place.checkpoint for place in parts.places]
         left = max(0.0, until - time.monotonic())
-        find_all = self._effects.open_search(transaction, parts.batch, pairs, parts.blocking_keys, left)
+        find_all = self._effects.open_search(transaction, parts.batch, parts.places, left, blocks=parts.blocks)
 
         def handle(begin: int, end: int) -> None:
             part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from outbox_core.message import Held
-from outbox_core.part import Place, Sorted, sort_tried, take_part
+from outbox_core.part import Place, Places, Sorted, sort_tried, take_part
 from outbox_core.processor import failing
 from outbox_core.processor.failing import Failure
 from outbox_core.processor.isolation import Search, search_failed
@@ -28,22 +28,17 @@ _Keyed = TypeVar("_Keyed", Place, Held)
 class Parts:
     """The parts of one batch: what is tried, and what came of it."""
 
-    def __init__(self, batch: Batch, places: tuple[Place, ...], *, blocks: bool) -> None:
+    def __init__(self, batch: Batch, places: Places, *, blocks: bool) -> None:
         self.batch = batch
         self.places = places
         self.sorted = Sorted((), ())
         self.refused: dict[int, OutboxError] = {}
         self.tried = 0
         self.next_block = 1
-        self._blocks = blocks
-        self._keys = tuple(each.key for each in places)
+        self.blocks = blocks
+        self._keys = places.keys
         self._blocked: set[str] = set()
         self._noted = 0
-
-    @property
-    def blocking_keys(self) -> tuple[str, ...] | None:
-        """The keys of all messages, where later ones of a key wait behind one that failed."""
-        return self._keys if self._blocks else None
 
     def waiting(self, begin: int, end: int) -> frozenset[int]:
         """Return which of these wait behind one of their key that failed."""
@@ -53,7 +48,7 @@ class Parts:
 
     def note(self, found: Isolated) -> None:
         """Remember which keys are blocked by now."""
-        if self._blocks:
+        if self.blocks:
             self._blocked.update(self._keys[each.index] for each in found.refused[self._noted :])
             self._noted = len(found.refused)
 
@@ -61,7 +56,7 @@ class Parts:
         """Keep what came of it."""
         self.refused = {each.index: each.error for each in found.refused}
         self.tried, self.next_block = found.at, found.next_block
-        self.sorted = sort_tried(self._keys, found.at, self.refused, blocks=self._blocks)
+        self.sorted = sort_tried(self._keys, found.at, self.refused, blocks=self.blocks)
 
     def failures(self, delivery: Delivery) -> tuple[Failure, ...]:
         """Say what becomes of each message that failed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError, TransientError
-from outbox_core.part import Place
+from outbox_core.part import Place, Places
 from outbox_core.ports import Feed, Settling
 from outbox_core.processor import outcomes
 from outbox_core.processor.failing import POISON_CRASHES, build_poison_error
@@ -165,7 +165,7 @@ class CheckpointSettling(Settling):
         return settle
 
     @override
-    def places(self, batch: Batch) -> tuple[Place, ...]:
+    def places(self, batch: Batch) -> Places:
         """Return where the messages of a batch are that are to be handled, with their keys, in order."""
         found = batch.places or holding.list_range(
             self._databases.target.connection(), self._reader.relation(batch), batch.excluded
@@ -173,7 +173,7 @@ class CheckpointSettling(Settling):
         if not batch.messages:
             return found
         keys = {each.checkpoint: each.key for each in found}
-        return tuple(Place(each.checkpoint, keys.get(each.checkpoint, each.message_id)) for each in batch)
+        return Places.of(Place(each.checkpoint, keys.get(each.checkpoint, each.message_id)) for each in batch)
 
     def find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
         """Look at the lease right before a batch is handed over that cannot be recalled; or right when it was read."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from outbox_core.message import Batch
-from outbox_core.part import Place
+from outbox_core.part import Place, Places
 from outbox_core.ports import Feed, Settling
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import lease_of
@@ -82,9 +82,9 @@ class HeldFeed(Feed, Settling):
         return settle
 
     @override
-    def places(self, batch: Batch) -> tuple[Place, ...]:
+    def places(self, batch: Batch) -> Places:
         """Return where the messages are, with their keys, in order."""
-        return tuple(Place(each.checkpoint, each.key) for each in batch.held)
+        return Places.of(Place(each.checkpoint, each.key) for each in batch.held)
 
     def fail(self, state: ProcessorState, failed: tuple[Failure, ...]) -> outcomes.StepOutcome:
         """Write down what becomes of one that failed alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from psycopg import sql
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.reading.messages import MessageReader
 
 Whole: TypeAlias = "Callable[[Batch], sql.Composed]"
 """Gives the SELECT of a batch's messages."""
-Some: TypeAlias = "Callable[[Batch, Sequence[Checkpoint]], tuple[str, sql.Composed] | None]"
-"""Gives, with the pairs of all messages of a batch, in order, the SELECT of those that the parameters $1 (transaction
-ids) and $2 (positions) name, some in a row, and the name under which `search_batch` is to prepare it; or None."""
+Some: TypeAlias = "Callable[[Batch, Sequence[int]], tuple[str, sql.Composed] | None]"
+"""Gives, with the positions of all messages of a batch, in order, the SELECT of those that the parameters $1
+(transaction ids) and $2 (positions) name, some in a row, and the name under which `search_batch` is to prepare it; or
+None."""
 
 _IDS: Final = sql.SQL("$1")
 _POSITIONS: Final = sql.SQL("$2")
@@ -58,37 +57,40 @@ def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
     def whole(batch: Batch) -> sql.Composed:
         if batch.held:
             return held_relation(batch, *holding.literals(each.checkpoint for each in batch.held))
-        reader = find_reader(batch)
+        reader, by_position = find_reader(batch), batch.examined.window is not None
         if batch.only:
-            return _numbered(reader.picked_relation(*holding.literals(batch.only)), batch)
+            return _numbered(reader.picked_relation(*holding.literals(batch.only)), by_position=by_position)
         rows = reader.batch_relation(batch.after, batch.examined, batch.positions)
-        return _numbered(holding.without_excluded(rows, batch.excluded) if batch.excluded else rows, batch)
+        rows = holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
+        return _numbered(rows, by_position=by_position)
 
-    def some(batch: Batch, pairs: Sequence[Checkpoint]) -> tuple[str, sql.Composed]:
+    def some(batch: Batch, positions: Sequence[int]) -> tuple[str, sql.Composed]:
         if batch.held:
             return _HELD, held_relation(batch, _IDS, _POSITIONS)
         # Only with the cursor Snapshot there is an index on position.
-        near = batch.examined.window is not None and _are_near(pairs)
+        by_position = batch.examined.window is not None
+        near = by_position and _are_near(positions)
         # Only of our table is it known that each position is one message's.
         name = _NEAR if near and config.source.table is None else _PART
-        return name, _numbered(find_reader(batch).picked_relation(_IDS, _POSITIONS, near=near), batch)
+        rows = find_reader(batch).picked_relation(_IDS, _POSITIONS, near=near)
+        return name, _numbered(rows, by_position=by_position)
 
     return whole, some
 
 
-def _are_near(pairs: Sequence[Checkpoint]) -> bool:
+def _are_near(positions: Sequence[int]) -> bool:
     """Say whether positions ascend, with few others between them."""
-    ascending = all(one.position < other.position for one, other in pairwise(pairs))
-    return ascending and pairs[-1].position - pairs[0].position < _OTHERS * len(pairs)
+    ascending = sorted(set(positions)) == [*positions]
+    return ascending and positions[-1] - positions[0] < _OTHERS * len(positions)
 
 
-def _numbered(rows: sql.Composed, batch: Batch) -> sql.Composed:
+def _numbered(rows: sql.Composed, *, by_position: bool) -> sql.Composed:
     """Add the column `ordinal`, which sorts the messages as the processor's cursor does; held ones have it already.
 
     A statement whose effects depend on the order would have to know the cursor otherwise. The server leaves the
     numbering out where a statement does not name it (a subquery's unused columns are not computed).
     """
-    order = "position" if batch.examined.window is not None else "transaction_id, position"
+    order = "position" if by_position else "transaction_id, position"
     numbered = "SELECT b.*, row_number() OVER (ORDER BY {}) AS ordinal FROM ({}) AS b"
     return sql.SQL(numbered).format(sql.SQL(order), rows)
 
@@ -104,11 +106,12 @@ def _of_consumer(config: ProcessorConfig) -> tuple[Whole, Some]:
         return claimed
 
     def whole(batch: Batch) -> sql.Composed:
-        return _numbered(reader.relation(ReadRange.of(find_claimed(batch), upto=batch.examined)), batch)
+        return _numbered(reader.relation(ReadRange.of(find_claimed(batch), upto=batch.examined)), by_position=False)
 
-    def some(batch: Batch, pairs: Sequence[Checkpoint]) -> tuple[str, sql.Composed] | None:
-        near = reader.can_walk and _are_near(pairs)
+    def some(batch: Batch, positions: Sequence[int]) -> tuple[str, sql.Composed] | None:
+        near = reader.can_walk and _are_near(positions)
         rows = reader.picked_relation(find_claimed(batch), _IDS, _POSITIONS, near=near)
-        return None if rows is None else (_NEAR if near else _PART, _numbered(rows, batch))
+        # Where positions ascend with the pairs, they sort the messages as the pairs do, and nothing is sorted.
+        return None if rows is None else (_NEAR if near else _PART, _numbered(rows, by_position=near))
 
     return whole, some

@@ -23,11 +23,11 @@ from outbox_worker.postgres.transactions.statement import StatementError, parse_
 from outbox_worker.targets.batch_relation import build_batch_relation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
-    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.part import Places
     from outbox_core.spec import SqlTarget
     from outbox_worker.postgres.transactions.statement import BatchStatement
     from outbox_worker.postgres.transactions.transaction import Transaction
@@ -109,27 +109,23 @@ class SqlSink:
         return batch.matched_count
 
     def open_search(
-        self,
-        transaction: Transaction,
-        batch: Batch,
-        pairs: Sequence[Checkpoint],
-        keys: Sequence[str] | None,
-        seconds: float,
+        self, transaction: Transaction, batch: Batch, places: Places, seconds: float, *, blocks: bool
     ) -> Callable[[Search, Collection[int], int], Found] | None:
         """Return what searches the batch on the server; the statement is prepared once for many batches."""
-        if self._some is None or not pairs or (found := self._some(batch, pairs)) is None:
+        if self._some is None or not places or (found := self._some(batch, places.positions)) is None:
             return None
         name, rows = found
         parsed, connection = self._parsed, transaction.connection
         prepare = f"PREPARE {name} (xid8[], bigint[]) AS {parsed.head}{rows.as_string(connection)}"
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys or ()))}
+        # Where each message has a key of its own, none waits behind another.
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(places.keys if blocks else ()))}
         fixed = {
             "schema": sql.Identifier(self._schema),
             "name": sql.Literal(name),
             "prepare": sql.Literal(prepare + parsed.joint + parsed.body),
-            "transaction_ids": _array(pair.transaction_id for pair in pairs),
-            "positions": _array(pair.position for pair in pairs),
-            "keys": sql.NULL if keys is None else _array(numbers[key] for key in keys),
+            "transaction_ids": _array(places.transaction_ids),
+            "positions": _array(places.positions),
+            "keys": sql.NULL if len(numbers) in {0, len(places)} else _array(numbers[key] for key in places.keys),
             "seconds": sql.Literal(seconds),
         }
 
@@ -195,7 +191,7 @@ class SqlSink:
         )
 
 
-def _array(numbers: Iterable[int]) -> sql.SQL:
+def _array(numbers: Iterable[int | str]) -> sql.SQL:
     """Write an array, faster than number by number."""
     return sql.SQL("'{" + ",".join(map(str, numbers)) + "}'")
 

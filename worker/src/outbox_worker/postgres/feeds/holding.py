@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg import sql
 
 from outbox_core.message import Batch, Delayed, Held, Message
-from outbox_core.part import Place
+from outbox_core.part import Places
 from outbox_core.processor.outcomes import Review
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import BlockedKey, FailureSummary
@@ -24,7 +24,7 @@ from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.table import within_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import psycopg
 
@@ -74,23 +74,17 @@ def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Comp
 
 def survey(
     connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable, *, with_places: bool
-) -> tuple[tuple[Place, ...], tuple[Checkpoint, ...]]:
+) -> tuple[Places, tuple[Checkpoint, ...]]:
     """Return where the messages of a range are that are to be handled now, and those that are not, both in order.
 
     The first are left out without `with_places`: the search for messages that fail needs them, nothing else.
     """
     statement = load("survey_range").format(rows=rows, all=sql.Literal(with_places), **_identified(key))
     with translated():
-        found = connection.execute(statement).fetchall()
-    places: list[Place] = []
-    out: list[Checkpoint] = []
-    for t, position, name, excluded in found:
-        pair = Checkpoint(int(t), position)
-        if excluded:
-            out.append(pair)
-        else:
-            places.append(Place(pair, name))
-    return tuple(places), tuple(out)
+        row = connection.execute(statement).fetchone()
+    *found, ids, positions = row or (None,) * 5
+    out = zip(ids or (), positions or (), strict=True)
+    return Places(*(each or () for each in found)), tuple(Checkpoint(int(t), position) for t, position in out)
 
 
 def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
@@ -119,15 +113,11 @@ def cut_at_delayed(
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
 
 
-def list_range(
-    connection: psycopg.Connection[Any], rows: sql.Composable, excluded: Collection[Checkpoint]
-) -> tuple[Place, ...]:
+def list_range(connection: psycopg.Connection[Any], rows: sql.Composable, excluded: Iterable[Checkpoint]) -> Places:
     """Return where the messages of a range are, with their keys, in order, those `excluded` left out."""
     with translated():
-        found = connection.execute(load("list_range").format(rows=rows)).fetchall()
-    out = frozenset(excluded)
-    places = (Place(Checkpoint(int(t), position), key) for t, position, key in found)
-    return tuple(place for place in places if place.checkpoint not in out)
+        row = connection.execute(load("list_range").format(rows=rows, **_pairs(excluded))).fetchone()
+    return Places(*(each or () for each in row or ()))
 
 
 def hold(

@@ -14,12 +14,14 @@ FROM ROWS FROM (json_to_recordset({rows}::json) AS (
 ORDER BY r.n
 
 -- name: survey_range
--- The messages of a range in its order, each with its key and whether it is not to be handled now: its time has not come,
--- it is held already, or an earlier message of its key is held or dead. Those that are to be handled only with `all`. No
--- payload travels.
-SELECT s.t, s.position, s.key, s.aside
+-- The messages of a range in its order: those that are to be handled now, with their keys, only with `all`; and those that
+-- are not: their time has not come, they are held already, or an earlier message of their key is held or dead. One row of
+-- arrays, in the order of the rows that they are made of: a row for each message takes longer. No payload travels.
+SELECT json_agg(s.t) FILTER (WHERE NOT s.aside AND {all}), json_agg(s.position) FILTER (WHERE NOT s.aside AND {all}),
+       json_agg(s.key) FILTER (WHERE NOT s.aside AND {all}),
+       json_agg(s.t) FILTER (WHERE s.aside), json_agg(s.position) FILTER (WHERE s.aside)
 FROM (
-    SELECT b.transaction_id::text AS t, b.position, b.key, b.n,
+    SELECT b.transaction_id::text AS t, b.position, b.key,
            coalesce(b.deliver_after > clock_timestamp(), false)
            OR EXISTS (SELECT 1 FROM {schema}.held_messages AS h
                       WHERE h.processor_id = {processor_id} AND h.partition = {partition}
@@ -30,10 +32,8 @@ FROM (
            OR EXISTS (SELECT 1 FROM {schema}.dead_letters AS d
                       WHERE d.processor_id = {processor_id} AND d.partition = {partition} AND d.blocks
                         AND d.key_hash = hashtextextended(b.key, 0) AND d.key = b.key) AS aside
-    FROM (SELECT r.*, row_number() OVER () AS n FROM ({rows}) AS r) AS b
+    FROM ({rows}) AS b
 ) AS s
-WHERE s.aside OR {all}
-ORDER BY s.n
 
 -- name: find_delayed
 -- The first message of a range whose time has not come, and how many come before it.
@@ -46,10 +46,11 @@ ORDER BY d.n
 LIMIT 1
 
 -- name: list_range
--- The messages of a range in its order, each with its key.
-SELECT b.transaction_id::text AS t, b.position, b.key
-FROM (SELECT r.*, row_number() OVER () AS n FROM ({rows}) AS r) AS b
-ORDER BY b.n
+-- The messages of a range in its order, each with its key, without the excluded ones; as survey_range.
+SELECT json_agg(b.transaction_id::text), json_agg(b.position), json_agg(b.key)
+FROM ({rows}) AS b
+WHERE (b.transaction_id, b.position) NOT IN (
+    SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))
 
 -- name: hold_messages
 -- Keep messages of a range that are not handled, in the transaction that passes them. Their payloads never leave the
