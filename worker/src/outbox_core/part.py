@@ -14,7 +14,7 @@ from outbox_core.progress.snapshot_range import SnapshotRange
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from outbox_core.message import Batch
+    from outbox_core.message import Batch, Message
 
 
 SMALL: Final = 16
@@ -52,6 +52,16 @@ class Places:
         """Take them apart."""
         found = [(str(each.checkpoint.transaction_id), each.checkpoint.position, each.key) for each in places]
         return cls(*zip(*found, strict=True)) if found else cls()
+
+    def of_messages(self, messages: Iterable[Message]) -> Places:
+        """Return where these messages are, with their keys as far as they are here; else each is its own."""
+        pairs = zip(self.transaction_ids, self.positions, strict=True)
+        keys = dict(zip(pairs, self.keys, strict=True))
+        found = [(str(each.transaction_id), each.position, each.message_id) for each in messages]
+        return Places(
+            [id_ for id_, _, _ in found], [position for _, position, _ in found],
+            [keys.get((id_, position), message_id) for id_, position, message_id in found],
+        )  # fmt: skip
 
     def __len__(self) -> int:
         """How many messages there are."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.errors import MessagesFailedError, TransientError
-from outbox_core.part import Place, Places
+from outbox_core.part import Places
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, Verdict
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
@@ -249,7 +249,7 @@ class CompetingSteps:
 
         def effects(transaction: Transaction) -> int:
             target, unmarked = self._effects.inside, replace(transaction, mark=None)
-            places = Places.of(Place(each.checkpoint, each.message_id) for each in messages)
+            places = Places().of_messages(messages)
             find = self._effects.open_search(transaction, chunk, places, sifting.seconds, blocks=False)
             # One bound for all parts: a step must not take longer than the loop says of it.
             sifted = self._effects.limited(

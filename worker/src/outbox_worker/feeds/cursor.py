@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError, TransientError
-from outbox_core.part import Place, Places
 from outbox_core.ports import Feed, Settling
 from outbox_core.processor import outcomes
 from outbox_core.processor.failing import POISON_CRASHES, build_poison_error
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from outbox_core.message import Batch
+    from outbox_core.part import Places
     from outbox_core.ports import Settle
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.state import ProcessorState
@@ -170,10 +170,7 @@ class CheckpointSettling(Settling):
         found = batch.places or holding.list_range(
             self._databases.target.connection(), self._reader.relation(batch), batch.excluded
         )
-        if not batch.messages:
-            return found
-        keys = {each.checkpoint: each.key for each in found}
-        return Places.of(Place(each.checkpoint, keys.get(each.checkpoint, each.message_id)) for each in batch)
+        return found.of_messages(batch) if batch.messages else found
 
     def find_loss(self, state: ProcessorState, batch: Batch) -> outcomes.Rejected | None:
         """Look at the lease right before a batch is handed over that cannot be recalled; or right when it was read."""
