@@ -32,6 +32,7 @@ DECLARE
     v_row int := 0;
     v_ids xid8[];
     v_positions bigint[];
+    v_all boolean;  -- none of the part waits
     v_through boolean;
     v_committing boolean;
     v_state text;
@@ -62,11 +63,15 @@ BEGIN
     WHILE at < v_count AND kept < p_most AND (at = p_at OR clock_timestamp() < v_until) LOOP
         v_size := CASE WHEN suspect IS NULL THEN least(block, v_count - at)
                        ELSE greatest(1, CASE WHEN v_last THEN suspect - at - 1 ELSE (suspect - at) / 2 END) END;
-        IF p_name = 'outbox_near' AND v_waiting = '{}' AND p_positions[at + v_size] - p_positions[at + 1] = v_size - 1 THEN
+        v_all := v_waiting = '{}';
+        IF NOT v_all THEN
+            v_all := NOT EXISTS (SELECT 1 FROM unnest(v_waiting) AS n WHERE n BETWEEN at + 1 AND at + v_size);
+        END IF;
+        IF p_name = 'outbox_near' AND v_all AND p_positions[at + v_size] - p_positions[at + 1] = v_size - 1 THEN
             -- No other message has a position between them.
             v_ids := NULL;
             v_positions := ARRAY[p_positions[at + 1], p_positions[at + v_size]];
-        ELSIF v_waiting = '{}' THEN
+        ELSIF v_all THEN
             v_ids := p_transaction_ids[at + 1:at + v_size];
             v_positions := p_positions[at + 1:at + v_size];
         ELSE
