@@ -96,9 +96,10 @@ class Loop:
         """Tell those who wait that the source's server wrote something; say whether it is known to write nothing."""
         if self._wal is None:
             return False
-        if (useless := self._wal.take()) is not None:
+        useless, rests = self._wal.take()
+        if useless is not None:
             self._tell_moved(live, useless)
-        return self._wal.rests
+        return rests
 
     @staticmethod
     def _tell_moved(live: Sequence[Runner], useless: int) -> None:
