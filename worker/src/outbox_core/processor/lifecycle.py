@@ -65,7 +65,9 @@ def decide_next(
     if state.claimed is not None or after.claimed is not None:
         return competing.share_time(state, after, outcome, now, policy)
     # What follows a batch follows that one only: if it is read again, so are they.
-    return after if after.batch is not None else replace(after, begun=False, following=())
+    if after.batch is None and (after.begun or after.following):
+        return replace(after, begun=False, following=())
+    return after
 
 
 def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
@@ -224,13 +226,13 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
 
 def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
     batch = fetched.batch
-    state = replace(state, begun=False, following=(), look_by=now + LOOK_SECONDS)
-    if batch.matched_count:
+    if batch.matched_count or batch.excluded:
         some = state.block is not None and batch.matched_count > state.block and _may_isolate(state, policy)
-        step = Step.ISOLATE if some else Step.HANDLE
-        return replace(state, step=step, due=now, batch=batch, idle=0, failed=(), turn_began=now)
-    if batch.excluded:
-        return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, idle=0, failed=(), turn_began=now)
+        step = Step.ISOLATE if some else Step.HANDLE if batch.matched_count else Step.HOLD_BATCH
+        return replace(
+            state, step=step, due=now, batch=batch, begun=False, following=(), look_by=now + LOOK_SECONDS, idle=0,
+            failed=(), turn_began=now,
+        )  # fmt: skip
     if batch.waits_for is not None and batch.examined == batch.after:
         return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
