@@ -179,17 +179,17 @@ class CompetingSteps:
 
     def _read(self, claimed: ClaimedBatch, limit: int) -> Chunk:
         """Read what is left of the batch, or at most `limit` messages of it."""
-        connection, reader = self._target.connection(), self._taker.reader
+        reader = self._taker.reader
         least = limit if claimed.chunk is None else min(limit, claimed.chunk)
         most = None if least >= claimed.count else least
         if not self._context.target.needs_payload:
             if most is None and claimed.count:
                 return _chunk(claimed, claimed.upto, (), claimed.count)
-            examined = reader.examine(connection, ReadRange.of(claimed), least)
+            examined = reader.examine(self._target.connection(), ReadRange.of(claimed), least)
             if examined is None or examined.matched < least:
                 return _chunk(claimed, claimed.upto, (), 0 if examined is None else examined.matched)
             return _chunk(claimed, examined.upto, (), examined.matched)
-        page = reader.fetch_page(connection, ReadRange.of(claimed, limit=most))
+        page = reader.fetch_page(self._target.connection(), ReadRange.of(claimed, limit=most))
         messages = page.messages
         return _chunk(claimed, messages[-1].checkpoint if page.is_full else claimed.upto, messages, len(messages))
 
