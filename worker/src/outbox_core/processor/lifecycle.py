@@ -62,7 +62,7 @@ def decide_next(
 
     """
     after = _decide(state, outcome, now, policy, chance)
-    if state.claimed is not None or after.claimed is not None:
+    if state.claimed is not None:
         return competing.share_time(state, after, outcome, now, policy)
     # What follows a batch follows that one only: if it is read again, so are they.
     if after.batch is None and (after.begun or after.following):
