@@ -83,23 +83,27 @@ def main() -> int:
         servers.stop()
     for name, trace in traces.items():
         print(f"\n{name}: " + ", ".join(f"{function} {count:.1f}" for function, count in trace.calls.most_common(12)))
-        for switch, count in sorted(trace.switches.items()):
-            print(f"  {count:4.1f} {switch}")
+        for switch in _followed(trace.switches):
+            print(f"  {trace.switches[switch]:4.1f} {switch}")
     return 0
 
 
 def _follow(servers: Servers, name: str, case: dict[str, Any]) -> Trace:
     short, long = (_run(servers, case, batches) for batches in (SHORT, LONG))
     calls, switches = _of_a_batch(short.calls, long.calls), _of_a_batch(short.switches, long.switches)
-    modules = {each.partition(":")[0] for each in calls}
-    print(f"| {name} | {calls.total():.0f} | {switches.total():.0f} | {len(calls)} | {len(modules)} |", flush=True)
+    functions = _followed(calls)
+    modules = {each.partition(":")[0] for each in functions}
+    print(f"| {name} | {calls.total():.0f} | {switches.total():.0f} | {len(functions)} | {len(modules)} |", flush=True)
     return Trace(calls, switches)
 
 
 def _of_a_batch(short: Counter[str], long: Counter[str]) -> Counter[str]:
-    """Return the difference, divided; what is not called once in every second batch belongs to time, not to a batch."""
-    counts = {each: (count - short[each]) / (LONG - SHORT) for each, count in long.items()}
-    return Counter({each: count for each, count in counts.items() if count >= 0.5})
+    return Counter({each: (count - short[each]) / (LONG - SHORT) for each, count in long.items()})
+
+
+def _followed(counts: Counter[str]) -> list[str]:
+    """List what belongs to a batch; what is not called once in every second one belongs to time."""
+    return sorted(each for each, count in counts.items() if count >= 0.5)
 
 
 def _run(servers: Servers, case: dict[str, Any], batches: int) -> Trace:
