@@ -41,7 +41,7 @@ def store(connection, lease, expected, new, *, with_number=True):
         answer = checkpoints.store(connection, KEY, new=new, expected=expected, **lease)
         assert answer is StoreAnswer.STORED
         if with_number:
-            numbers.store_number(connection, KEY, new)
+            numbers.store_number(connection, KEY, new, new.numbering)
 
 
 def begin(connection, lease, *, at=FIRST, mapping="m"):
@@ -143,7 +143,7 @@ def test_the_number_is_as_durable_as_the_checkpoint(connection, owner):
     third = passed(second, THIRD, 4)
     with connection.transaction(force_rollback=True):
         assert checkpoints.store(connection, KEY, new=third, expected=second, **lease) is StoreAnswer.STORED
-        numbers.store_number(connection, KEY, third)
+        numbers.store_number(connection, KEY, third, third.numbering)
     assert begin(connection, lease, at=SECOND).numbering == second.numbering
 
 

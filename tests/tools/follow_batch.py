@@ -45,22 +45,26 @@ class Trace:
 
     Attributes:
         calls: of each function, named `module:function`.
-        switches: calls of a function by one of another module of ours.
+        switches: calls of a function by one of another module of ours, named `caller -> function`.
 
     """
 
     calls: Counter[str]
-    switches: int = 0
+    switches: Counter[str]
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
         if event != "call" or (module := _module(frame)) is None:
             return
-        self.calls[f"{module}:{frame.f_code.co_qualname}"] += 1
+        self.calls[_name(frame)] += 1
         caller = frame.f_back
         while caller is not None and _module(caller) is None:
             caller = caller.f_back
         if caller is None or _module(caller) != module:
-            self.switches += 1
+            self.switches[f"{_name(caller)} -> {_name(frame)}"] += 1
+
+
+def _name(frame: FrameType | None) -> str:
+    return "" if frame is None else f"{_module(frame)}:{frame.f_code.co_qualname}"
 
 
 def _module(frame: FrameType) -> str | None:
@@ -74,24 +78,32 @@ def main() -> int:
     servers = Servers()
     try:
         print("| mode, cursor | calls | switches between modules | functions | modules |\n|---|---|---|---|---|")
-        most = {name: _follow(servers, name, case) for name, case in CASES.items()}
+        traces = {name: _follow(servers, name, case) for name, case in CASES.items()}
     finally:
         servers.stop()
-    for name, calls in most.items():
-        print(f"\n{name}: " + ", ".join(f"{function} {count:.1f}" for function, count in calls.most_common(12)))
+    for name, trace in traces.items():
+        print(f"\n{name}: " + ", ".join(f"{function} {count:.1f}" for function, count in trace.calls.most_common(12)))
+        for switch in _followed(trace.switches):
+            print(f"  {trace.switches[switch]:4.1f} {switch}")
     return 0
 
 
-def _follow(servers: Servers, name: str, case: dict[str, Any]) -> Counter[str]:
+def _follow(servers: Servers, name: str, case: dict[str, Any]) -> Trace:
     short, long = (_run(servers, case, batches) for batches in (SHORT, LONG))
-    batches = LONG - SHORT
-    # A function that is not called once in every second batch belongs to time, not to the batch.
-    calls = Counter({each: (count - short.calls[each]) / batches for each, count in long.calls.items()})
-    followed = {each for each, count in calls.items() if count >= 0.5}
-    modules = {each.partition(":")[0] for each in followed}
-    switches = (long.switches - short.switches) / batches
-    print(f"| {name} | {sum(calls.values()):.0f} | {switches:.0f} | {len(followed)} | {len(modules)} |", flush=True)
-    return calls
+    calls, switches = _of_a_batch(short.calls, long.calls), _of_a_batch(short.switches, long.switches)
+    functions = _followed(calls)
+    modules = {each.partition(":")[0] for each in functions}
+    print(f"| {name} | {calls.total():.0f} | {switches.total():.0f} | {len(functions)} | {len(modules)} |", flush=True)
+    return Trace(calls, switches)
+
+
+def _of_a_batch(short: Counter[str], long: Counter[str]) -> Counter[str]:
+    return Counter({each: (count - short[each]) / (LONG - SHORT) for each, count in long.items()})
+
+
+def _followed(counts: Counter[str]) -> list[str]:
+    """List what belongs to a batch; what is not called once in every second one belongs to time."""
+    return sorted(each for each, count in counts.items() if count >= 0.5)
 
 
 def _run(servers: Servers, case: dict[str, Any], batches: int) -> Trace:
@@ -121,14 +133,14 @@ def _handle(database: Database, config: dict[str, Any], folder: Path, count: int
         finally:
             worker.terminate()
     found = json.loads(counts.read_text())
-    return Trace(Counter(found["calls"]), found["switches"])
+    return Trace(Counter(found["calls"]), Counter(found["switches"]))
 
 
 def work(arguments: list[str], counts: Path) -> int:
     """Run a worker that counts its calls, and write them down."""
     from outbox_worker.main import main as run
 
-    trace = Trace(Counter())
+    trace = Trace(Counter(), Counter())
     sys.setprofile(trace)
     try:
         return run(arguments)

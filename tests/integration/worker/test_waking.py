@@ -52,7 +52,7 @@ def await_news(watch: WalWatch, seconds: float = 2 * LONGEST) -> int | None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         watch.begin()
-        if (useless := watch.take()) is not None:
+        if (useless := watch.take()[0]) is not None:
             return useless
         time.sleep(0.0005)
     return None
@@ -146,7 +146,7 @@ def test_a_lost_session_is_silent_and_is_not_made_again_at_once(watch):
     database.direct().execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'test waiting'"
     )
-    wait_until(lambda: waiting.take() is None and waiting.begin() is None, "it pauses", 5.0)
+    wait_until(lambda: waiting.take()[0] is None and waiting.begin() is None, "it pauses", 5.0)
 
 
 def has_handled(outbox: Outbox, count: int) -> bool:

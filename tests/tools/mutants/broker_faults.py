@@ -153,7 +153,7 @@ BROKER: Final = (
     fault(
         "the number is not stored with its checkpoint",
         f"{WORKER}/postgres/transactions/transaction.py",
-        "            numbers.store_number(connection, self._key, request.new)\n",
+        "            numbers.store_number(connection, self._key, request.new, request.new.numbering)\n",
         "            pass\n",
         f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
     ),

@@ -106,19 +106,26 @@ def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError |
         jitter=retry.jitter,
         chance=chance,
     )
-    asked = error.retry_after if error is not None and error.retry_after is not None else 0.0
-    return RetryDecision(stop=False, delay=max(delay, min(asked, LONGEST_ASKED)))
+    return RetryDecision(stop=False, delay=max(delay, _asked_wait(error)))
 
 
-def infrastructure_backoff(failures: int, retry: Retry, chance: float) -> float:
-    """Seconds to wait for something outside that is down or not set up yet; tried again without end."""
-    return backoff(
+def _asked_wait(error: OutboxError | None) -> float:
+    return 0.0 if error is None else min(error.retry_after or 0.0, LONGEST_ASKED)
+
+
+def infrastructure_backoff(failures: int, retry: Retry, chance: float, error: OutboxError | None = None) -> float:
+    """Seconds to wait for something outside that is down or not set up yet; tried again without end.
+
+    As with `decide_retry` it may ask for a longer wait.
+    """
+    wait = backoff(
         failures,
         initial=min(retry.initial_backoff.total_seconds(), INFRASTRUCTURE_CEILING),
         ceiling=min(retry.max_backoff.total_seconds(), INFRASTRUCTURE_CEILING),
         jitter=retry.jitter,
         chance=chance,
     )
+    return max(wait, _asked_wait(error))
 
 
 def claim_backoff(refusals: int, chance: float) -> float:

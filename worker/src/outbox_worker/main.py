@@ -158,7 +158,7 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     try:
         runners = [
             Runner(
-                each, steps, mode.decide, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
+                each, steps, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
                 membership=membership,
             )
             for each, steps in zip(

@@ -7,8 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.processor.competing import decide_consumer
-from outbox_core.processor.lifecycle import decide_next
 from outbox_core.spec import Mode
 from outbox_worker.competing.consumer import ThisConsumer
 from outbox_worker.competing.steps import CompetingSteps
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Feed, OwnedUnit
-    from outbox_worker.engine.runner import Decide
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.observe.sight import Sight
     from outbox_worker.observe.status import ProcessStatus
@@ -111,7 +108,6 @@ class ModeRow:
     """A mode.
 
     Attributes:
-        decide: says what comes after a step.
         own: how a unit is owned, beyond claim and lease.
         feed: finds the fresh batches of a unit that is owned by a lease; None: each batch has an owner of its own.
         renewal: what the heartbeat renews.
@@ -119,7 +115,6 @@ class ModeRow:
 
     """
 
-    decide: Decide
     own: Callable[[Unit], OwnedUnit]
     feed: BuildFeed | None
     renewal: Callable[[Replica, Sequence[Ownership]], Renewal]
@@ -128,14 +123,12 @@ class ModeRow:
 
 MODES: Final = {
     Mode.ORDERED: ModeRow(
-        decide=decide_next,
         own=lambda unit: WholeProcessor(unit.context),
         feed=lambda unit: unit.cursor,
         renewal=lambda replica, held: LeaseRenewal(replica.key, replica.config.delivery.lease_duration, held[0]),
         sight=lambda replica, _: WholeSight(replica.key),
     ),
     Mode.PARTITIONED: ModeRow(
-        decide=decide_next,
         own=lambda unit: Partition(unit.context, unit.replica.membership),
         feed=lambda unit: PartitionFeed(unit.context, unit.cursor, unit.reader, unit.replica.membership),
         renewal=lambda replica, held: MembershipRenewal(
@@ -145,7 +138,6 @@ MODES: Final = {
         sight=lambda replica, status: PartitionedSight(replica.key, status, replica.config, replica.membership),
     ),
     Mode.COMPETING: ModeRow(
-        decide=decide_consumer,
         own=lambda unit: WholeProcessor(unit.context),
         feed=None,
         renewal=lambda replica, held: BatchRenewal(replica.key, held[0], replica.consumer),

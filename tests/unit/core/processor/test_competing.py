@@ -14,12 +14,8 @@ from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict
-from outbox_core.processor.competing import (
-    choose_priority,
-    decide_consumer,
-    judge,
-    when_exhausted_at,
-)
+from outbox_core.processor.competing import choose_priority, judge, when_exhausted_at
+from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.processor.stopping import DECISION_POLL, Named
@@ -27,7 +23,7 @@ from outbox_core.processor.turns import Turn, decide_turn
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
-from outbox_core.report import Reason, WorkerState
+from outbox_core.report import Reason, ResourceRef, WorkerState
 from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
@@ -42,7 +38,7 @@ def piece_of(claimed, count, examined=END):
 
 
 def decide(state, outcome, chance=0.0):
-    return decide_consumer(state, outcome, 0.0, POLICY, chance)
+    return decide_next(state, outcome, 0.0, POLICY, chance)
 
 
 def handling(count=8, examined=END, claimed=WORK):
@@ -148,7 +144,7 @@ def refused(action=Action.RETRY):
 
 
 def isolating(state, outcome, now=0.0):
-    return decide_consumer(state, outcome, now, ISOLATING, 0.0)
+    return decide_next(state, outcome, now, ISOLATING, 0.0)
 
 
 def test_where_effects_are_in_a_transaction_a_piece_that_fails_is_handled_again_in_parts():
@@ -201,15 +197,15 @@ AGAIN = replace(WORK, window=None, listed=((Checkpoint(10, 93), 1), (END, 1)), c
 
 
 def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_wait_for_nine_times_as_long():
-    state = decide_consumer(
+    state = decide_next(
         ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), Taken(piece_of(AGAIN, 2)), 0.0, ISOLATING, 0.0
     )
     state = isolating(state, Sifted(1, Checkpoint(10, 93), (refused(),), block=1), now=0.3)
     assert (state.step, state.state) == (Step.RELEASE, WorkerState.ACTIVE), "others go on with what is left"
-    state = isolating(state, outcomes.Released(), now=0.3)
+    state = isolating(state, outcomes.HandedBack(), now=0.3)
     assert (state.step, state.claimed, decide_turn(state.turns)) == (Step.FETCH, None, Turn.FRESH)
     assert state.turns.owed == pytest.approx(2.7)
-    state = decide_consumer(state, Taken(piece_of(WORK, 8)), 0.3, ISOLATING, 0.0)
+    state = decide_next(state, Taken(piece_of(WORK, 8)), 0.3, ISOLATING, 0.0)
     state = isolating(state, Completed(8), now=0.8)
     assert (state.turns.owed, decide_turn(state.turns)) == (pytest.approx(2.2), Turn.FRESH)
     assert decide_turn(isolating(state, NothingTaken(), now=0.8).turns) is Turn.AGAIN, "there is nothing else to do"
@@ -238,24 +234,24 @@ def test_of_retried_messages_the_one_that_fails_is_found_however_long_each_step_
     for _ in range(20):
         size = min(state.limit or 100, 100 - behind)
         taken = piece_of(state.claimed or replace(claimed, after=pairs[behind - 1] if behind else BEGINNING), size)
-        state = decide_consumer(state, Taken(replace(taken, examined=pairs[behind + size - 1])), now, policy, 0.0)
+        state = decide_next(state, Taken(replace(taken, examined=pairs[behind + size - 1])), now, policy, 0.0)
         now += 60.0
         failed = behind <= bad < behind + size
-        state = decide_consumer(state, outcomes.Failed(SLOW) if failed else Completed(size), now, policy, 0.0)
+        state = decide_next(state, outcomes.Failed(SLOW) if failed else Completed(size), now, policy, 0.0)
         behind += 0 if failed else size
         if state.step is Step.DEFER:
             break
         if state.step is Step.RELEASE:
-            state = decide_consumer(state, outcomes.Released(), now, policy, 0.0)
+            state = decide_next(state, outcomes.HandedBack(), now, policy, 0.0)
     assert (state.step, behind) == (Step.DEFER, bad)
-    state = decide_consumer(state, Deferred(Verdict(Action.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
+    state = decide_next(state, Deferred(Verdict(Action.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
     assert state.step is (Step.FETCH if bad == 99 else Step.RELEASE), "its turn is over"
 
 
 def test_a_handler_that_ends_the_transaction_of_retried_messages_comes_to_its_last_attempt():
     state, now = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE), 0.0
     for attempt in range(1, 11):
-        state = decide_consumer(state, Taken(piece_of(AGAIN, 2)), now, ISOLATING, 0.0)
+        state = decide_next(state, Taken(piece_of(AGAIN, 2)), now, ISOLATING, 0.0)
         now += 60.0
         state = isolating(state, outcomes.Failed(ENDED), now)
         assert (state.step, state.attempt) == (Step.FETCH if attempt < 10 else Step.HOLD, attempt)
@@ -264,9 +260,9 @@ def test_a_handler_that_ends_the_transaction_of_retried_messages_comes_to_its_la
 def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
     queue = replace(ISOLATING, delivery=ISOLATING.delivery.model_copy(update={"competing": Competing(queue="jobs")}))
     state = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE)
-    state = decide_consumer(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
+    state = decide_next(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
     assert state.turns.owed == pytest.approx(0.9 - 0.008)
-    state = decide_consumer(state, Completed(8), 5.0, queue, 0.0)
+    state = decide_next(state, Completed(8), 5.0, queue, 0.0)
     assert state.turns.owed == pytest.approx(0.892), "whatever time it took"
 
 
@@ -339,7 +335,7 @@ def test_while_the_breaker_is_open_nothing_is_kept_and_nothing_taken():
     assert (state.step, state.due, state.state, state.reason) == (
         Step.RELEASE, 0.0, WorkerState.RETRYING, Reason.CIRCUIT_OPEN
     )  # fmt: skip
-    state = decide(state, outcomes.Released())
+    state = decide(state, outcomes.HandedBack())
     assert (state.step, state.due, state.claimed, state.batch) == (Step.FETCH, 5.0, None, None)
     state = decide(state, shut)
     assert (state.step, state.due) == (Step.FETCH, 5.0), "nothing is in hand: nothing to hand back"
@@ -356,7 +352,7 @@ def test_a_target_that_is_down_costs_no_attempt_and_its_batch_goes_back_while_th
     for _ in range(3):
         state = decide(state, down)
         assert (state.step, state.state, state.attempt) == (Step.RELEASE, WorkerState.RETRYING, 0)
-        state = decide(state, outcomes.Released())
+        state = decide(state, outcomes.HandedBack())
         waits.append(state.due)
         state = decide(state, Taken(piece_of(WORK, 8)))
         assert state.state is WorkerState.RETRYING, "until something was handled"
@@ -372,7 +368,7 @@ def test_classes_say_whose_fault_it_is_and_who_failed_how_long_to_wait():
     assert judge(1, busy, never, WhenExhausted.SKIP, 0.0) == Verdict(Action.RETRY, 1, 30.0)
     policy = replace(POLICY, delivery=POLICY.delivery.model_copy(update={"retry": never}))
     lost = outcomes.Failed(HandlerError("no", classes=("ConnectionError",)))
-    state = decide_consumer(handling(1), lost, 0.0, policy, 0.0)
+    state = decide_next(handling(1), lost, 0.0, policy, 0.0)
     assert (state.step, state.attempt) == (Step.RELEASE, 0)
 
 
@@ -409,3 +405,12 @@ def test_a_snapshot_reads_what_it_writes_and_sees_what_postgres_says(xmin, more,
     snapshot = Snapshot(xmin, xmax, frozenset(each for each in among if xmin <= each < xmax))
     assert parse_snapshot(str(snapshot)) == snapshot
     assert snapshot.sees(transaction_id) == (transaction_id < xmax and transaction_id not in snapshot.in_progress)
+
+
+def test_a_consumer_acquires_no_lease_and_forgets_what_it_had_with_the_claim():
+    assert decide(ProcessorState(Step.CHECK_TARGET, 0.0), outcomes.TargetReady()).step is Step.LOAD
+    lost = decide(replace(handling(), joined=True), outcomes.OwnershipLost("gone"))
+    assert (lost.step, lost.joined, lost.claimed, lost.batch) == (Step.PREPARE, False, None, None)
+    holder = ResourceRef(cluster="cluster", namespace="default", name="other")
+    refused_claim = decide(replace(lost, step=Step.CLAIM), outcomes.ClaimAnswered(granted=False, holder=holder))
+    assert (refused_claim.step, refused_claim.state) == (Step.CLAIM, WorkerState.CLAIM_REFUSED)

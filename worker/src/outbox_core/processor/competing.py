@@ -1,4 +1,4 @@
-"""PURE: what differs in the life of a consumer in mode Competing from `outbox_core.processor.lifecycle`'s.
+"""PURE: the part of `outbox_core.processor.lifecycle` that is about a consumer's batches (mode Competing).
 
     PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
 
@@ -18,9 +18,7 @@ from outbox_core import retry
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claimed_batch import Action, Verdict
-from outbox_core.processor.claiming import decide_after_claim
 from outbox_core.processor.isolation import decide_block
-from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.report import Reason, WorkerState
@@ -45,7 +43,6 @@ CONTENDED_WAIT: Final = 0.002
 _MOST_DOUBLINGS: Final = 20
 _A_MESSAGE: Final = 0.001
 """Seconds, where messages are counted in place of their time."""
-_NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 
 
 def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
@@ -85,11 +82,10 @@ def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None
     return WhenExhausted.DEAD_LETTER if message.pair == given_up else delivery.when_exhausted
 
 
-def decide_consumer(
-    state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
+def share_time(
+    state: ProcessorState, after: ProcessorState, outcome: outcomes.Outcome, now: float, policy: Policy
 ) -> ProcessorState:
-    """Decide the next step; arguments as `outbox_core.processor.lifecycle.decide_next`."""
-    after = _decide(state, outcome, now, policy, chance)
+    """Let what is decided (`after`) wait, where it is others' turn; and note whose time was spent."""
     claimed = after.claimed
     if (
         claimed is not None
@@ -104,7 +100,7 @@ def decide_consumer(
     return after
 
 
-def _may_release(after: ProcessorState, outcome: outcomes.ConsumerOutcome) -> bool:
+def _may_release(after: ProcessorState, outcome: outcomes.Outcome) -> bool:
     """Say whether the batch may go back without losing what was learned of the message that fails.
 
     While that is looked for by handing over less, or tried again where it is, the next turn would begin all anew, and
@@ -114,21 +110,11 @@ def _may_release(after: ProcessorState, outcome: outcomes.ConsumerOutcome) -> bo
     return after.step is Step.FETCH and not after.attempt and not searches
 
 
-def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
-    state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy, chance: float
+def after_step(  # noqa: PLR0911 - a case for each outcome; mypy checks that none is missing
+    state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy
 ) -> ProcessorState:
+    """Decide what follows an outcome that only consumers have."""
     match outcome:
-        case outcomes.Prepared():
-            if outcome.crashed:
-                # The database may have lost how far the batch was: it is taken again, from where the database has it.
-                state = _empty_handed(state)
-            return replace(state, step=Step.STORE if state.delivered else Step.CLAIM, due=now)
-        case outcomes.ClaimAnswered():
-            return decide_after_claim(state, replace(_empty_handed(state), joined=False), outcome, now, chance)
-        case outcomes.Reviewed() | outcomes.Delivered() | outcomes.SourceMoved() | outcomes.StopRequested():
-            return decide_next(state, outcome, now, policy, chance)
-        case outcomes.TargetReady():
-            return replace(state, step=Step.LOAD, due=now)
         case outcomes.Joined():
             state = replace(_empty_handed(state), joined=True, failures=0, start_from_used=outcome.start_from_used)
             return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
@@ -152,45 +138,25 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             )  # fmt: skip
         case outcomes.Deferred():
             return _after_deferral(state, outcome, now)
-        case outcomes.Decision():
-            return _after_look_for_decision(state, outcome, now)
-        case outcomes.Throttled():
-            return _throttled(state, outcome, now)
-        case outcomes.Released():
+        case outcomes.HandedBack():
             return replace(_empty_handed(state), step=Step.FETCH, due=max(now, state.resume))
-        case outcomes.Failed():
-            return _after_failure(state, outcome.error, now, policy, chance)
-        case outcomes.OwnershipLost():
-            return replace(
-                _empty_handed(state), joined=False, step=Step.PREPARE, due=now, state=WorkerState.STARTING,
-                reason=Reason.LEASE_LOST, message=f"{outcome.message}; asking for the claim again",
-            )  # fmt: skip
-        case outcomes.HandlerChanged():
-            return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if _holds(state) else state
         case _:
             assert_never(outcome)
 
 
-def _holds(state: ProcessorState) -> bool:
-    return state.step is Step.HOLD
+def after_mending(state: ProcessorState, now: float) -> ProcessorState:
+    """The handler's file changed: a message that it stopped at is tried again."""
+    return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
 
 
 def _empty_handed(state: ProcessorState) -> ProcessorState:
     return replace(state, claimed=None, batch=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
 
 
-def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
-    """The rate is used up: the batch stays in hand. The breaker is open: others may have it."""
-    if throttled.reason is not Reason.CIRCUIT_OPEN:
-        return replace(state, due=now + throttled.seconds)
-    state = replace(state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
-    return _handed_back(state, now, throttled.seconds)
-
-
-def _handed_back(state: ProcessorState, now: float, wait: float) -> ProcessorState:
-    """Take nothing for so long, and keep nothing from others meanwhile."""
+def handed_back(state: ProcessorState, now: float, wait: float) -> ProcessorState:
+    """Begin nothing for so long, and keep nothing from others meanwhile."""
     if state.claimed is None:
-        return replace(state, step=Step.FETCH, due=now + wait)
+        return replace(state, due=now + wait)
     return replace(state, step=Step.RELEASE, due=now, resume=now + wait)
 
 
@@ -312,19 +278,10 @@ def _after_deferral(state: ProcessorState, deferred: outcomes.Deferred, now: flo
     return _after_completion(state, now, deferred.pair)
 
 
-def _after_look_for_decision(state: ProcessorState, decision: outcomes.Decision, now: float) -> ProcessorState:
-    """Try the message once more if a person gave it up; `judge` is told so, should it fail."""
-    if not decision.given_up or state.stopped is None:
-        return replace(state, due=stopping.next_look(state.stopped, now))
-    return replace(
-        state, step=Step.FETCH, due=now, stopped=None, given_up=state.stopped.place, state=WorkerState.RETRYING,
-        message=stopping.GIVEN_UP,
-    )  # fmt: skip
-
-
-def _after_failure(
+def after_failure(
     state: ProcessorState, error: OutboxError, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
+    """Halve a batch that failed, let the one message that failed leave it, or hand it back."""
     settings = policy.delivery.retry
     batch = state.batch
     # Where the target names what failed, all else goes on, with every kind of failure.
@@ -332,7 +289,7 @@ def _after_failure(
     counts = named or retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
     if counts and state.step is Step.HANDLE and batch is not None:
         said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
-        if error.reason in _NOBODYS_FAULT:
+        if error.reason in failing.NOBODYS_FAULT:
             attempt = state.attempt + 1
             decision = retry.decide_retry(attempt, settings, chance, error)
             held = replace(said, attempt=attempt, message=str(error))
@@ -348,9 +305,7 @@ def _after_failure(
             return replace(said, block=half) if parts else replace(said, step=Step.FETCH, limit=half)
         return replace(said, step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
     failures = state.failures + 1
-    wait = max(
-        retry.infrastructure_backoff(failures, settings, chance), min(error.retry_after or 0.0, retry.LONGEST_ASKED)
-    )
+    wait = retry.infrastructure_backoff(failures, settings, chance, error)
     of_target = error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError)
     busy = state.claimed is not None and of_target
     told = replace(
@@ -358,5 +313,5 @@ def _after_failure(
         message=str(error),
     )  # fmt: skip
     if busy and state.step is Step.HANDLE:
-        return _handed_back(told, now, wait)
+        return handed_back(told, now, wait)
     return replace(told if state.delivered else _empty_handed(told), step=Step.PREPARE, due=now + wait)

@@ -4,6 +4,10 @@ The loop that carries steps out is `outbox_worker.engine.loop`; it decides nothi
 
     PREPARE -> CLAIM -> REVIEW -> CHECK_TARGET -> ACQUIRE -> LOAD -> FETCH -> HANDLE -> FETCH -> ...
 
+It is one table for all modes. A consumer (mode Competing) has no lease, so ACQUIRE is left out, and its batches have
+outcomes of their own: what follows those is in `outbox_core.processor.competing`. Of the outcomes that all modes have
+two are answered otherwise: `Failed` (it hands its batch back, or lets one message leave it) and `HandlerChanged`.
+
 PREPARE is also the way back after every fault of the database: it reconnects, and what was in hand (a refusal to
 record, a commit of unknown outcome, a batch delivered but not stored) is taken up again before anything else, in that
 order, by `_resume`. An outcome is one of the small classes of `outbox_core.processor.outcomes`.
@@ -19,11 +23,10 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
 from outbox_core.errors import HandlerError, MessagesFailedError
-from outbox_core.processor import failing, outcomes, refusals, stopping
-from outbox_core.processor.claiming import decide_after_claim
+from outbox_core.processor import competing, failing, outcomes, refusals, stopping
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
-from outbox_core.processor.state import SETTLED_LOOKS, Policy, ProcessorState, Step, without_lease
+from outbox_core.processor.state import SETTLED_LOOKS, Policy, ProcessorState, Step, without_ownership
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
@@ -37,8 +40,6 @@ UNSTORED_ROWS: Final = 10_000
 """Rows examined without a match after which the checkpoint is stored all the same."""
 UNSTORED_SECONDS: Final = 5.0
 """The same as a time."""
-_NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
-"""Faults that no message causes: looking for one would only repeat them."""
 _WRITING_DOWN: Final = frozenset({Step.HOLD_BATCH, Step.FAIL_HELD, Step.CONFIRM})
 """What fails here is not the handling."""
 DELAYED_LOOK: Final = 5.0
@@ -48,7 +49,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 def decide_next(
-    state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
+    state: ProcessorState, outcome: outcomes.Outcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     """Decide the next step.
 
@@ -61,22 +62,26 @@ def decide_next(
 
     """
     after = _decide(state, outcome, now, policy, chance)
+    if state.claimed is not None:
+        return competing.share_time(state, after, outcome, now, policy)
     # What follows a batch follows that one only: if it is read again, so are they.
-    return after if after.batch is not None else replace(after, begun=False, following=())
+    if after.batch is None and (after.begun or after.following):
+        return replace(after, begun=False, following=())
+    return after
 
 
 def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
-    state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
+    state: ProcessorState, outcome: outcomes.Outcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     match outcome:
         case outcomes.Prepared():
             return _resume(_since_crash(state) if outcome.crashed else state, now)
         case outcomes.ClaimAnswered():
-            return decide_after_claim(state, without_lease(state), outcome, now, chance)
+            return _after_claim(state, outcome, now, chance)
         case outcomes.Reviewed():
             return refusals.after_review(state, outcome, now)
         case outcomes.TargetReady():
-            return replace(state, step=Step.ACQUIRE, due=now)
+            return replace(state, step=Step.LOAD if policy.is_consumer else Step.ACQUIRE, due=now)
         case outcomes.LeaseAnswered():
             return _after_acquire(state, outcome, now, policy)
         case outcomes.Loaded():
@@ -113,18 +118,33 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return _throttled(state, outcome, now)
         case outcomes.Decision():
             return stopping.decide_after_look(state, outcome, now)
+        case outcomes.Failed() if policy.is_consumer:
+            return competing.after_failure(state, outcome.error, now, policy, chance)
         case outcomes.Failed():
             return _after_failure(state, outcome, now, policy, chance)
         case outcomes.OwnershipLost():
             return _after_loss(state, outcome, now)
         case outcomes.SourceMoved():
             return _sooner(state, outcome.useless, now)
+        case outcomes.HandlerChanged() if policy.is_consumer:
+            return competing.after_mending(state, now)
         case outcomes.HandlerChanged():
             return _after_mending(state, now)
         case outcomes.Assigned() | outcomes.Revoked() | outcomes.Released():
             return _after_sharing(state, outcome, now)
         case outcomes.StopRequested():
             return _after_stop(state, now)
+        case (
+            outcomes.Joined()
+            | outcomes.Taken()
+            | outcomes.NothingTaken()
+            | outcomes.Completed()
+            | outcomes.Lost()
+            | outcomes.Deferred()
+            | outcomes.Sifted()
+            | outcomes.HandedBack()
+        ):
+            return competing.after_step(state, outcome, now, policy)
         case _:
             assert_never(outcome)
 
@@ -136,8 +156,10 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
     seen when it is loaded.
     """
     refusal = None if state.refusal is not None and state.refusal.answer.needs_person else state.refusal
-    state = replace(state, stored=None, cursor=None, batch=None, delivered=False, verdict=None, unstored_rows=0)
-    return replace(state, doubt=None, refusal=refusal)
+    return replace(
+        state, stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, verdict=None,
+        unstored_rows=0, doubt=None, refusal=refusal,
+    )  # fmt: skip
 
 
 def _resume(state: ProcessorState, now: float) -> ProcessorState:
@@ -150,7 +172,8 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
     elif state.doubt is not None:
         step = Step.CONFIRM
     elif state.lease is None:
-        step = Step.CLAIM
+        # A consumer may complete what it delivered: its batch is its own as long as the database says so.
+        step = Step.STORE if state.delivered else Step.CLAIM
     elif state.stored is None or state.cursor is None or state.exhausted:
         step = Step.LOAD
     elif state.delivered:
@@ -161,9 +184,21 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
     return replace(state, step=step, due=now)
 
 
+def _after_claim(state: ProcessorState, answer: outcomes.ClaimAnswered, now: float, chance: float) -> ProcessorState:
+    if answer.granted:
+        return replace(state, step=Step.REVIEW, due=now)
+    failures = state.failures + 1
+    return replace(
+        without_ownership(state), step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
+        state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD,
+        message=f"{answer.holder} owns this processorId; delete that resource, hand the claim over, or choose another "
+        "processorId",
+    )  # fmt: skip
+
+
 def _after_acquire(state: ProcessorState, answer: outcomes.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
     if answer.lease is not None:
-        return replace(without_lease(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
+        return replace(without_ownership(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
     holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
     note = f"; {answer.note}" if answer.note else ""
     return replace(
@@ -191,13 +226,13 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
 
 def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
     batch = fetched.batch
-    state = replace(state, begun=False, following=(), look_by=now + LOOK_SECONDS)
-    if batch.matched_count:
+    if batch.matched_count or batch.excluded:
         some = state.block is not None and batch.matched_count > state.block and _may_isolate(state, policy)
-        step = Step.ISOLATE if some else Step.HANDLE
-        return replace(state, step=step, due=now, batch=batch, idle=0, failed=(), turn_began=now)
-    if batch.excluded:
-        return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, idle=0, failed=(), turn_began=now)
+        step = Step.ISOLATE if some else Step.HANDLE if batch.matched_count else Step.HOLD_BATCH
+        return replace(
+            state, step=step, due=now, batch=batch, begun=False, following=(), look_by=now + LOOK_SECONDS, idle=0,
+            failed=(), turn_began=now,
+        )  # fmt: skip
     if batch.waits_for is not None and batch.examined == batch.after:
         return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
@@ -318,14 +353,16 @@ def _after_failure(
                 state, step=Step.ISOLATE, due=now, block=None, failures=0, state=WorkerState.RETRYING,
                 reason=error.reason, message=str(error),
             )  # fmt: skip
-        if policy.bisects and batch is not None and batch.matched_count > 1 and error.reason not in _NOBODYS_FAULT:
+        if (
+            policy.bisects
+            and batch is not None
+            and batch.matched_count > 1
+            and error.reason not in failing.NOBODYS_FAULT
+        ):
             return _bisected(state, batch, error, now)
         return _after_attempt(state, batch, failed, now, policy, chance)
     failures = state.failures + 1
-    wait = max(
-        retry.infrastructure_backoff(failures, policy.delivery.retry, chance),
-        min(error.retry_after or 0.0, retry.LONGEST_ASKED),
-    )
+    wait = retry.infrastructure_backoff(failures, policy.delivery.retry, chance, error)
     owner = state.lease is not None and (error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError))
     held = state.held_due if batch is None or not batch.held else now + wait
     return replace(
@@ -342,7 +379,7 @@ def _after_attempt(
     delivery, error = policy.delivery, failed.error
     attempt = state.attempt + 1
     state = replace(state, attempt=attempt, failures=0, reason=error.reason, message=str(error))
-    nobodys = error.reason in _NOBODYS_FAULT or not policy.bisects or batch is None
+    nobodys = error.reason in failing.NOBODYS_FAULT or not policy.bisects or batch is None
     if (verdict := stopping.decide_given_up(state, failed)) is not None:
         pass
     elif delivery.blocking is Blocks.PARTITION or nobodys:
@@ -360,12 +397,11 @@ def _after_attempt(
 
 
 def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
-    state = replace(state, due=now + throttled.seconds)
-    if throttled.reason is Reason.CIRCUIT_OPEN:
-        return replace(
-            state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message
-        )  # fmt: skip
-    return state
+    """The rate is used up: what is in hand stays there. The breaker is open: others may have a consumer's batch."""
+    if throttled.reason is not Reason.CIRCUIT_OPEN:
+        return replace(state, due=now + throttled.seconds)
+    state = replace(state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
+    return competing.handed_back(state, now, throttled.seconds)
 
 
 def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: float) -> ProcessorState:
@@ -385,7 +421,7 @@ def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: floa
 
 def _after_loss(state: ProcessorState, lost: outcomes.OwnershipLost, now: float) -> ProcessorState:
     return replace(
-        without_lease(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+        without_ownership(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
         message=f"{lost.message}; asking for ownership again",
     )  # fmt: skip
 
@@ -405,7 +441,7 @@ def _after_sharing(
 
 def _parked(state: ProcessorState) -> ProcessorState:
     return replace(
-        without_lease(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
+        without_ownership(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
         state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
     )  # fmt: skip
 

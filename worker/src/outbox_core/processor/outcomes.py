@@ -1,4 +1,4 @@
-"""Outcomes of a step, or events beside it: what `lifecycle.decide_next` or `competing.decide_consumer` is told next."""
+"""Outcomes of a step, or events beside it: what `lifecycle.decide_next` is told next."""
 
 from __future__ import annotations
 
@@ -417,27 +417,11 @@ class Sifted:
         return self.behind - len(self.refusals)
 
 
-ConsumerOutcome = (
-    Prepared
-    | ClaimAnswered
-    | Reviewed
-    | TargetReady
-    | Delivered
-    | Failed
-    | OwnershipLost
-    | SourceMoved
-    | HandlerChanged
-    | StopRequested
-    | Throttled
-    | Released
-    | Joined
-    | Taken
-    | NothingTaken
-    | Completed
-    | Lost
-    | Deferred
-    | Sifted
-    | Decision
-)
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """Others may have what was in hand."""
 
+
+ConsumerOutcome = Joined | Taken | NothingTaken | Completed | Lost | Deferred | Sifted | HandedBack
+"""Outcomes that only mode Competing has."""
 Outcome = StepOutcome | ConsumerOutcome

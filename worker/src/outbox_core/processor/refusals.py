@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from outbox_core.processor import outcomes
-from outbox_core.processor.state import ProcessorState, Step, without_lease
+from outbox_core.processor.state import ProcessorState, Step, without_ownership
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason, WorkerState
 
@@ -42,7 +42,7 @@ def _blocked(state: ProcessorState, conflict: outcomes.OpenConflict, now: float,
         f'"{conflict.id}=<transaction_id>:<position>" (cursor Snapshot: 0:<first position to handle again>)'
     )
     return replace(
-        without_lease(state),
+        without_ownership(state),
         step=Step.REVIEW,
         due=now + BLOCKED_POLL,
         state=WorkerState.BLOCKED,
@@ -62,7 +62,7 @@ def after_refusal(state: ProcessorState, refused: outcomes.Rejected, now: float)
     if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
         # It may have been committed before ownership went: that is no conflict, and must not be reported as one.
         return replace(
-            without_lease(state), step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+            without_ownership(state), step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
             message="ownership went while a commit's outcome was unknown; the stored checkpoint tells",
         )  # fmt: skip
     return replace(state, step=Step.RECORD, due=now, refusal=refused, doubt=None)
@@ -76,7 +76,7 @@ def after_record(state: ProcessorState, recorded: outcomes.Recorded, now: float)
         return _blocked(state, conflict, now)
     pair = f"batch up to {refusal.new} " if refusal else "batch "
     return replace(
-        without_lease(state), step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
+        without_ownership(state), step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
         reason=Reason.NOT_OWNER,
         message=f"conflict {recorded.conflict_id}: {pair}was refused with 4 and rolled back, another one owns the "
         "processor now; asking for ownership again",

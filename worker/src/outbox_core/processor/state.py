@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.errors import TransientError
 from outbox_core.processor.turns import Turns
 from outbox_core.report import Reason, WorkerState
+from outbox_core.spec import Mode
 
 if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
@@ -94,6 +95,11 @@ class Policy:
     """A failing batch is halved until the message that fails is alone (engine Worker)."""
     isolates: bool = False
     """The messages of a batch that fail can be found and the others handled in one step (effects in a database)."""
+
+    @property
+    def is_consumer(self) -> bool:
+        """Mode Competing: no lease, each batch names its owner."""
+        return self.delivery.mode is Mode.COMPETING
 
     @property
     def poll_interval(self) -> float:
@@ -248,14 +254,18 @@ def initial_state(now: float) -> ProcessorState:
     return ProcessorState(step=Step.PREPARE, due=now)
 
 
-def without_lease(state: ProcessorState) -> ProcessorState:
+def without_ownership(state: ProcessorState) -> ProcessorState:
     """Forget what is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
     return replace(
         state,
         lease=None,
+        joined=False,
         stored=None,
         cursor=None,
         batch=None,
+        claimed=None,
+        sifted=None,
+        failure=None,
         delivered=False,
         doubt=None,
         refusal=None,

@@ -94,15 +94,16 @@ def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: f
     if decision.named is not None and state.stopped is not None:
         known = replace(state.stopped, message=f"{state.stopped.message}; it is {decision.named.text}")
         return _held(replace(state, stopped=_with_remedy(known, decision.named)), now)
-    if not decision.given_up or state.stopped is None or state.stored is None:
+    if not decision.given_up or state.stopped is None:
         return replace(state, due=next_look(state.stopped, now))
-    return replace(
-        state, step=Step.FETCH, due=now, attempt=0, exhausted=False, stopped=None,
-        given_up=state.stopped.place, limit=1,
-        # Anything behind the checkpoint: the limit is for one batch.
-        search_end=state.stored, cursor=state.stored, state=WorkerState.RETRYING,
+    again = replace(
+        state, step=Step.FETCH, due=now, stopped=None, given_up=state.stopped.place, state=WorkerState.RETRYING,
         message=GIVEN_UP,
     )  # fmt: skip
+    if state.claimed is not None:
+        return again  # with the message first in what is left of the batch
+    # Anything behind the checkpoint: the limit is for one batch.
+    return replace(again, attempt=0, exhausted=False, limit=1, search_end=state.stored, cursor=state.stored)
 
 
 def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict | None:

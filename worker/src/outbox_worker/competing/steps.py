@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Message
     from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.processor.outcomes import ConsumerOutcome
+    from outbox_core.processor.outcomes import Outcome
     from outbox_core.processor.state import ProcessorState
     from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint
@@ -69,7 +69,7 @@ class CompetingSteps:
         self._next_look = dict.fromkeys(Turn, 0.0)
 
     @property
-    def actions(self) -> dict[Step, Callable[[ProcessorState], ConsumerOutcome]]:
+    def actions(self) -> dict[Step, Callable[[ProcessorState], Outcome]]:
         """Each step of a consumer, and what does it."""
         return {
             Step.LOAD: self._join,
@@ -80,7 +80,7 @@ class CompetingSteps:
             Step.RELEASE: self._release,
         }
 
-    def _join(self, _state: ProcessorState) -> ConsumerOutcome:
+    def _join(self, _state: ProcessorState) -> Outcome:
         context, source, settings = self._context, self._context.config.source, self._consumer.settings
         connection = self._target.connection()
         self._taker.server_run = self._runner.server_run
@@ -109,12 +109,12 @@ class CompetingSteps:
             self._context.throttle.arrive(self._consumer.share(), NOTICED_SECONDS, time.monotonic())
         self._arrived = True
 
-    def _release(self, _state: ProcessorState) -> ConsumerOutcome:
+    def _release(self, _state: ProcessorState) -> Outcome:
         """Let others have what is in hand: it is handed back as it is, no attempt of any message is used."""
         self._taker.hand_back(self._target.connection())
-        return outcomes.Released()
+        return outcomes.HandedBack()
 
-    def _take(self, state: ProcessorState) -> ConsumerOutcome:
+    def _take(self, state: ProcessorState) -> Outcome:
         throttle, claimed, promoted = self._context.throttle, state.claimed, 0
         if claimed is None:
             found, promoted = self._find(Turn.FRESH if throttle.prefers_fresh else decide_turn(state.turns))
@@ -180,21 +180,21 @@ class CompetingSteps:
 
     def _read(self, claimed: ClaimedBatch, limit: int) -> Chunk:
         """Read what is left of the batch, or at most `limit` messages of it."""
-        connection, reader = self._target.connection(), self._taker.reader
+        reader = self._taker.reader
         least = limit if claimed.chunk is None else min(limit, claimed.chunk)
         most = None if least >= claimed.count else least
         if not self._context.target.needs_payload:
             if most is None and claimed.count:
                 return _chunk(claimed, claimed.upto, (), claimed.count)
-            examined = reader.examine(connection, ReadRange.of(claimed), least)
+            examined = reader.examine(self._target.connection(), ReadRange.of(claimed), least)
             if examined is None or examined.matched < least:
                 return _chunk(claimed, claimed.upto, (), 0 if examined is None else examined.matched)
             return _chunk(claimed, examined.upto, (), examined.matched)
-        page = reader.fetch_page(connection, ReadRange.of(claimed, limit=most))
+        page = reader.fetch_page(self._target.connection(), ReadRange.of(claimed, limit=most))
         messages = page.messages
         return _chunk(claimed, messages[-1].checkpoint if page.is_full else claimed.upto, messages, len(messages))
 
-    def _handle_chunk(self, state: ProcessorState) -> ConsumerOutcome:
+    def _handle_chunk(self, state: ProcessorState) -> Outcome:
         claimed, chunk = _in_hand(state)
         block = self._block_of(claimed, state)
         # What is handed over cannot be recalled: only for a batch that is ours, and for as long as that lasts.
@@ -209,7 +209,7 @@ class CompetingSteps:
             return outcomes.Delivered(outcome.count)
         return outcome
 
-    def _hand_to_broker(self, state: ProcessorState) -> ConsumerOutcome:
+    def _hand_to_broker(self, state: ProcessorState) -> Outcome:
         """Hand the chunk to a broker; what that names as failed leaves the batch with the chunk's completion."""
         claimed, chunk = _in_hand(state)
         try:
@@ -231,7 +231,7 @@ class CompetingSteps:
 
         return self._commit(claimed, partial(self._effects.handle, chunk), finish)
 
-    def _isolate_chunk(self, state: ProcessorState, block: int) -> ConsumerOutcome:
+    def _isolate_chunk(self, state: ProcessorState, block: int) -> Outcome:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
         claimed, chunk = _in_hand(state)
         connection, stretch = self._target.connection(), ReadRange.of(claimed, upto=chunk.examined)
@@ -294,17 +294,17 @@ class CompetingSteps:
             case _:  # what `finish` says: there is no checkpoint that could be refused or in doubt
                 return Lost()
 
-    def _complete(self, state: ProcessorState) -> ConsumerOutcome:
+    def _complete(self, state: ProcessorState) -> Outcome:
         claimed, chunk = _in_hand(state)
         if state.sifted is None:
             return self._complete_chunk(claimed, chunk)
         return replace(state.sifted, settled=True) if self._settle(claimed, state.sifted) else Lost()
 
-    def _complete_chunk(self, claimed: ClaimedBatch, chunk: Chunk) -> ConsumerOutcome:
+    def _complete_chunk(self, claimed: ClaimedBatch, chunk: Chunk) -> Outcome:
         done = self._taker.complete(self._target.connection(), claimed, chunk.examined, chunk.matched_count)
         return Completed(chunk.matched_count) if done else Lost()
 
-    def _defer(self, state: ProcessorState) -> ConsumerOutcome:
+    def _defer(self, state: ProcessorState) -> Outcome:
         """Let the one message that failed leave the batch."""
         claimed, chunk = _in_hand(state)
         if state.failure is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outbox_worker.shutdown import Waker
 
 TICK: Final = 1.0
-"""Seconds between two looks around while waiting: heartbeats of the broker, a changed handler."""
+"""Seconds between two looks around: heartbeats of the broker, a changed handler, what interrupts a runner."""
 _SLACK: Final = 120.0
 """Beyond delivery.timeout, for connecting, storing and rolling back."""
 _LONG: Final = 3600.0
@@ -45,26 +45,30 @@ class Loop:
         self._progress = progress
         self._is_rated = runners[0].context.config.delivery.rate_limit is not None
         self._longest = runners[0].context.config.delivery.timeout.total_seconds() + _SLACK
-        self._next_tick = self._next_look = 0.0
+        self._next_tick = self._next_look = self._promised = 0.0
         self._activity = Activity(runners[0].context.status)
 
     def run(self) -> None:
         """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
         while live := [runner for runner in self._runners if runner.state.step is not Step.END]:
-            if (now := time.monotonic()) >= self._next_look:
+            if looks := (now := time.monotonic()) >= self._next_look:
                 self._next_look = now + TICK
                 self._activity.look()
-            if self._interrupt(live):
-                continue
             at_rest = self._hear(live)
             if self._is_rated:
                 self._share(live)
             due, runner = min(
                 ((each.state.due_at_rest if at_rest else each.state.due, each) for each in live), key=itemgetter(0)
             )
+            within = _LONG if runner.state.step in _LONG_STEPS else self._longest
+            if looks or within != self._promised:
+                self._promised = within
+                self._progress.expect("loop", within=within)
+            # What interrupts a runner that waits is seen after each wait, and once a second while another one works.
+            if self._interrupt(live if looks else [runner]):
+                continue
             if isinf(due) and all(each.is_obsolete for each in live):
                 return
-            self._progress.expect("loop", within=_LONG if runner.state.step in _LONG_STEPS else self._longest)
             left = due - time.monotonic()
             if left <= 0:
                 self._advance(runner)
@@ -91,14 +95,16 @@ class Loop:
         elif self._wal is not None and not any(each.state.owns for each in live):
             self._wal.close()  # a standby needs no connection for it
         self._waker.wait(seconds, socket)
+        self._next_look = 0.0
 
     def _hear(self, live: Sequence[Runner]) -> bool:
         """Tell those who wait that the source's server wrote something; say whether it is known to write nothing."""
         if self._wal is None:
             return False
-        if (useless := self._wal.take()) is not None:
+        useless, rests = self._wal.take()
+        if useless is not None:
             self._tell_moved(live, useless)
-        return self._wal.rests
+        return rests
 
     @staticmethod
     def _tell_moved(live: Sequence[Runner], useless: int) -> None:

@@ -77,8 +77,8 @@ class Partition(OwnedUnit):
     @override
     def after_refusal(self, connection: Connection) -> outcomes.StepOutcome | None:
         """Another process has it, or there is no such partition any more."""
-        self._membership.note_count(partitions.fetch_count(connection, self._context.key))
-        return outcomes.Revoked() if self._membership.outdated else None
+        there = partitions.fetch_count(connection, self._context.key)
+        return outcomes.Revoked() if self._membership.note_count(there) else None
 
     @override
     def before_load(self, connection: Connection) -> None:
@@ -178,10 +178,8 @@ class PartitionFeed(Feed):
         now = self._look(connection)
         if not isinstance(fetched, outcomes.Fetched) or now is None:
             return fetched
-        self._membership.note_count(now.count)
-        if self._membership.outdated:
+        if self._membership.note_count(now.count):
             return outcomes.Revoked()
-        beyond = now.is_beyond_barrier(fetched.batch.examined)
         if now.has_same_barrier(known):
             if now.next_count is None:
                 return _pass(newest, state, fetched)
@@ -189,7 +187,7 @@ class PartitionFeed(Feed):
         self._partitioning = now
         self._reader.stop_at(now.barrier)
         # What was read up to another line, or beyond this one, is dropped: nothing of it was handled.
-        return self.fetch(state) if beyond or barrier is not None else fetched
+        return self.fetch(state) if barrier is not None or now.is_beyond_barrier(fetched.batch.examined) else fetched
 
     def _find_newest(self) -> int | None:
         """Return, now and then, the newest transaction whose messages nothing can join any more; of all partitions.
@@ -197,7 +195,7 @@ class PartitionFeed(Feed):
         Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
         server, whose crash could take the transaction back and not what is stored of it here.
         """
-        if self._context.databases.has_remote_target or time.monotonic() < self._next_passing:
+        if time.monotonic() < self._next_passing or self._context.databases.has_remote_target:
             return None
         self._next_passing = time.monotonic() + PASSING_SECONDS
         return self._reader.messages.find_newest(self._context.databases.source.connection())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import OutboxError
 from outbox_core.processor import outcomes
+from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
@@ -19,16 +20,12 @@ from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.steps import StepContext, Steps
     from outbox_worker.observe.telemetry import Telemetry
     from outbox_worker.ownership.membership import Membership
-
-    Decide = Callable[[ProcessorState, Any, float, Policy, float], ProcessorState]
-    """From the state, the outcome of its step, the monotonic time, the resource's words and a random number."""
 
 _log = get_logger("outbox.worker")
 _HANDLING: Final = frozenset({Step.HANDLE, Step.HANDLE_HELD, Step.ISOLATE})
@@ -41,7 +38,6 @@ class Runner:
         self,
         context: StepContext,
         steps: Steps,
-        decide: Decide,
         state: ProcessorState,
         *,
         telemetry: Telemetry,
@@ -52,7 +48,6 @@ class Runner:
         self.context = context
         self.state = state
         self._steps = steps
-        self._decide = decide
         self._telemetry = telemetry
         self._random = chance
         self._membership = membership
@@ -121,7 +116,7 @@ class Runner:
         if isinstance(outcome, outcomes.Fetched):
             self._found_fresh = outcome.batch.matched_count > 0
         self._count(before, outcome)
-        self.state = self._decide(before, outcome, time.monotonic(), self._policy, self._random.random())
+        self.state = decide_next(before, outcome, time.monotonic(), self._policy, self._random.random())
         self.context.ownership.note_decided(self.state.claimed, rests=self.state.rests)
         before_shown, self._shown = self._shown, self.context.throttle.shown(self.state)
         self._tell(before, outcome, before_shown)

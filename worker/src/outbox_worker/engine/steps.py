@@ -112,9 +112,11 @@ def steps_of_an_owner(
     def fetch(state: ProcessorState) -> outcomes.StepOutcome:
         """Find the next batch; the last one before the worker stops is handled with it."""
         fetched = feed.fetch(state)
-        if isinstance(fetched, outcomes.Fetched):
+        if not isinstance(fetched, outcomes.Fetched):
+            return fetched
+        if fetched.batch.after.numbering is not None:
             fetched = replace(fetched, batch=number_batch(fetched.batch, state.stored))
-        if isinstance(fetched, outcomes.Fetched) and fetched.is_last:
+        if fetched.is_last:
             handled = handling.handle(replace(state, batch=fetched.batch))
             if isinstance(handled, outcomes.Stored):
                 context.status.add_batch(handled.count)

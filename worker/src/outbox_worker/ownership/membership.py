@@ -44,10 +44,11 @@ class Membership:
         """There are more or fewer partitions than this process is made for: it gives all back and begins anew."""
         return self._found != self.count
 
-    def note_count(self, count: int | None) -> None:
-        """Take how many there are; what was found to be outdated stays so. None: not divided yet."""
+    def note_count(self, count: int | None) -> bool:
+        """Take how many there are (None: not divided yet); return `outdated`, which stays so once it is."""
         if count is not None and not self.outdated:
             self._found = count
+        return self.outdated
 
     @property
     def leases(self) -> tuple[SeenLease, ...]:

@@ -1,4 +1,4 @@
-"""Calls the schema's functions by name and with named arguments.
+"""Calls the schema's functions by name and with named arguments, and reads what other statements return.
 
 A statement is composed once for each function, schema and set of names. It has no casts: the server finds the types in
 the function's own text. Text goes for xid8, pg_snapshot and JSON, a list of text for an array of those. That each call
@@ -8,12 +8,15 @@ fits its function is compared in tests/unit/worker/test_calls.py.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from outbox_worker.postgres.errors import translate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def call(connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object) -> Any:
@@ -23,10 +26,7 @@ def call(connection: psycopg.Connection[Any], schema: str, function: str, /, **a
         OutboxError: as `translate` says.
 
     """
-    try:
-        row = connection.execute(_compose(schema, function, tuple(arguments)), arguments).fetchone()
-    except psycopg.Error as err:
-        raise translate(err) from err
+    row = fetch_row(connection, _compose(schema, function, tuple(arguments)), arguments)
     return None if row is None else row[0]
 
 
@@ -42,8 +42,25 @@ def call_rows(
     connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object
 ) -> list[tuple[Any, ...]]:
     """Return all rows; otherwise like `call_row`."""
+    return fetch_rows(connection, _compose(schema, function, tuple(arguments)), arguments)
+
+
+def fetch_row(
+    connection: psycopg.Connection[Any], statement: sql.SQL | sql.Composed, parameters: Mapping[str, Any] | None = None
+) -> tuple[Any, ...] | None:
+    """Return the first row of any statement; otherwise like `call`."""
     try:
-        return connection.execute(_compose(schema, function, tuple(arguments)), arguments).fetchall()
+        return connection.execute(statement, parameters).fetchone()
+    except psycopg.Error as err:
+        raise translate(err) from err
+
+
+def fetch_rows(
+    connection: psycopg.Connection[Any], statement: sql.SQL | sql.Composed, parameters: Mapping[str, Any] | None = None
+) -> list[tuple[Any, ...]]:
+    """Return all rows; otherwise like `fetch_row`."""
+    try:
+        return connection.execute(statement, parameters).fetchall()
     except psycopg.Error as err:
         raise translate(err) from err
 

@@ -22,7 +22,7 @@ from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import NOTHING, SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
-from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
@@ -101,10 +101,7 @@ def join(
         ConfigurationError: it is over something else, or has checkpoints of another mode.
 
     """
-    with translated():
-        known = connection.execute(
-            in_schema("fetch_competing", key.schema), {"processor_id": key.processor_id}
-        ).fetchone()
+    known = fetch_row(connection, in_schema("fetch_competing", key.schema), {"processor_id": key.processor_id})
     # A queue is handled from its beginning: what is in it is there to be handled.
     start = BEGINNING if known or competing.queue else start_pair(connection, source, start_from)
     horizon = max(1, start.transaction_id)
@@ -167,10 +164,9 @@ class BatchTaker:
         most = self._most(limit)
         if self._competing.queue is not None and not again:
             self._promote(connection, PROMOTED, failed=False)
-        with translated():
-            row = connection.execute(
-                in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
-            ).fetchone()
+        row = fetch_row(
+            connection, in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
+        )
         return None if row is None else _claimed(row, again=again)
 
     def promote_failed(self, connection: psycopg.Connection[Any], limit: int) -> int:
@@ -288,10 +284,9 @@ class BatchTaker:
         """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
         parameters = self._names | {"batch": claimed.id, "attempt": claimed.attempt, "messages": messages,
                                     "server_run": self.server_run}  # fmt: skip
-        with translated():
-            row = connection.execute(
-                in_schema("complete_batch", self._key.schema), parameters | pair_parameters("upto", upto)
-            ).fetchone()
+        row = fetch_row(
+            connection, in_schema("complete_batch", self._key.schema), parameters | pair_parameters("upto", upto)
+        )
         return _answer(row)
 
     def defer(
@@ -307,10 +302,9 @@ class BatchTaker:
             "batch": claimed.id, "attempt": claimed.attempt, "messages": messages, "server_run": self.server_run,
             "failed": json.dumps([_refusal_row(each) for each in failed], ensure_ascii=False),
         }  # fmt: skip
-        with translated():
-            row = connection.execute(
-                in_schema("defer_messages", self._key.schema), parameters | pair_parameters("upto", upto)
-            ).fetchone()
+        row = fetch_row(
+            connection, in_schema("defer_messages", self._key.schema), parameters | pair_parameters("upto", upto)
+        )
         return _answer(row)
 
     def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
@@ -378,10 +372,7 @@ def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: 
 
 def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unfinished:
     """Count what is handed out and not done."""
-    with translated():
-        row = connection.execute(
-            in_schema("count_unfinished", key.schema), {"processor_id": key.processor_id}
-        ).fetchone()
+    row = fetch_row(connection, in_schema("count_unfinished", key.schema), {"processor_id": key.processor_id})
     names = ("messages", "batches", "free", "retries", "consumers", "oldest_seconds")
     return Unfinished(**dict(zip(names, row or (0,) * len(names), strict=True)))
 
@@ -411,10 +402,7 @@ def measure_lag(
     connection: psycopg.Connection[Any], key: ProcessorKey, reader: DispatchReader, cap: int = LAG_CAP
 ) -> Lag:
     """Count what is not done: waiting, handed out, or to be tried again. At most `cap` waiting rows are looked at."""
-    with translated():
-        rows = connection.execute(
-            in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id}
-        ).fetchall()
+    rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id})
     dispatch_positions, now = dispatch_positions_of(rows)
     unfinished = count_unfinished(connection, key)
     messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
@@ -48,10 +47,7 @@ def change(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: st
 
 def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitioning | None:
     """See how the processor is divided and what that changes to; None: it is not partitioned."""
-    with translated():
-        row = connection.execute(
-            in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id}
-        ).fetchone()
+    row = fetch_row(connection, in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id})
     if row is None:
         return None
     count, by, next_count, transaction_id, position, mark, snapshot = row
@@ -81,10 +77,7 @@ def draw(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str)
 
 def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> list[Obstacle]:
     """List what stops a change and is no message that merely waits: conflicts, held messages that failed."""
-    with translated():
-        rows = connection.execute(
-            in_schema("fetch_obstacles", key.schema), {"processor_id": key.processor_id}
-        ).fetchall()
+    rows = fetch_rows(connection, in_schema("fetch_obstacles", key.schema), {"processor_id": key.processor_id})
     return [
         Obstacle(partition, message_id, name, error, conflict) for partition, message_id, name, error, conflict in rows
     ]
@@ -97,6 +90,5 @@ def is_settled(connection: psycopg.Connection[Any], barrier: Checkpoint) -> bool
     """
     if barrier.window is not None:
         return True
-    with translated():
-        row = connection.execute(load("fetch_bound")).fetchone()
+    row = fetch_row(connection, load("fetch_bound"))
     return row is not None and int(row[0]) > barrier.transaction_id

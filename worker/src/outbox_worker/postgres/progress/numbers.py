@@ -47,10 +47,11 @@ def open_numbers(
     return None if row is None else replace(stored, numbering=Numbering(str(row[0]), row[1]))
 
 
-def store_number(connection: psycopg.Connection[Any], key: ProcessorKey, stored: Checkpoint) -> None:
+def store_number(
+    connection: psycopg.Connection[Any], key: ProcessorKey, stored: Checkpoint, numbering: Numbering
+) -> None:
     """Store the number of a checkpoint that was just stored in the connection's open transaction."""
-    if stored.numbering is not None:
-        call(
-            connection, key.schema, "store_publisher_number", **key.names, space=stored.numbering.space,
-            transaction_id=str(stored.transaction_id), position=stored.position, number=stored.numbering.last,
-        )  # fmt: skip
+    call(
+        connection, key.schema, "store_publisher_number", **key.names, space=numbering.space,
+        transaction_id=str(stored.transaction_id), position=stored.position, number=numbering.last,
+    )  # fmt: skip

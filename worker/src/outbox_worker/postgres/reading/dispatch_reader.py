@@ -10,7 +10,7 @@ from psycopg import sql
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Columns
 from outbox_core.spec.delivery import LARGEST_BATCH
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import Page, shipped_columns
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -76,8 +76,7 @@ class DispatchReader:
     def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
         rows = self._scan.in_pair_order(self._examined_columns, wanted)
-        with translated():
-            row = connection.execute(load("examine_claim").format(rows=rows, limit=sql.Literal(limit))).fetchone()
+        row = fetch_row(connection, load("examine_claim").format(rows=rows, limit=sql.Literal(limit)))
         if row is None:
             return None
         return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
@@ -121,16 +120,14 @@ class DispatchReader:
         limited = replace(wanted, limit=limit)
         rows = self._scan.in_pair_order(lambda table: table.outline(small), limited, only_matching=True)
         statement = load("fetch_messages").format(rows=rows, payload=shipped_columns("o", small))
-        with translated():
-            found = connection.execute(statement).fetchall()
+        found = fetch_rows(connection, statement)
         return Page(build_messages(found), limit)
 
     def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
         """Return how often messages of a queue's range have failed before, of those that have."""
         attempts = sql.SQL("o.transaction_id, o.position, o.attempts")
         rows = self._scan.in_pair_order(lambda _: attempts, wanted, only_matching=True)
-        with translated():
-            found = connection.execute(load("fetch_attempts").format(rows=rows)).fetchall()
+        found = fetch_rows(connection, load("fetch_attempts").format(rows=rows))
         return {Checkpoint(int(t), p): failures for t, p, failures in found}
 
     def relation(self, wanted: ReadRange) -> sql.Composed:
@@ -157,10 +154,7 @@ class DispatchReader:
 
     def count(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
-        with translated():
-            row = connection.execute(
-                load("count_lag").format(rows=self._scan.in_pair_order(self._scan.counted, wanted))
-            ).fetchone()
+        row = fetch_row(connection, load("count_lag").format(rows=self._scan.in_pair_order(self._scan.counted, wanted)))
         return row if row is not None else (0, 0, 0.0)
 
     def _examined_columns(self, table: OutboxTable) -> sql.Composed:

@@ -26,7 +26,7 @@ from outbox_core.partition import slots_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_core.spec import Cursor
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
@@ -204,8 +204,7 @@ class MessageReader:
             return load(name).format(rows=self._rows(named, wanted))
 
         statement = self._templates.fill("examine", wanted, compose)
-        with translated():
-            row = connection.execute(statement, {"limit": limit}).fetchone()
+        row = fetch_row(connection, statement, {"limit": limit})
         # What filters look through is long, and would be read for each slot.
         self._is_short = self._types is None and (row is None or row[2] < window)
         if row is None:
@@ -284,8 +283,7 @@ class MessageReader:
         columns = self._scan.counted(self._table)
         wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
         statement = Template(load("count_lag").format(rows=self._rows(columns, wanted))).fill(wanted.numbers)
-        with translated():
-            row = connection.execute(statement).fetchone()
+        row = fetch_row(connection, statement)
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
@@ -306,14 +304,12 @@ class MessageReader:
             pair=self._table.pair,
             moment=self._table.moment,
         )
-        with translated():
-            row = connection.execute(statement).fetchone()
+        row = fetch_row(connection, statement)
         return None if row is None else max(0.0, row[0])
 
     def find_newest(self, connection: psycopg.Connection[Any]) -> int | None:
         """Return the highest transaction id of a message below the high-water mark; of all partitions."""
-        with translated():
-            row = connection.execute(self._newest).fetchone()
+        row = fetch_row(connection, self._newest)
         return None if row is None else int(row[0])
 
     def _page(self, limit: int) -> int:
@@ -330,8 +326,7 @@ class MessageReader:
             return found
         if self._lease_look is not None:
             return self._lease_look.read(connection, statement)
-        with translated():
-            return connection.execute(statement).fetchall()
+        return fetch_rows(connection, statement)
 
     def _messages(self, wanted: ReadRange) -> sql.Composed:
         """Return the SELECT of messages with payloads as text."""

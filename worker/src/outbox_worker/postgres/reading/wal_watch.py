@@ -77,8 +77,17 @@ class WalWatch:
             return None
         return self._connection.pgconn.socket
 
-    def take(self) -> int | None:
-        """Say whether the log moved: how many looks in a row found nothing though it had; None: it did not."""
+    def take(self) -> tuple[int | None, bool]:
+        """Say whether the log moved: how many looks in a row found nothing though it had; None: it did not.
+
+        And whether it is known not to have moved since before the last look. That is believed only of a server whose
+        log was seen to move lately: each heartbeat moves it. And no longer than the statement may take, and a moment
+        for the next one: a connection may be lost without a sign.
+        """
+        moved, now = self._look(), time.monotonic()
+        return moved, now < self._known_until and now - self._moved_at < BELIEVED
+
+    def _look(self) -> int | None:
         if not self._waits or self._connection is None:
             return None
         session = self._connection.pgconn
@@ -115,16 +124,6 @@ class WalWatch:
         self._paused_until = now + wake_wait(max(0, self._useless))
         self._useless += 1
         return True
-
-    @property
-    def rests(self) -> bool:
-        """Whether the log is known not to have moved since before the last look.
-
-        Believed only of a server whose log was seen to move lately: each heartbeat moves it. And no longer than the
-        statement may take, and a moment for the next one: a connection may be lost without a sign.
-        """
-        now = time.monotonic()
-        return now < self._known_until and now - self._moved_at < BELIEVED
 
     def note_found(self) -> None:
         """Called when a look found messages."""

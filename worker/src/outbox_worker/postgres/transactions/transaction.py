@@ -234,8 +234,8 @@ class TransactionRunner:
             epoch=request.lease.epoch,
             token=request.lease.token,
         )
-        if answer is StoreAnswer.STORED:
-            numbers.store_number(connection, self._key, request.new)
+        if answer is StoreAnswer.STORED and request.new.numbering is not None:
+            numbers.store_number(connection, self._key, request.new, request.new.numbering)
         return answer
 
     def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.Rejected | None:
