@@ -24,9 +24,9 @@ PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class Brokers:
     """Those that the cases need."""
 
-    def __init__(self, cases: Sequence[Case], proxies: Proxies, patience: float) -> None:
-        """Start them; `patience` is how many seconds each may take."""
-        self._proxies = proxies
+    def __init__(self, cases: Sequence[Case], proxies: Proxies, directory: Path, patience: float) -> None:
+        """Start them; `patience` is how many seconds each may take. What Kafka prints is left in the directory."""
+        self._proxies, self._directory = proxies, directory
         self.rabbitmq: RabbitmqServer | None = None
         if any(case.target in (Target.RABBITMQ, Target.STREAM) for case in cases):
             # While it is down, no outgoing connection may get one of its ports: they come from a range of their own.
@@ -61,7 +61,9 @@ class Brokers:
         return {"uri": uri.replace(f":{port}/", f":{through}/")}
 
     def close(self) -> None:
-        """Leave no files behind."""
+        """Leave no files behind but what Kafka printed."""
+        if self.kafka is not None:
+            (self._directory / "kafka.log").write_text(self.kafka.console())
         for server in (self.rabbitmq, self.kafka):
             if server is not None:
                 server.close()

@@ -84,7 +84,7 @@ class Director:
             burned=Random(plan.seed).choice(BURNED),
         )  # fmt: skip
         self._proxies = Proxies(plan.directory / "toxiproxy.log")
-        self._brokers = Brokers(plan.cases, self._proxies, START_SECONDS)
+        self._brokers = Brokers(plan.cases, self._proxies, plan.directory, START_SECONDS)
         self._pods = {case.name: self._make_pods(case) for case in plan.cases}
         self._faults = Faults(
             self._databases, self._brokers, self._proxies, self._pods, plan.directory / "faults.jsonl"
