@@ -91,12 +91,14 @@ class KafkaServer:
         java: Sequence[str] = _JAVA,
         host: str = LOOPBACK,
         through: Mapping[int, int] | None = None,
+        settings: Sequence[str] = (),
     ) -> None:
         """Start one.
 
         `patience` is how many seconds each start may take, `java` are options of its virtual machine, `host` is an
         address of this machine where others reach the listener with TLS. `through` are ports of more plain listeners,
         with those of the proxies that lead to them: a client is told to connect there.
+        `settings` are more lines of its configuration, of which the last of a name counts.
         """
         self._patience, self._options, self._host = patience, java, host
         self._jars = _find_jars()
@@ -119,7 +121,7 @@ class KafkaServer:
         # A password in single quotes would be one more layer of escaping: JAAS wants the module's name only.
         jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         names = "".join(f"listener.name.sasl_ssl.{name}.sasl.jaas.config={jaas}\n" for name in _MECHANISMS)
-        self._properties.write_text(properties + names)
+        self._properties.write_text(properties + names + "".join(f"{line}\n" for line in settings))
         self._process: subprocess.Popen[bytes] | None = None
         identity = "MkU3OEVBNTcwNTJENDM2Qk"
         self._java("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(self._properties)).wait(60)

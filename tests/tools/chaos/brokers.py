@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of our own network namespace."""
+SESSION: Final = "broker.session.timeout.ms=9000"
+"""As Kafka has it by default: a freeze is shorter. A broker that lost its session has partitions without a leader when it
+wakes, and may forget to end a transaction there, as one that was killed (docs/kafka.md)."""
 
 
 class Brokers:
@@ -39,7 +42,7 @@ class Brokers:
         self._to_kafka = {name: proxies.add(f"{name}-target", port) for name, port in listeners.items()}
         if listeners:
             through = {port: self._to_kafka[name] for name, port in listeners.items()}
-            self.kafka = KafkaServer(patience=patience, through=through)
+            self.kafka = KafkaServer(patience=patience, through=through, settings=[SESSION])
 
     def prepare(self, case: Case) -> dict[str, str]:
         """Make what the case publishes to; return the keys of its target's Secret, empty where it has none."""
