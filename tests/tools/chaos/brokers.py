@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of our own network namespace."""
 SESSION: Final = "broker.session.timeout.ms=9000"
-"""As Kafka has it by default: a freeze is shorter. A broker that lost its session has partitions without a leader when it
-wakes, and may forget to end a transaction there, as one that was killed (docs/kafka.md)."""
+"""As Kafka has it by default: a freeze is shorter. A broker that lost its session has partitions without a leader when
+it wakes, and may forget to end a transaction there, as one that was killed (docs/kafka.md)."""
 
 
 class Brokers:
