@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from contextlib import closing
 
@@ -10,9 +11,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.kafka import KafkaServer, Topic
 from tests.support.servers.postgres import free_port
 from tests.support.servers.proxy import Relay
+from tests.support.worker import Workers, build_config
+from tests.tools.chaos.processes.pods import shim
 from tests.tools.ledger.account import Handled
 from tests.tools.ledger.kafka import read_topic
 
@@ -57,6 +60,26 @@ def test_client_that_comes_through_the_proxy_is_told_to_stay_there(broker):
     _, through = broker
     admin = AdminClient({"bootstrap.servers": through, "log_level": 0})
     assert [f"{each.host}:{each.port}" for each in admin.list_topics(timeout=30).brokers.values()] == [through]
+
+
+def test_worker_whose_clock_is_days_ahead_begins_and_publishes_in_transactions(broker, topic, outbox, tmp_path):
+    server, _ = broker
+    clock = tmp_path / "clock"
+    clock.write_bytes(struct.pack("=q", 2 * 86_400 * 1_000_000_000))
+    target = {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": topic}}
+    config = build_config(outbox.database, target, delivery={"guarantee": "Transactional"})
+    workers = Workers(tmp_path)
+    home = workers.prepare(config, outbox.database.uri())
+    server.files(home / "connections/target")
+    outbox.produce(3)
+    environment = {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)}
+    worker = workers.launch(home, environment=environment)
+    try:
+        worker.wait_for("all is stored", lambda r: r.handled == 3, 30)
+        with closing(Topic(server, topic)) as seen:
+            assert len(seen.wait_for(3)) == 3
+    finally:
+        worker.kill()
 
 
 def test_ledger_reads_what_is_committed_with_the_brokers_times(broker, topic):

@@ -160,7 +160,11 @@ class Faults:
             # Only the answers are late: the broker has the batch, and its checkpoint is not stored.
             with self._proxies.toxic(f"{fault.case}-target", "latency", {"latency": 1000}, streams=("downstream",)):
                 time.sleep(0.5)
-                yield self._victims.choose(fault, owner=True)
+                pod = self._victims.choose(fault, owner=True)
+                if pod is not None:
+                    pods.freeze(pod)
+            # It stands still: whoever goes on is not to be slowed.
+            yield pod
         else:
             name = self._wait_in_batch(fault)
             yield next((pod for pod in pods.alive() if pod.name == name), None)
