@@ -13,6 +13,7 @@ from tests.acceptance.scenarios import (
     Scenarios,
     bad_input,
     belief,
+    brokers,
     conflict,
     deletion,
     failing,
@@ -47,6 +48,7 @@ scenarios = Scenarios.of(
             belief,
             unheard,
             receiving,
+            brokers,
         )
     )
 )

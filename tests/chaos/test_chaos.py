@@ -62,6 +62,8 @@ def test_every_promise_is_kept_by_every_case_under_faults_of_a_random_seed() -> 
         ("fence", "ordered-sql,partitioned-sql,snapshot-ordered-sql"),
         ("attempt", "competing-sql,competing-python,queue-sql"),
         ("line", "partitioned-*"),
+        ("numbers", "stream-*"),
+        ("record", "kafka-once-*"),
     ],
 )
 def test_a_safeguard_that_is_gone_is_found_out(sabotage: str, cases: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, OffsetType, amqp_decoder
+from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, amqp_decoder
 
 if TYPE_CHECKING:
     from tests.support.servers.rabbitmq import RabbitmqServer
@@ -33,6 +33,8 @@ class Entry:
     creation_time: int | None
     headers: dict[str, Any]
     body: bytes
+    at: float
+    """When the broker had it, in seconds since 1970."""
 
 
 def read_stream(
@@ -45,8 +47,8 @@ def read_stream(
 async def _read(server: RabbitmqServer, stream: str, count: int, seconds: float, offset: int) -> list[Entry]:
     found: list[Entry] = []
 
-    async def take(message: AMQPMessage, _context: Any) -> None:
-        found.append(_entry(message))
+    async def take(message: AMQPMessage, context: MessageContext) -> None:
+        found.append(_entry(message, context.timestamp / 1000))
 
     consumer = Consumer("127.0.0.1", server.stream_port, username="tests", password="s3cret word")
     try:
@@ -82,12 +84,12 @@ def count_written(server: RabbitmqServer, stream: str) -> int:
     return int(first + _CHUNK_HEAD.unpack(head)[3]) if len(head) == _CHUNK_HEAD.size else int(first)
 
 
-def _entry(message: AMQPMessage) -> Entry:
+def _entry(message: AMQPMessage, at: float) -> Entry:
     about = message.properties
     headers = {_text(name): _text(value) for name, value in (message.application_properties or {}).items()}
     return Entry(
         str(_text(about.message_id)), _text(about.subject), _text(about.content_type), about.creation_time, headers,
-        bytes(message.body),
+        bytes(message.body), at,
     )  # fmt: skip
 
 

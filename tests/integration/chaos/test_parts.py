@@ -147,6 +147,32 @@ def test_only_the_wall_clock_of_the_process_is_stepped(tmp_path) -> None:
         process.communicate()
 
 
+def test_a_client_that_waits_by_the_wall_clock_waits_no_longer_after_a_step(tmp_path) -> None:
+    clock = tmp_path / "clock"
+    clock.write_bytes(bytes(8))
+    program = (
+        "import sys, time\n"
+        "from confluent_kafka import Producer\n"
+        "client = Producer({'bootstrap.servers': '127.0.0.1:1', 'log_level': 0})\n"
+        "for _ in sys.stdin:\n"
+        "    began = time.monotonic()\n"
+        "    try: client.list_topics('orders', timeout=0.5)\n"
+        "    except Exception: print(time.monotonic() - began, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)},
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for seconds in (0, 15, -15):
+            clock.write_bytes(struct.pack("=q", seconds * 1_000_000_000))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert 0.4 < float(process.stdout.readline()) < 10, f"after a step of {seconds} s"
+        process.communicate()
+
+
 def test_partition_in_sql_is_the_judges(prepared) -> None:
     keys = [f"order-{n}" for n in range(300)] + ["", "schlüssel", "鍵"]
     rows = (

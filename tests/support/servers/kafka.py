@@ -25,21 +25,22 @@ from tests.support.servers.certificates import make_certificates
 from tests.support.servers.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from confluent_kafka import Message
 
+LOOPBACK: Final = "localhost"
 _VERSIONS: Final = Path(__file__).parents[2] / "tools" / "cluster" / "versions.sh"
 _PROPERTIES: Final = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:{tls_port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://localhost:{tls_port}
+listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://{address}:{tls_port},CONTROLLER://127.0.0.1:{controller_port}{bound}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://{host}:{tls_port}{advertised}
 inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT{protocols}
 sasl.enabled.mechanisms=SCRAM-SHA-256,SCRAM-SHA-512
 ssl.keystore.type=PEM
 ssl.keystore.location={directory}/keystore.pem
@@ -83,24 +84,44 @@ class KafkaServer:
 
     user, password = "tests", "s3cret word"
 
-    def __init__(self, *, patience: float = 60, java: Sequence[str] = _JAVA) -> None:
-        """Start one; `patience` is how many seconds each start may take, `java` are options of its virtual machine."""
-        self._patience, self._options = patience, java
+    def __init__(
+        self,
+        *,
+        patience: float = 60,
+        java: Sequence[str] = _JAVA,
+        host: str = LOOPBACK,
+        through: Mapping[int, int] | None = None,
+        settings: Sequence[str] = (),
+    ) -> None:
+        """Start one.
+
+        `patience` is how many seconds each start may take, `java` are options of its virtual machine, `host` is an
+        address of this machine where others reach the listener with TLS. `through` are ports of more plain listeners,
+        with those of the proxies that lead to them: a client is told to connect there.
+        `settings` are more lines of its configuration, of which the last of a name counts.
+        """
+        self._patience, self._options, self._host = patience, java, host
         self._jars = _find_jars()
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-", dir="/tmp"))
         self.port, self.tls_port, controller_port = free_port(), free_port(), free_port()
-        make_certificates(self.directory, "DNS:localhost,IP:127.0.0.1")
+        address = "127.0.0.1" if host == LOOPBACK else host
+        make_certificates(self.directory, f"DNS:localhost,IP:{address}")
         pem = "".join((self.directory / name).read_text() for name in ("server.key", "server.crt", "ca.crt"))
         (self.directory / "keystore.pem").write_text(pem)
         (self.directory / "log4j2.xml").write_text(_LOGGING)
+        more = [(f"PROXY{number}", *ports) for number, ports in enumerate((through or {}).items())]
         properties = _PROPERTIES.format(
-            port=self.port, tls_port=self.tls_port, controller_port=controller_port, directory=self.directory
-        )
+            port=self.port, tls_port=self.tls_port, controller_port=controller_port, directory=self.directory,
+            host=host, address=address,
+            bound="".join(f",{name}://127.0.0.1:{port}" for name, port, _ in more),
+            advertised="".join(f",{name}://127.0.0.1:{proxy}" for name, _, proxy in more),
+            protocols="".join(f",{name}:PLAINTEXT" for name, *_ in more),
+        )  # fmt: skip
         self._properties = self.directory / "server.properties"
         # A password in single quotes would be one more layer of escaping: JAAS wants the module's name only.
         jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         names = "".join(f"listener.name.sasl_ssl.{name}.sasl.jaas.config={jaas}\n" for name in _MECHANISMS)
-        self._properties.write_text(properties + names)
+        self._properties.write_text(properties + names + "".join(f"{line}\n" for line in settings))
         self._process: subprocess.Popen[bytes] | None = None
         identity = "MkU3OEVBNTcwNTJENDM2Qk"
         self._java("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(self._properties)).wait(60)
@@ -125,7 +146,7 @@ class KafkaServer:
     @property
     def tls_servers(self) -> str:
         """The listener with TLS and a login."""
-        return f"localhost:{self.tls_port}"
+        return f"{self._host}:{self.tls_port}"
 
     def files(self, directory: Path, **values: str) -> None:
         """Write the keys of a target's Secret; `ca_crt` is `ca.crt`."""
@@ -135,9 +156,18 @@ class KafkaServer:
 
     def secure_files(self, directory: Path, **values: str) -> None:
         """The same for the listener with TLS and a login, as user `tests`."""
-        login = {"username": self.user, "password": self.password, "saslMechanism": "SCRAM-SHA-512"}
-        authority = {"ca_crt": (self.directory / "ca.crt").read_text()}
-        self.files(directory, **({"bootstrapServers": self.tls_servers} | login | authority | values))
+        self.files(directory, **(self.secure_secret | values))
+
+    @property
+    def secure_secret(self) -> dict[str, str]:
+        """The keys of a target's Secret for that listener."""
+        return {
+            "bootstrapServers": self.tls_servers,
+            "username": self.user,
+            "password": self.password,
+            "saslMechanism": "SCRAM-SHA-512",
+            "ca.crt": (self.directory / "ca.crt").read_text(),
+        }
 
     def start(self) -> None:
         """Start the broker and wait until a client gets an answer."""

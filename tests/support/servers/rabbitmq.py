@@ -33,7 +33,7 @@ loopback_users.guest = false
 default_user = tests
 default_pass = s3cret word
 stream.listeners.tcp.1 = 127.0.0.1:{stream_port}
-stream.listeners.ssl.1 = 127.0.0.1:{stream_tls_port}
+stream.listeners.ssl.1 = {address}:{stream_tls_port}
 log.console = true
 log.console.level = warning
 log.file = false
@@ -49,24 +49,29 @@ class RabbitmqServer:
     """One node. `stop` and `start` keep its data."""
 
     def __init__(
-        self, *, patience: float = 60, emulator: str = "+S 1:1 +sbwt none +A 4", settings: tuple[str, ...] = ()
+        self,
+        *,
+        patience: float = 60,
+        emulator: str = "+S 1:1 +sbwt none +A 4",
+        settings: tuple[str, ...] = (),
+        host: str = "",
     ) -> None:
         """Start one.
 
         `patience` is how many seconds each start may take, `emulator` what Erlang is told, `settings` more lines of
-        its configuration.
+        its configuration, `host` an address of this machine where others reach the streams' listener with TLS.
         """
-        self._patience = patience
+        self._patience, self._host = patience, host
         if not (_PROGRAMS / "rabbitmq-server").exists():
             raise FileNotFoundError("no RabbitMQ: run tests/tools/cluster/setup.sh rabbitmq")
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-rabbitmq-", dir="/tmp"))
         self.port, self.tls_port = free_port(), free_port()
         self.stream_port, self.stream_tls_port = free_port(), free_port()
         self._mapper_port, self._distribution_port = free_port(), free_port()
-        make_certificates(self.directory)
+        make_certificates(self.directory, f"IP:{host}" if host else "DNS:localhost")
         configuration = _CONFIGURATION.format(
             port=self.port, tls_port=self.tls_port, stream_port=self.stream_port, stream_tls_port=self.stream_tls_port,
-            directory=self.directory,
+            directory=self.directory, address=host or "127.0.0.1",
         )  # fmt: skip
         (self.directory / "rabbitmq.conf").write_text("\n".join([configuration, *settings, ""]))
         (self.directory / "enabled_plugins").write_text("[rabbitmq_stream].\n")
@@ -104,6 +109,12 @@ class RabbitmqServer:
     @property
     def stream_uri(self) -> str:
         return f"rabbitmq-stream://tests:s3cret%20word@127.0.0.1:{self.stream_port}/"
+
+    @property
+    def secure_stream_secret(self) -> dict[str, str]:
+        """The keys of a target's Secret for the streams' listener with TLS."""
+        uri = f"rabbitmq-stream+tls://tests:s3cret%20word@{self._host or 'localhost'}:{self.stream_tls_port}/"
+        return {"uri": uri, "ca.crt": (self.directory / "ca.crt").read_text()}
 
     def start(self) -> None:
         """Start the node and wait until a client can log in."""

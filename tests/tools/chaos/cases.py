@@ -39,6 +39,13 @@ class Target(StrEnum):
     SQL = "sql"
     PYTHON = "python"
     RABBITMQ = "rabbitmq"
+    STREAM = "rabbitmqStream"
+    KAFKA = "kafka"
+
+    @property
+    def is_database(self) -> bool:
+        """Effects are rows, made in the transaction of the checkpoint."""
+        return self in (Target.SQL, Target.PYTHON)
 
 
 class Ending(StrEnum):
@@ -66,6 +73,7 @@ class Case:
         queue: the queue from which it takes the messages, instead of the outbox.
         changes: the number of partitions is changed while it runs.
         failing: some messages fail for a while by what they say; those of other keys go on.
+        once: though its target is no database, no message may be there twice: by numbers, or by transactions of Kafka.
 
     """
 
@@ -84,11 +92,12 @@ class Case:
     ending: Ending = Ending.AT_LAST
     changes: bool = False
     failing: bool = False
+    once: bool = False
 
     @property
-    def transactional(self) -> bool:
-        """Effects commit with the checkpoint: none may stand twice."""
-        return self.target is not Target.RABBITMQ
+    def exact(self) -> bool:
+        """No effect may stand twice."""
+        return self.once or self.target.is_database
 
     @property
     def table(self) -> str:
@@ -98,7 +107,7 @@ class Case:
     @property
     def has_target_connection(self) -> bool:
         """There is a connection to its target beside the one to the messages."""
-        return self.apart or self.target is Target.RABBITMQ
+        return self.apart or not self.target.is_database
 
 
 _DIVIDED: Final = {"mode": "Partitioned", "partitions": {"count": PARTITIONS}}
@@ -174,13 +183,37 @@ def _failing(case: Case) -> Case:
     )  # fmt: skip
 
 
+def _in_topic(case: Case) -> Case:
+    """The same case into Kafka, which has an order within each key only."""
+    name = "kafka-" + case.name.removesuffix(f"-{Target.KAFKA}")
+    return replace(
+        case, name=name, replicas=2, order=case.order if case.order in (Order.COMMIT, Order.NONE) else Order.KEY
+    )
+
+
+def _in_topic_once(case: Case) -> Case:
+    """The same case by transactions of Kafka."""
+    case = _in_topic(case)
+    return replace(
+        case, name=case.name.replace("kafka-", "kafka-once-"), mode=f"{case.mode}, once", once=True,
+        delivery=case.delivery | {"guarantee": "Transactional"},
+    )  # fmt: skip
+
+
+def _in_stream(case: Case) -> Case:
+    """The same case into a stream; a change of partitions begins other numbers, and may repeat what a kill left."""
+    name = "stream-" + case.name.removesuffix(f"-{Target.STREAM}")
+    return replace(case, name=name, mode=f"{case.mode}, once", replicas=2, changes=False, once=True)
+
+
+_ANY_MODE: Final = (Target.SQL, Target.PYTHON, Target.RABBITMQ)
 CASES: Final = (
-    *(_ordered(target) for target in Target),
-    *(_partitioned(target) for target in Target),
-    *(_snapshot_ordered(target) for target in Target),
+    *(_ordered(target) for target in _ANY_MODE),
+    *(_partitioned(target) for target in _ANY_MODE),
+    *(_snapshot_ordered(target) for target in _ANY_MODE),
     _snapshot_ordered(Target.SQL, pooled=True),
-    *(_snapshot_partitioned(target) for target in Target),
-    *(_competing(target) for target in Target),
+    *(_snapshot_partitioned(target) for target in _ANY_MODE),
+    *(_competing(target) for target in _ANY_MODE),
     _competing(Target.SQL, queue=True),
     _competing(Target.RABBITMQ, queue=True),
     _apart(Target.SQL),
@@ -191,6 +224,15 @@ CASES: Final = (
     _failing(_ordered(Target.PYTHON)),
     _failing(_partitioned(Target.PYTHON)),
     _failing(_competing(Target.PYTHON)),
+    _in_stream(_ordered(Target.STREAM)),
+    _in_stream(_partitioned(Target.STREAM)),
+    _in_topic(_ordered(Target.KAFKA)),
+    _in_topic(_partitioned(Target.KAFKA)),
+    _in_topic(_snapshot_ordered(Target.KAFKA)),
+    _in_topic(_competing(Target.KAFKA)),
+    _in_topic_once(_ordered(Target.KAFKA)),
+    _in_topic_once(_partitioned(Target.KAFKA)),
+    _in_topic_once(_snapshot_partitioned(Target.KAFKA)),
 )
 
 

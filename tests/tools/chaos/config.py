@@ -41,6 +41,10 @@ def _build_target(case: Case) -> dict[str, Any]:
         case Target.RABBITMQ:
             connection = {"secretRef": {"name": "broker"}}
             return {"rabbitmq": {"connection": connection, "exchange": case.name, "routingKey": "{partitionKey}"}}
+        case Target.STREAM:
+            return {"rabbitmqStream": {"connection": {"secretRef": {"name": "broker"}}, "stream": case.name}}
+        case Target.KAFKA:
+            return {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": case.name}}
 
 
 _EFFECT: Final = """

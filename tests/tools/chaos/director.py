@@ -14,8 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.support.servers.postgres import wait_until
-from tests.support.servers.rabbitmq import RabbitmqServer
-from tests.tools.chaos.cases import Target
+from tests.tools.chaos.brokers import Brokers
 from tests.tools.chaos.evidence import (
     Journal,
     collect,
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 PRODUCERS: Final = 3
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
-PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Of our own network namespace."""
 RESULT: Final = "result.json"
 BURNED: Final = (0, 200_000)
 """Transaction ids that the other server is ahead: either is beyond the other one by that, and neither may matter."""
@@ -86,10 +83,12 @@ class Director:
             servers, plan.cases, megabytes=megabytes, sabotage=plan.sabotage,
             burned=Random(plan.seed).choice(BURNED),
         )  # fmt: skip
-        self._broker = _start_broker() if any(case.target is Target.RABBITMQ for case in plan.cases) else None
         self._proxies = Proxies(plan.directory / "toxiproxy.log")
+        self._brokers = Brokers(plan.cases, self._proxies, plan.directory, START_SECONDS)
         self._pods = {case.name: self._make_pods(case) for case in plan.cases}
-        self._faults = Faults(self._databases, self._broker, self._proxies, self._pods, plan.directory / "faults.jsonl")
+        self._faults = Faults(
+            self._databases, self._brokers, self._proxies, self._pods, plan.directory / "faults.jsonl"
+        )
         self._resting, self._closing = threading.Event(), threading.Event()
         self._failures: list[str] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
@@ -99,16 +98,10 @@ class Director:
 
     def _make_pods(self, case: Case) -> Pods:
         port = self._proxies.add(f"{case.name}-source", self._databases.way_to_source(case))
-        source, target = self._databases.source.uri(port=port), None
+        source, target = self._databases.source.uri(port=port), self._brokers.prepare(case)
         if case.apart:
             home = self._databases.home(case)
-            target = home.uri(port=self._proxies.add(f"{case.name}-target", home.port))
-        elif case.target is Target.RABBITMQ and self._broker is not None:
-            with self._broker.client() as client:
-                for queue in ("ledger", "tap"):
-                    client.declare(f"{queue}-{case.name}", case.name)
-            through = self._proxies.add(f"{case.name}-target", self._broker.port)
-            target = self._broker.uri.replace(f":{self._broker.port}/", f":{through}/")
+            target = {"uri": home.uri(port=self._proxies.add(f"{case.name}-target", home.port))}
         return Pods(case, self._plan.directory / case.name, source, target)
 
     def _is_owned(self, case: Case) -> bool:
@@ -160,8 +153,8 @@ class Director:
             command += ["--reporting", self._databases.reporting.uri()]
         command += ["--journal", str(self._plan.directory / "observed.jsonl")]
         command += [f"--case={case.name}" for case in self._plan.cases]
-        if self._broker is not None:
-            command += ["--broker", str(self._broker.port)]
+        if self._brokers.rabbitmq is not None:
+            command += ["--broker", str(self._brokers.rabbitmq.port)]
         return subprocess.Popen(command, cwd=CHECKOUT)
 
     def _start_producer(self, number: int) -> subprocess.Popen[bytes]:
@@ -246,8 +239,9 @@ class Director:
     def _judge(self, produced: Sequence[Committed], began: float, stuck: dict[str, list[str]]) -> int:
         cases = self._plan.cases
         journal = Journal(self._plan.directory / "observed.jsonl", began)
-        broker = None if self._broker is None else self._broker.client()
-        evidence = {case.name: collect(case, self._databases, broker, journal, self._pods[case.name]) for case in cases}
+        evidence = {
+            case.name: collect(case, self._databases, self._brokers, journal, self._pods[case.name]) for case in cases
+        }
         struck = self._faults.struck
         recoveries = measure(struck, cases, {case.name: see(evidence[case.name], journal, case) for case in cases})
         for case in cases:
@@ -280,16 +274,7 @@ class Director:
             self._databases.pool.stop()
         for server in self._databases.all():
             server.close()
-        if self._broker is not None:
-            self._broker.close()
-
-
-def _start_broker() -> RabbitmqServer:
-    # While it is down, nobody's outgoing connection may get one of its ports: they come from a range of their own.
-    PORT_RANGE.write_text("50000 59999")
-    broker = RabbitmqServer(patience=START_SECONDS)
-    PORT_RANGE.write_text("32768 49999")
-    return broker
+        self._brokers.close()
 
 
 def _with_complaints(evidence: Evidence, complaints: Sequence[str]) -> Evidence:

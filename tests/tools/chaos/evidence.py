@@ -1,4 +1,4 @@
-"""Collects the evidence of each case: plain SQL, a plain AMQP client, and the observer's file."""
+"""Collects the evidence of each case: plain SQL, plain clients of the brokers, and the observer's file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
+from tests.support.streams import count_written, read_stream
 from tests.tools.chaos.cases import CHECKPOINTS, Ending, Target
 from tests.tools.chaos.recovery import Seen
 from tests.tools.chaos.verdict import Evidence, partition_of
+from tests.tools.ledger.account import Handled
+from tests.tools.ledger.amqp import format_handler
 from tests.tools.ledger.history import Effect, Held, Stored
+from tests.tools.ledger.kafka import read_topic
 from tests.tools.ledger.targets import read_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.streams import Entry
+    from tests.tools.chaos.brokers import Brokers
     from tests.tools.chaos.cases import Case
     from tests.tools.chaos.processes.pods import Pods
     from tests.tools.chaos.servers import Databases
-    from tests.tools.ledger.amqp import Broker
 
 _EFFECTS: Final = """
 SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8, partition, epoch, handler, holder,
@@ -96,13 +101,11 @@ class Journal:
 
     def taps(self, case: Case) -> list[Effect]:
         """Return when messages reached the broker."""
-        return [
-            Effect(
-                line["at"] - self.began, partition_of(line["key"], self._count(case, line["at"])),
-                message=line["message"],
-            )
-            for line in self._lines[case.name, "tap"]
-        ]  # fmt: skip
+        return [self.effect(case, line["at"], line["key"], line["message"]) for line in self._lines[case.name, "tap"]]
+
+    def effect(self, case: Case, at: float, key: str, message: str) -> Effect:
+        """Return what a message is that reached a broker; `at` in seconds since 1970."""
+        return Effect(at - self.began, partition_of(key, self._count(case, at)), message=message)
 
     def changes(self, case: Case) -> list[float]:
         """Return when the number of partitions was another one, in seconds since 1970."""
@@ -138,7 +141,7 @@ def read_unexamined(databases: Databases, case: Case, partitions: int) -> dict[i
 
 def count_handled(databases: Databases, case: Case) -> int | None:
     """Return how many messages have an effect, where that can be asked without taking it away."""
-    if case.target is Target.RABBITMQ:
+    if not case.target.is_database:
         return None
     with databases.home(case).connect() as connection:
         ((count,),) = connection.execute(sql.SQL(_HANDLED).format(sql.Identifier(case.table))).fetchall()
@@ -154,16 +157,15 @@ def read_complaints(databases: Databases, case: Case, partitions: int) -> list[s
     return [row[0] for row in rows]
 
 
-def collect(case: Case, databases: Databases, broker: Broker | None, journal: Journal, pods: Pods) -> Evidence:
+def collect(case: Case, databases: Databases, brokers: Brokers, journal: Journal, pods: Pods) -> Evidence:
     """Read everything that there is about a case, when all is at rest."""
-    handled, effects = [], journal.taps(case)
-    if case.target is not Target.RABBITMQ:
+    if case.target.is_database:
         with databases.home(case).connect() as connection:
             handled = read_rows(connection, "chaos", case.table)
             query = sql.SQL(_EFFECTS).format(sql.Identifier("chaos", case.table))
             effects = [Effect(at - journal.began, *rest) for at, *rest in connection.execute(query)]
-    elif broker is not None:
-        handled = [delivery.as_handled() for delivery in broker.drain(f"ledger-{case.name}")]
+    else:
+        handled, effects = _read_broker(case, brokers, journal)
     return Evidence(
         handled=handled,
         stored=journal.stored(case),
@@ -174,6 +176,26 @@ def collect(case: Case, databases: Databases, broker: Broker | None, journal: Jo
         partitions=pods.partitions,
         complaints=[*pods.ended_by_themselves, *read_complaints(databases, case, pods.partitions)],
     )
+
+
+def _read_broker(case: Case, brokers: Brokers, journal: Journal) -> tuple[list[Handled], list[Effect]]:
+    """Return the traces in an exchange's queue, a stream or a topic, and when they came."""
+    came: list[tuple[float, Handled]] = []
+    if case.target is Target.KAFKA and brokers.kafka is not None:
+        came = read_topic(brokers.kafka.servers, case.name)
+    elif case.target is Target.STREAM and brokers.rabbitmq is not None:
+        count = count_written(brokers.rabbitmq, case.name)
+        came = [(entry.at, _as_handled(entry)) for entry in read_stream(brokers.rabbitmq, case.name, count)]
+    elif brokers.rabbitmq is not None:
+        with brokers.rabbitmq.client() as client:
+            return [each.as_handled() for each in client.drain(f"ledger-{case.name}")], journal.taps(case)
+    return [handled for _, handled in came], [journal.effect(case, at, one.key, one.message_id) for at, one in came]
+
+
+def _as_handled(entry: Entry) -> Handled:
+    payload = json.loads(entry.body)
+    handler = format_handler(entry.headers["x-outbox-pod"], entry.headers["x-outbox-epoch"])
+    return Handled(entry.message_id, payload["orderKey"], payload["sequence"], payload["cents"], handler)
 
 
 def see(evidence: Evidence, journal: Journal, case: Case) -> Seen:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from tests.tools.chaos.cases import COUNTS, LEASE_SECONDS, Target
+from tests.tools.chaos.cases import COUNTS, LEASE_SECONDS
 from tests.tools.chaos.schedule import AT_ONCE, Kind
 from tests.tools.chaos.victims import Victim, Victims
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from tests.support.servers.rabbitmq import RabbitmqServer
+    from tests.tools.chaos.brokers import Brokers
     from tests.tools.chaos.cases import Case
     from tests.tools.chaos.processes.pods import Pod, Pods
     from tests.tools.chaos.processes.proxies import Proxies
@@ -84,13 +84,14 @@ class Faults:
     def __init__(
         self,
         databases: Databases,
-        broker: RabbitmqServer | None,
+        brokers: Brokers,
         proxies: Proxies,
         pods: Mapping[str, Pods],
         journal: Path,
     ) -> None:
         """Keep what to strike at."""
-        self._databases, self._broker, self._proxies, self._pods = databases, broker, proxies, pods
+        self._databases, self._proxies, self._pods = databases, proxies, pods
+        self._rabbitmq, self._kafka = brokers.rabbitmq, brokers.kafka
         self._victims = Victims(databases, pods)
         self._journal = journal
         self.struck: list[Struck] = []
@@ -114,6 +115,7 @@ class Faults:
             Kind.REPORTING: self._crash_reporting,
             Kind.DISK: self._fill_disk,
             Kind.BROKER: self._crash_broker,
+            Kind.KAFKA: self._freeze_kafka,
         }
 
     def strike(self, fault: Fault) -> Struck:
@@ -154,10 +156,15 @@ class Faults:
     @contextlib.contextmanager
     def _caught_in_batch(self, fault: Fault) -> Iterator[Pod | None]:
         pods = self._pods[fault.case]
-        if pods.case.target is Target.RABBITMQ:
-            with self._proxies.toxic(f"{fault.case}-target", "latency", {"latency": 1000}):
+        if not pods.case.target.is_database:
+            # Only the answers are late: the broker has the batch, and its checkpoint is not stored.
+            with self._proxies.toxic(f"{fault.case}-target", "latency", {"latency": 1000}, streams=("downstream",)):
                 time.sleep(0.5)
-                yield self._victims.choose(fault, owner=True)
+                pod = self._victims.choose(fault, owner=True)
+                if pod is not None:
+                    pods.freeze(pod)
+            # It stands still: whoever goes on is not to be slowed.
+            yield pod
         else:
             name = self._wait_in_batch(fault)
             yield next((pod for pod in pods.alive() if pod.name == name), None)
@@ -197,7 +204,7 @@ class Faults:
 
     def _slow(self, fault: Fault) -> Blow:
         """Make handling slower than the lease is long: heartbeats keep it."""
-        if self._pods[fault.case].case.target is Target.RABBITMQ:
+        if not self._pods[fault.case].case.target.is_database:
             milliseconds = {"latency": int(fault.seconds * 500)}
             with self._proxies.toxic(f"{fault.case}-target", "latency", milliseconds):
                 time.sleep(fault.seconds)
@@ -301,20 +308,28 @@ class Faults:
         return Blow("the server stayed up" if was_up else "the server ended and was started")
 
     def _crash_broker(self, fault: Fault) -> Blow:
-        if self._broker is None:
+        if self._rabbitmq is None:
             return Blow("there is none", harmless=True)
-        self._broker.stop()
+        self._rabbitmq.stop()
         time.sleep(fault.seconds)
         for attempt in range(1, BROKER_STARTS + 1):
             try:
-                self._broker.start()
+                self._rabbitmq.start()
             except AssertionError:  # as a supervisor would: it gave up by itself, or took too long on a busy machine
-                self._broker.stop()
+                self._rabbitmq.stop()
                 if attempt == BROKER_STARTS:
                     raise
             else:
                 break
         return Blow(f"SIGKILL of its node, back at start {attempt}")
+
+    def _freeze_kafka(self, fault: Fault) -> Blow:
+        """Freeze the broker, and never kill it: one that is killed can leave a transaction without an end."""
+        if self._kafka is None:
+            return Blow("there is none", harmless=True)
+        with self._kafka.frozen():
+            time.sleep(fault.seconds)
+        return Blow("SIGSTOP of its process")
 
     def _connect(self, fault: Fault) -> psycopg.Connection[Any]:
         return self._databases.home(self._pods[fault.case].case).connect()

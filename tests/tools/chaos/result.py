@@ -99,7 +99,7 @@ def _build_case(verdict: Verdict, struck: Sequence[Struck], recoveries: Sequence
         handled=account.handled,
         lost=account.lost,
         doubled=account.duplicated,
-        doubled_allowed=not case.transactional,
+        doubled_allowed=not case.exact,
         reordered=account.out_of_order,
         moved_back=verdict.moved_back,
         faults=sum(strikes(one.fault, case) for one in struck),

@@ -52,6 +52,7 @@ class Kind(StrEnum):
     REPORTING = "crash the target's"
     DISK = "fill the disk"
     BROKER = "crash the broker"
+    KAFKA = "freeze Kafka"
 
 
 AT_ONCE: Final = frozenset({
@@ -102,7 +103,7 @@ _OF_A_CASE: Final = (
 _CHANGES: Final = (Kind.DIVIDE, Kind.DIVIDE_FROZEN)
 _SERVERS: Final = {
     Kind.POSTGRES: "source", Kind.BACKEND: "source", Kind.DISK: "source", Kind.BROKER: "broker",
-    Kind.REPORTING: "reporting",
+    Kind.REPORTING: "reporting", Kind.KAFKA: "kafka",
 }  # fmt: skip
 """Each server has a lane of its own."""
 
@@ -115,7 +116,12 @@ def strikes(fault: Fault, case: Case) -> bool:
 
 
 def _needs(case: Case, server: str) -> bool:
-    return {"source": True, "broker": case.target is Target.RABBITMQ, "reporting": case.apart}[server]
+    return {
+        "source": True,
+        "broker": case.target in (Target.RABBITMQ, Target.STREAM),
+        "kafka": case.target is Target.KAFKA,
+        "reporting": case.apart,
+    }[server]
 
 
 def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fault]:
@@ -171,6 +177,7 @@ def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
         Kind.REPORTING: (0.5 + 3.5 * share, 0.0),
         Kind.DISK: (2.0 + 4.0 * share, 200_000 * size),
         Kind.BROKER: (0.5 + 2.5 * share, 0.0),
+        Kind.KAFKA: (1.0 + 5.0 * share, 0.0),
     }[kind]
     at_target = kind in (Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR) and target < 0.5
     return Fault(

@@ -21,7 +21,6 @@ from psycopg import sql
 
 from outbox_sql import runner
 from tests.support.servers.postgres import DEFAULT_VERSION, SCHEMA, PgBouncer, binaries, wait_until
-from tests.tools.chaos.cases import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,7 +187,7 @@ class Postgres:
             for queue in queues:
                 connection.execute("SELECT outbox.create_queue(%s)", [queue])
             for case in cases:
-                if case.target is not Target.RABBITMQ:
+                if case.target.is_database:
                     connection.execute(
                         sql.SQL(_TABLE).format(table=sql.Identifier(case.table), name=sql.Literal(case.name))
                     )

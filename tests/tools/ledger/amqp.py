@@ -80,9 +80,12 @@ class Broker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._socket.close()
 
-    def declare(self, queue: str, exchange: str = "", routing_key: str = "#") -> None:
+    def declare(
+        self, queue: str, exchange: str = "", routing_key: str = "#", *, arguments: dict[str, Any] | None = None
+    ) -> None:
         """Make a durable queue and, with an exchange named, bind it to that (a durable topic exchange)."""
-        self._call(commands.Queue.Declare(queue=queue, durable=True), commands.Queue.DeclareOk)
+        made = commands.Queue.Declare(queue=queue, durable=True, arguments=arguments or {})
+        self._call(made, commands.Queue.DeclareOk)
         if exchange:
             declare = commands.Exchange.Declare(exchange=exchange, exchange_type="topic", durable=True)
             self._call(declare, commands.Exchange.DeclareOk)

@@ -20,7 +20,7 @@ from tests.tools.chaos.schedule import LAST, Fault, Kind, as_json, build_schedul
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = range(20)
-SERVERS = {Kind.POSTGRES, Kind.BACKEND, Kind.REPORTING, Kind.DISK, Kind.BROKER}
+SERVERS = {Kind.POSTGRES, Kind.BACKEND, Kind.REPORTING, Kind.DISK, Kind.BROKER, Kind.KAFKA}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -72,14 +72,22 @@ def test_faults_of_a_lane_follow_each_other_and_leave_time_to_recover(seed) -> N
 def test_no_broker_and_no_other_database_no_fault_of_them() -> None:
     cases = select_cases(["ordered-sql", "partitioned-python"])
     schedule = build_schedule(1, 600, cases)
-    assert not {Kind.BROKER, Kind.REPORTING} & {fault.kind for fault in schedule}
+    assert not {Kind.BROKER, Kind.KAFKA, Kind.REPORTING} & {fault.kind for fault in schedule}
     assert not any(fault.target for fault in schedule)
 
 
 def test_the_connection_to_the_target_is_struck_where_there_is_one() -> None:
-    cases = select_cases(["apart-ordered-sql", "ordered-rabbitmq", "ordered-sql"])
-    schedule = build_schedule(1, 600, cases)
-    assert {fault.case for fault in schedule if fault.target} == {"apart-ordered-sql", "ordered-rabbitmq"}
+    others = ["apart-ordered-sql", "ordered-rabbitmq", "stream-ordered", "kafka-ordered"]
+    schedule = build_schedule(1, 600, select_cases([*others, "ordered-sql"]))
+    assert {fault.case for fault in schedule if fault.target} == set(others)
+
+
+def test_each_broker_is_struck_where_a_case_publishes_to_it() -> None:
+    struck = {
+        name: {fault.kind for fault in build_schedule(1, 600, select_cases([name]))} & {Kind.BROKER, Kind.KAFKA}
+        for name in ("ordered-sql", "stream-ordered", "kafka-ordered", "kafka-once-ordered")
+    }
+    assert list(struck.values()) == [set(), {Kind.BROKER}, {Kind.KAFKA}, {Kind.KAFKA}]
 
 
 def test_partitions_are_changed_where_they_can_be() -> None:
@@ -105,10 +113,11 @@ def test_a_sample_has_every_mode_a_broker_and_another_database(seed) -> None:
     sample = draw_sample(seed, CASES)
     assert sample == draw_sample(seed, CASES)
     assert [case.mode.partition(",")[0] for case in sample][:2] == ["Ordered", "Partitioned"]
-    assert [case.apart for case in sample] == [False, False, False, False, True]
+    assert [case.apart for case in sample] == [False, False, False, False, True, False, False]
     assert sample[2].source == {"cursor": "Snapshot"}
     assert sample[3].mode.startswith("Competing")
     assert any(case.target is Target.RABBITMQ for case in sample)
+    assert [case.target for case in sample[5:]] == [Target.STREAM, Target.KAFKA]
 
 
 def test_samples_come_to_every_case() -> None:
@@ -187,3 +196,4 @@ def test_the_seed_of_make_test_strikes_with_every_kind() -> None:
     assert {fault.kind for fault in schedule} == set(Kind)
     frozen = [fault.case for fault in schedule if fault.kind is Kind.FREEZE_IN_BATCH]
     assert set(frozen) == {case.name for case in cases}
+    assert [case.name for case in cases[5:]] == ["stream-partitioned", "kafka-once-partitioned"]

@@ -16,6 +16,7 @@ from tests.tools.ledger.history import Effect, Held, Stored
 BY_NAME = {case.name: case for case in CASES}
 SQL, RABBITMQ = BY_NAME["ordered-sql"], BY_NAME["ordered-rabbitmq"]
 DIVIDED = BY_NAME["partitioned-sql"]
+STREAM, TOPIC, TRANSACTIONS = BY_NAME["stream-ordered"], BY_NAME["kafka-ordered"], BY_NAME["kafka-once-ordered"]
 SNAPSHOT, COMPETING = BY_NAME["snapshot-ordered-sql"], BY_NAME["competing-sql"]
 
 
@@ -73,6 +74,10 @@ def test_evidence_that_is_missing_is_named(case) -> None:
     [
         pytest.param(SQL, HANDLED[:20] + HANDLED[21:], "is lost", id="a message is lost"),
         pytest.param(SQL, [*HANDLED, HANDLED[7]], "stands 2 times", id="an effect stands twice"),
+        pytest.param(STREAM, [*HANDLED, HANDLED[7]], "stands 2 times", id="a stream has it twice"),
+        pytest.param(TRANSACTIONS, [*HANDLED, HANDLED[7]], "stands 2 times", id="a topic has it twice"),
+        pytest.param(TOPIC, HANDLED[1:], "is lost", id="a topic has lost it"),
+        pytest.param(TOPIC, [HANDLED[9], *HANDLED[:9], *HANDLED[10:]], "came after", id="swap within a key of a topic"),
         pytest.param(SQL, [HANDLED[1], HANDLED[0], *HANDLED[2:]], "came after", id="two messages changed places"),
         pytest.param(SQL, [*HANDLED, Handled("x", "key-0", 99)], "never committed", id="one was rolled back"),
         pytest.param(RABBITMQ, HANDLED[1:], "is lost", id="AtLeastOnce and yet lost"),
@@ -87,13 +92,15 @@ def test_broken_account_is_a_violation_that_names_the_message(case, handled, sai
     assert any(said in violation for violation in verdict.violations)
 
 
-def test_an_allowed_duplicate_is_not_named_among_violations() -> None:
-    violations = judge(RABBITMQ, PRODUCED, make_evidence(RABBITMQ, [*HANDLED[1:], HANDLED[5]])).violations
+@pytest.mark.parametrize("case", [RABBITMQ, TOPIC], ids=["rabbitmq", "kafka"])
+def test_an_allowed_duplicate_is_not_named_among_violations(case) -> None:
+    violations = judge(case, PRODUCED, make_evidence(case, [*HANDLED[1:], HANDLED[5]])).violations
     assert [text.partition(" (")[0] for text in violations] == ["key-0#1"]
 
 
-def test_duplicates_are_counted_and_allowed_where_the_broker_cannot_take_part() -> None:
-    verdict = judge(RABBITMQ, PRODUCED, make_evidence(RABBITMQ, [*HANDLED[:30], *HANDLED[10:]]))
+@pytest.mark.parametrize("case", [RABBITMQ, TOPIC], ids=["rabbitmq", "kafka"])
+def test_duplicates_are_counted_and_allowed_where_the_broker_cannot_take_part(case) -> None:
+    verdict = judge(case, PRODUCED, make_evidence(case, [*HANDLED[:30], *HANDLED[10:]]))
     assert verdict.violations == ()
     assert verdict.account.duplicated == 20
 
@@ -184,14 +191,15 @@ def test_case_that_is_not_at_its_end_is_a_violation(case, fields, said) -> None:
     assert any(said in violation for violation in violations), violations
 
 
-def test_partition_without_a_message_since_the_change_stays_at_the_stop_line() -> None:
+def test_partition_without_a_message_stays_at_the_stop_line_or_passes_what_others_have() -> None:
     line = (10_000, 2**63 - 1)
     evidence = make_evidence(DIVIDED, partitions=8, final=dict.fromkeys(range(8), line))
     assert judge(DIVIDED, PRODUCED, evidence).violations == ()
     below = (1, 2**63 - 1)
     assert judge(DIVIDED, PRODUCED, replace(evidence, final=dict.fromkeys(range(8), below))).violations != ()
     apart = BY_NAME["apart-partitioned-sql"]
-    assert judge(apart, PRODUCED, replace(evidence, partitions=4)).violations != (), "nobody changes its number"
+    assert judge(apart, PRODUCED, replace(evidence, partitions=4)).violations != (), "its messages are elsewhere"
+    assert judge(SQL, PRODUCED, make_evidence(SQL, final={0: line})).violations != (), "it is not divided"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -18,7 +18,7 @@ from tests.tools.ledger.table import format_accounts
 from tests.tools.ledger.targets import read_parquet
 
 LEDGER = Path(__file__).resolve().parents[2] / "tools" / "ledger"
-STANDARD = {"account", "amqp", "commitlog", "history", "plant", "table", "targets"}
+STANDARD = {"account", "amqp", "commitlog", "history", "kafka", "plant", "table", "targets"}
 
 
 def make_messages(count: int, keys: int = 7) -> list[Committed]:

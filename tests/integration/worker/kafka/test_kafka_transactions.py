@@ -8,7 +8,7 @@ import time
 import uuid
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from tests.support.servers.kafka import Topic, headers
 from tests.support.servers.postgres import wait_until
@@ -20,10 +20,14 @@ PARTITIONED = {"mode": "Partitioned", "partitions": {"count": 3}}
 
 
 @pytest.fixture
-def start(outbox, workers, kafka):
-    """Start a worker whose target is a topic, in transactions of Kafka."""
+def records():
+    """The name of a checkpoint topic of its own: what another test killed leaves open would be waited for."""
+    return f"records-{uuid.uuid4().hex[:8]}"
 
-    records = f"records-{uuid.uuid4().hex[:8]}"  # what another test killed leaves open would be waited for
+
+@pytest.fixture
+def start(outbox, workers, kafka, records):
+    """Start a worker whose target is a topic, in transactions of Kafka."""
 
     def started(topic, delivery=None, **fields):
         chosen = {"connection": {"secretRef": {"name": "kafka"}}, "topic": topic, "checkpointTopic": records}
@@ -253,6 +257,24 @@ def test_what_a_person_rewinds_is_published_again(outbox, kafka, start, cursor):
         )
         start(topic.name, **source).wait_for("they are stored again", lambda r: r.handled == 5)
         assert topic.wait_for(15) == first + second + second
+
+
+def test_a_transaction_that_hides_the_record_is_named_and_its_end_is_enough(outbox, kafka, start, records):
+    kafka.create_topic(records, 1, cleanup_policy="compact")
+    settings = {"bootstrap.servers": kafka.servers, "transactional.id": records, "log_level": 0}
+    stranger = Producer(settings)
+    stranger.init_transactions(30)
+    stranger.begin_transaction()
+    stranger.produce(records, b"", key=b"stranger")
+    stranger.flush(30)
+    outbox.produce(1)
+    with kafka.topic() as topic:
+        worker = start(topic.name, {"timeout": "3s"})
+        hidden = "has a transaction that began at offset 0 of partition 0"
+        report = worker.wait_for("it names what hides the record", lambda r: hidden in (r.message or ""), 30)
+        assert report.reason == "TargetUnavailable"
+        stranger.abort_transaction(30)
+        worker.wait_for("it goes on by itself", lambda r: r.handled == 1)
 
 
 def test_a_topic_of_records_that_cannot_be_made_is_named_with_the_remedy(outbox, kafka, start, workers):

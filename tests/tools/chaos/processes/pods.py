@@ -21,6 +21,8 @@ from tests.tools.chaos.cases import Target
 from tests.tools.chaos.config import build_config, build_handler
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.support.worker import Worker
     from tests.tools.chaos.cases import Case
 
@@ -81,8 +83,8 @@ class Pod:
 class Pods:
     """All worker processes of a case."""
 
-    def __init__(self, case: Case, directory: Path, source: str, target: str | None) -> None:
-        """Keep where the case's servers are; start nothing."""
+    def __init__(self, case: Case, directory: Path, source: str, target: Mapping[str, str]) -> None:
+        """Keep where the messages are, and the keys of the target's Secret; start nothing."""
         self.case = case
         self.wanted = case.replicas
         self.partitions = case.partitions
@@ -134,7 +136,9 @@ class Pods:
         clock.write_bytes(bytes(8))
         handler = build_handler(self.case) if self.case.target is Target.PYTHON else None
         config = build_config(self.case, partitions=self.partitions, generation=self._generation)
-        home = self._workers.prepare(config, self._source, target=self._target, handler=handler)
+        home = self._workers.prepare(config, self._source, handler=handler)
+        for key, value in self._target.items():
+            (home / "connections/target" / key).write_text(value)
         environment = {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)}
         port = next(_ports)
         worker = self._workers.launch(home, "--port", str(port), pod=name, environment=environment)

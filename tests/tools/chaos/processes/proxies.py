@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.support.servers.postgres import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 API: Final = "http://127.0.0.1:8474"
 _FIRST_PORT: Final = 20_001
@@ -70,15 +70,17 @@ class Proxies:
             self._call("POST", f"/proxies/{name}", {"enabled": True})
 
     @contextlib.contextmanager
-    def toxic(self, name: str, kind: str, attributes: dict[str, int]) -> Iterator[None]:
-        """Both directions have this toxic: latency (ms), timeout (0: silence until the end), limit_data (bytes)."""
-        for stream in ("upstream", "downstream"):
+    def toxic(
+        self, name: str, kind: str, attributes: dict[str, int], *, streams: Sequence[str] = ("upstream", "downstream")
+    ) -> Iterator[None]:
+        """These directions have this toxic: latency (ms), timeout (0: silence until the end), limit_data (bytes)."""
+        for stream in streams:
             toxic = {"name": f"{kind}-{stream}", "type": kind, "stream": stream, "attributes": attributes}
             self._call("POST", f"/proxies/{name}/toxics", toxic)
         try:
             yield
         finally:
-            for stream in ("upstream", "downstream"):
+            for stream in streams:
                 self._call("DELETE", f"/proxies/{name}/toxics/{kind}-{stream}")
 
     def reset(self) -> None:

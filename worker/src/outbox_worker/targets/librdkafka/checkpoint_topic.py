@@ -37,6 +37,7 @@ _SETTINGS: Final = {
     "min.cleanable.dirty.ratio": "0.1",
     "segment.bytes": str(64 * 1024 * 1024),
     "max.message.bytes": str(8 * 1024 * 1024),
+    "message.timestamp.type": "LogAppendTime",  # else brokers refuse the records of a worker whose clock is ahead
 }
 _BACK: Final = 64
 """Offsets before the end where a unit's last record is looked for first; 16 times as many each time it is not there."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from outbox_core.spec.target import KafkaTarget
 
 _log = get_logger(__name__)
+_BEGINNING_SHARE: Final = 0.9
+"""Of delivery.timeout, to begin: at its end the caller interrupts, and could not say what was waited for."""
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class TransactionalKafkaSink(OutsideTransaction):
             OutboxError: the brokers do not answer, do not allow it, or a later owner has begun.
 
         """
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._timeout * _BEGINNING_SHARE
         self._drop(start.partition)
         self._starts.pop(start.partition, None)
         self._committed.pop(start.partition, None)
