@@ -22,6 +22,7 @@ from outbox_core.spec import PartitionKey
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
+from outbox_worker.postgres.reading.shared_look import PartitionLook, SharedLook
 from outbox_worker.postgres.reading.slots import ensure_slot_index
 from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -114,15 +115,23 @@ def test_nothing_is_lost_repeated_or_out_of_order(world, history, limits):
     assert handled == world.committed
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["each looks", "one looks for all"])
 @settings(EXPLORING, max_examples=max(1, EXAMPLES // 3))
 @given(history=histories, limits=limits)
-def test_partitions_share_the_messages_and_keep_each_keys_order(world, history, limits):
-
+def test_partitions_share_the_messages_and_keep_each_keys_order(world, history, limits, together):
+    shared = SharedLook() if together else None
     slots = dict(world.reader.execute("SELECT key, outbox.hash_slot(key) FROM keys").fetchall())
 
     def build(start):
         return [
-            PartOf(world.reader, number, limits, start, {key for key, slot in slots.items() if slot % PARTS == number})
+            PartOf(
+                world.reader,
+                number,
+                limits,
+                start,
+                {key for key, slot in slots.items() if slot % PARTS == number},
+                shared,
+            )
             for number in sorted({slot % PARTS for slot in slots.values()})
         ]
 
@@ -132,9 +141,10 @@ def test_partitions_share_the_messages_and_keep_each_keys_order(world, history, 
 class PartOf(Processor):
     """One partition of many: it is to handle the messages of its keys only."""
 
-    def __init__(self, connection, number, limits, start, keys):
+    def __init__(self, connection, number, limits, start, keys, shared):
+        look = None if shared is None else PartitionLook(shared, number, PARTS)
         scan = RangeScan(TABLE, slot=TABLE.slot(PartitionKey(), "outbox"), slots=tuple(slots_of(number, PARTS)))
-        super().__init__(connection, lambda: SnapshotReader(scan, number, limits), start)
+        super().__init__(connection, lambda: SnapshotReader(scan, number, limits, look=look), start)
         self.keys = keys
 
     @override

@@ -7,7 +7,7 @@ checkpoint remembers which source its pairs are of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from outbox_worker.postgres import identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.ahead import ReadAhead
+from outbox_worker.postgres.reading.shared_look import SharedLook
 from outbox_worker.postgres.reading.wal_watch import WalWatch
 from outbox_worker.session import Session
 
@@ -35,7 +36,8 @@ class Databases:
 
     `ahead`: a third connection, that reads the next batch of a backlog. None where the messages are in another server
     than the checkpoint: what says there in which run it is, need not be. `wal`: a connection to the source that waits
-    for messages; None: for engine Spark, whose batches are worth waiting for.
+    for messages; None: for engine Spark, whose batches are worth waiting for. `look`: what the partitions of a process
+    found along the positions.
     """
 
     config: ProcessorConfig
@@ -43,6 +45,7 @@ class Databases:
     source: Session
     ahead: ReadAhead | None = None
     wal: WalWatch | None = None
+    look: SharedLook = field(default_factory=SharedLook)
 
     @property
     def has_remote_target(self) -> bool:
@@ -58,6 +61,7 @@ class Databases:
         """Close all."""
         self.target.discard()
         self.source.discard()
+        self.look.forget()
         if self.ahead is not None:
             self.ahead.close()
         if self.wal is not None:

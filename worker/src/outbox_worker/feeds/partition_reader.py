@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.read_range import Relation
+    from outbox_worker.postgres.reading.shared_look import SharedLook
 
 
 def reader_of(
@@ -29,13 +30,14 @@ def reader_of(
     ahead: ReadAhead | None = None,
     lease_look: LeaseLook | None = None,
     payloads: PayloadBound | None = None,
+    look: SharedLook | None = None,
 ) -> MessageReader:
     """Return the reader of one partition, up to the barrier; a processor that is not partitioned has number 0 only."""
     partitions = config.delivery.partitions
     part = None if partitions is None else Slice(partition, partitions, barrier)
     return MessageReader(
         config.source, part, remote_target=config.has_remote_target, ahead=ahead, lease_look=lease_look,
-        payloads=payloads,
+        payloads=payloads, shared=look,
     )  # fmt: skip
 
 
@@ -59,7 +61,9 @@ class PartitionReader:
         # A number that was handed over with a message must be no other message's after a crash of this server.
         self._reads_durably = self._has_remote_target or context.config.numbers_messages
         self._key = context.config.delivery.message_key
-        # What was read ahead is not in the transaction at whose end it is known that no crash takes it back.
+        # What was read ahead, or noted for another partition, is not in the transaction at whose end it is known that
+        # no crash takes it back.
+        self._look = None if self._reads_durably else context.databases.look
         can_wait = context.target.needs_payload and not self._reads_durably
         self._ahead = context.databases.ahead if can_wait else None
         delivery = context.config.delivery
@@ -72,7 +76,7 @@ class PartitionReader:
     def stop_at(self, barrier: Checkpoint | None) -> None:
         """Read no further than the barrier from now on."""
         config, partition = self._context.config, self._context.key.partition
-        self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look, self._payloads)
+        self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look, self._payloads, self._look)
 
     def _make_lease_look(self) -> LeaseLook | None:
         """For what is handed over and cannot be recalled; else the store looks at the lease, with the effects."""

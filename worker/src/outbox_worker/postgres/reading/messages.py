@@ -32,6 +32,7 @@ from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan, literal
 from outbox_worker.postgres.reading.read_range import ReadRange, Template, Templates, place
+from outbox_worker.postgres.reading.shared_look import PartitionLook
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.ownership.lease_look import LeaseLook
     from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.payloads import PayloadBound
+    from outbox_worker.postgres.reading.shared_look import SharedLook
     from outbox_worker.postgres.reading.table import Slot
 
 WINDOW: Final = 20_000
@@ -80,6 +82,7 @@ class MessageReader:
         ahead: ReadAhead | None = None,
         lease_look: LeaseLook | None = None,
         payloads: PayloadBound | None = None,
+        shared: SharedLook | None = None,
     ) -> None:
         """Prepare the statements.
 
@@ -90,6 +93,7 @@ class MessageReader:
             ahead: reads the next batch of a backlog before it is asked for; None: nothing does.
             lease_look: asks about the lease beside each read of messages; None: that is not asked.
             payloads: bounds the bytes of a batch; None: all payloads of its messages are read at once.
+            shared: looks along the positions for all partitions of a process; None: for this one alone.
 
         Raises:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
@@ -110,11 +114,14 @@ class MessageReader:
         scan = RangeScan.of(source, self._table)
         self._scan = replace(scan, slot=self._slot, computed_slot=computed, slots=self._slots)
         self._types, self._publications = self._scan.types, self._scan.publications
+        self._look = None
+        if shared is not None and part is not None and self._types is None:
+            self._look = PartitionLook(shared, part.partition, part.partitions.count)
         end = None if barrier is None or barrier.window is None else barrier.window.lower
         self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
         self._windows = SnapshotReader(
             self._scan, self._partition, end=end, remote_target=remote_target, fetch_rows=self._fetch_rows,
-            small=self._small,
+            small=self._small, look=self._look,
         )  # fmt: skip
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
@@ -122,6 +129,8 @@ class MessageReader:
     def forget(self) -> None:
         """Keep nothing of what the server said before: it recovered from a crash."""
         self._windows.forget()
+        if self._look is not None:
+            self._look.shared.forget()
         self.forget_ahead()
 
     def read_ahead(self, after: Checkpoint, limit: int, run: str) -> None:
@@ -129,10 +138,12 @@ class MessageReader:
         if self._ahead is None or self._types is not None:
             return
         limit = limit if self._payloads is None else self._payloads.limit(limit)
-        statement = self._messages(ReadRange(after, limit=limit))
-        if after.window is not None:
+        if after.window is None:
+            statement: sql.Composed | None = self._messages(ReadRange(after, limit=limit))
+        else:
             statement = self._windows.next_page(after.window, limit)
-        self._ahead.send(self, self._schema, run, statement)
+        if statement is not None:
+            self._ahead.send(self, self._schema, run, statement)
 
     def forget_ahead(self) -> None:
         """Use nothing that was asked for ahead."""

@@ -32,11 +32,12 @@ from outbox_worker.postgres.reading.snapshots import check_snapshot, fetch_news,
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import psycopg
 
     from outbox_core.spec import Source, StartFrom
+    from outbox_worker.postgres.reading.shared_look import Found, PartitionLook
 
     FetchRows = Callable[[psycopg.Connection[Any], sql.Composed, int | None], list[tuple[Any, ...]]]
 
@@ -66,7 +67,7 @@ class _Page:
 class SnapshotReader:
     """Reads snapshot ranges of one source, or of one partition of it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - built once, by the reader of messages
         self,
         scan: RangeScan,
         partition: int = 0,
@@ -76,12 +77,14 @@ class SnapshotReader:
         remote_target: bool = False,
         fetch_rows: FetchRows | None = None,
         small: int | None = None,
+        look: PartitionLook | None = None,
     ) -> None:
         """Keep the statements.
 
         `end`, a barrier: no range is opened beyond that snapshot. `remote_target`: what is read is remembered
         elsewhere. `fetch_rows` executes a statement for a page; None: on the connection alone. `small`: bytes of a
-        payload up to which it is read with its message; None: every payload is.
+        payload up to which it is read with its message; None: every payload is. `look`: finds pages along the positions
+        for all partitions of a process, where no filter on types lets only some messages through; None: each does.
         """
         self._end = end
         self._fetch_rows = fetch_rows or _fetch_rows
@@ -92,6 +95,7 @@ class SnapshotReader:
         self._in_vain = 0
         """Looks in a row that found nothing."""
         self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str | None] | None = None
+        self._shared = look
 
     def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
@@ -228,6 +232,9 @@ class SnapshotReader:
         size = limit if self._scan.types is None else max(limit, self._limits.typed)
 
         def look(by: Plan) -> _Page:
+            if by is Plan.BY_POSITION and self._shared is not None:
+                found = self._shared.find(connection, self._scan, span, size, self._limits.ahead)
+                return self._listed(connection, span, found, with_messages=with_messages)
             if with_messages:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
@@ -255,9 +262,32 @@ class SnapshotReader:
             positions=page.positions,
         )
 
-    def next_page(self, window: SnapshotRange, limit: int) -> sql.Composed:
-        """Return the statement that `fetch` begins with inside an open range, where no message is filtered out."""
-        return self._text_page(window, _first_plan(window, window.plan), limit)
+    def _listed(
+        self, connection: psycopg.Connection[Any], span: SnapshotRange, found: Found, *, with_messages: bool
+    ) -> _Page:
+        """Make the page of which it is known where its messages are; some may be gone."""
+        positions, count = _array(found.positions), len(found.positions)
+        last = found.positions[-1] if count else span.after
+        messages: tuple[Message, ...] = ()
+        if with_messages and count:
+            messages = build_messages(self._fetch_rows(connection, self._listed_page(span, positions), count))
+        matched = len(messages) if with_messages else count
+        return _Page(0, count, count, last, matched, found.delayed, found.reached, messages, positions)
+
+    def _listed_page(self, span: SnapshotRange, positions: str) -> sql.Composed:
+        rows = self._scan.matching(self._scan.table.outline(self._small), span, Plan.BY_POSITION, positions=positions)
+        return load("fetch_matching").format(rows=rows, payload=shipped_columns("p", self._small))
+
+    def next_page(self, window: SnapshotRange, limit: int) -> sql.Composed | None:
+        """Return the statement by which `fetch` reads the next messages of an open range, where none is filtered out.
+
+        None: it looks along the positions before it.
+        """
+        plan = _first_plan(window, window.plan)
+        if self._shared is None or plan is not Plan.BY_POSITION:
+            return self._text_page(window, plan, limit)
+        found = self._shared.recall(window, limit)
+        return self._listed_page(window, _array(found.positions)) if found is not None else None
 
     def _find(
         self, span: SnapshotRange, size: int, plan: Plan, look: Callable[[Plan], _Page]
@@ -312,6 +342,10 @@ class SnapshotReader:
             found=found, rows=rows, size=sql.Literal(size), ahead=ahead, positions=self._scan.positions(plan),
             payload=payload,
         )  # fmt: skip
+
+
+def _array(numbers: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:

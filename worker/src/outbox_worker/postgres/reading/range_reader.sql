@@ -18,6 +18,15 @@ CROSS JOIN (SELECT CASE WHEN (SELECT count(*) FROM page) < {size} THEN ({ahead})
 LEFT JOIN page AS p ON true
 ORDER BY p.position
 
+-- name: look_along
+-- Where the messages of each partition are along the positions, with their transaction ids; of how many rows, up to where, and as
+-- which snapshot sees it.
+SELECT pg_current_snapshot()::text, r.partition, count(*), max(r.position),
+       (array_agg(r.position) FILTER (WHERE r.wanted))::text, (array_agg(r.transaction_id) FILTER (WHERE r.wanted))::text,
+       (array_agg(r.position) FILTER (WHERE r.wanted AND r.delayed))::text
+FROM ({rows}) AS r
+GROUP BY r.partition
+
 -- name: examine_page
 -- How far a page of a snapshot range reaches, where no filter on types lets only some through: nothing is shipped but the
 -- last position and the counts, and where looking for the rows again would take long, their positions. `reached`: as in

@@ -322,6 +322,22 @@ class RangeScan:
         later = self._arms(columns, SnapshotRange(window.upper), up_to=window.position, limit=limit, bounded=True)
         return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, sql.Literal(limit))
 
+    def along_all(self, count: int, after: int, most: int) -> sql.Composed:
+        """Return the SELECT of the rows behind a position, of all partitions: of which each is, and if it is wanted."""
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        wanted: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(transaction_id)]
+        if self.publications:
+            wanted.append(self._published())
+        return sql.SQL(
+            "SELECT coalesce({slot}, 0) % {count} AS partition, {p} AS position, {t} AS transaction_id, "
+            "{delayed} IS NOT NULL AS delayed, {wanted} AS wanted "
+            "FROM {table} AS o WHERE {p} > {after} ORDER BY {p} LIMIT {most}"
+        ).format(
+            slot=self.computed_slot or self.slot, count=sql.Literal(count), p=self._position, t=transaction_id,
+            delayed=self.table.deliver_after, wanted=sql.SQL(" AND ").join(wanted), table=self.table.identifier,
+            after=sql.Literal(after), most=sql.Literal(most),
+        )  # fmt: skip
+
     def _along(
         self,
         columns: sql.Composable,

@@ -1,0 +1,165 @@
+"""One look along the positions for all partitions of a process: each reads what it would read by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.partition import partition_of
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_core.spec import Partitions
+from outbox_worker.postgres import identity
+from outbox_worker.postgres.reading import shared_look
+from outbox_worker.postgres.reading.ahead import ReadAhead
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
+from outbox_worker.postgres.reading.shared_look import SharedLook
+from tests.support.servers.postgres import build_source, wait_until
+
+START = Checkpoint(0, 0, SnapshotRange())
+LIMIT = 10
+
+
+class Outbox:
+    """200 messages of 50 keys, some of which may be delayed, and the readers of its partitions."""
+
+    def __init__(self, database):
+        self.direct, self.connection = database.direct(), database.connect()
+        self.shared = SharedLook()
+        self.produce(200)
+
+    def produce(self, count):
+        self.direct.execute(
+            "INSERT INTO outbox.messages (partition_key, publication_id, message_type, data, deliver_after) "
+            "SELECT 'key-' || n %% 50, 'p' || n %% 3, 't' || n %% 2, '{}', CASE WHEN n %% 7 = 0 THEN now() END "
+            "FROM generate_series(1, %s) AS n",
+            (count,),
+        )
+
+    def reader(self, partition=0, count=2, ahead=None, shared=True, **source):
+        part = Slice(partition, Partitions(count=count))
+        look = self.shared if shared else None
+        return MessageReader(build_source(cursor="Snapshot", **source), part, ahead=ahead, shared=look)
+
+    def read(self, reader, after=START, limit=LIMIT):
+        """Read all that comes after a checkpoint, in pages."""
+        while (batch := reader.fetch(self.connection, after, limit)).examined_count:
+            yield batch
+            after = batch.examined
+
+    def positions_of(self, partition, count=2, where="true"):
+        rows = self.direct.execute(
+            f"SELECT partition_key, position FROM outbox.messages WHERE {where} ORDER BY position"
+        ).fetchall()
+        return [position for key, position in rows if partition_of(key, count) == partition]
+
+
+@pytest.fixture
+def outbox(database):
+    return Outbox(database)
+
+
+def listed(batches):
+    return [message.position for batch in batches for message in batch]
+
+
+@pytest.mark.parametrize("limit", [1, 10, 1000])
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [
+        ({}, "true"),
+        ({"publications": ["p0", "p2"]}, "publication_id <> 'p1'"),
+        ({"messageTypes": ["t1"]}, "message_type = 't1'"),
+    ],
+    ids=["all", "publications", "types"],
+)
+def test_each_partition_reads_its_own(outbox, source, where, limit):
+    readers = [(partition, outbox.reader(partition, 4, **source)) for partition in range(4)]
+    delayed = 0
+    for partition, reader in readers:
+        expected = list(outbox.read(outbox.reader(partition, 4, shared=False, **source), limit=limit))
+        batches = list(outbox.read(reader, limit=limit))
+        assert listed(batches) == listed(expected) == outbox.positions_of(partition, 4, where)
+        may_wait = sum(message.deliver_after is not None for batch in batches for message in batch)
+        assert sum(batch.delayed_count for batch in batches) == may_wait
+        delayed += may_wait
+    assert delayed > 0
+
+
+def test_the_statement_over_a_batch_has_its_messages(outbox):
+    outbox.reader(1).fetch_extent(outbox.connection, START, LIMIT)
+    reader = outbox.reader(0)
+    batch = reader.fetch_extent(outbox.connection, START, LIMIT)
+    rows = outbox.connection.execute(reader.batch_relation(START, batch.examined, batch.positions)).fetchall()
+    assert [row[1] for row in rows] == outbox.positions_of(0)[:LIMIT]
+    assert (batch.matched_count, batch.full) == (LIMIT, True)
+
+
+class Counting:
+    """A connection that counts looks along the positions."""
+
+    def __init__(self, connection):
+        self._connection, self.looks = connection, 0
+
+    def execute(self, query, *arguments):
+        self.looks += "r.partition" in query.as_string(None)
+        return self._connection.execute(query, *arguments)
+
+
+def test_partitions_use_one_look(outbox):
+    outbox.connection = counting = Counting(outbox.connection)
+    for partition in range(4):
+        assert next(outbox.read(outbox.reader(partition, 4))).matched_count == LIMIT
+    assert counting.looks == 1
+
+
+def test_what_commits_after_a_look_is_found_in_a_later_range(outbox):
+    outbox.reader(0).fetch(outbox.connection, START, LIMIT)
+    before = outbox.positions_of(1)
+    outbox.produce(50)
+    after = outbox.positions_of(1)
+    assert len(after) > len(before)
+    assert listed(outbox.read(outbox.reader(1))) == after
+
+
+def test_of_what_is_deleted_after_a_look_nothing_is_read_and_the_rest_is(outbox):
+    outbox.reader(1).fetch(outbox.connection, START, LIMIT)
+    gone, rest = outbox.positions_of(0)[: 2 * LIMIT + 3], outbox.positions_of(0)[2 * LIMIT + 3 :]
+    outbox.direct.execute("DELETE FROM outbox.messages WHERE position = ANY (%s)", (gone,))
+    assert listed(outbox.read(outbox.reader(0))) == rest
+
+
+def test_another_number_of_partitions_looks_anew(outbox):
+    outbox.reader(0, 2).fetch(outbox.connection, START, LIMIT)
+    for partition in range(3):
+        assert listed(outbox.read(outbox.reader(partition, 3))) == outbox.positions_of(partition, 3)
+
+
+@pytest.mark.parametrize("why", ["forgotten", "connection", "old"])
+def test_a_look_that_may_be_wrong_is_not_used(outbox, database, monkeypatch, why):
+    """What a crash took back is gone, and its places are other messages' now."""
+    if why == "old":
+        monkeypatch.setattr(shared_look, "FRESH", 0.0)
+    outbox.reader(0).fetch(outbox.connection, START, LIMIT)
+    outbox.direct.execute("UPDATE outbox.messages SET partition_key = 'key-' || (position + 1) % 50")
+    if why == "forgotten":
+        outbox.reader(0).forget()
+    elif why == "connection":
+        outbox.connection = database.connect()
+    assert listed(outbox.read(outbox.reader(1))) == outbox.positions_of(1)
+
+
+def test_the_next_batch_is_read_ahead_where_a_look_noted_it(outbox, database):
+    other = database.connect()
+    ahead = ReadAhead(lambda: other)
+    reader = outbox.reader(0, ahead=ahead)
+    first = reader.fetch(outbox.connection, START, LIMIT)
+    second = outbox.positions_of(0)[LIMIT : 2 * LIMIT]
+    reader.read_ahead(first.examined, LIMIT, identity.fetch_run(outbox.connection, "outbox"))
+    found = "SELECT state = 'idle' AND query LIKE '%%server_run()%%' FROM pg_stat_activity WHERE pid = %s"
+    pid = other.info.backend_pid
+    wait_until(lambda: outbox.direct.execute(found, (pid,)).fetchone()[0], "the server has read it")
+    outbox.direct.execute("DELETE FROM outbox.messages")
+    try:
+        assert listed([reader.fetch(outbox.connection, first.examined, LIMIT)]) == second
+    finally:
+        ahead.close()

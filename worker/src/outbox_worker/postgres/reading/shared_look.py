@@ -1,0 +1,203 @@
+"""Looks along the positions once for all partitions of a process.
+
+With the cursor Snapshot a backlog is read along the index of positions, where the messages of all partitions lie side
+by side. A look for one partition passes those of the others, and to compute whose a message is takes longer than to
+pass it. So a look notes where the messages of every partition are, and the other partitions need not look.
+
+Only places are noted; the messages are read when they are asked for. A look serves a range whose upper snapshot its own
+snapshot covers: all that the upper one sees was there then, so that nothing of the range is missing. What the range
+does not hold is left out by its transaction id.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from outbox_core.progress.snapshot import parse_snapshot
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.queries import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from outbox_core.progress.snapshot_range import SnapshotRange
+    from outbox_worker.postgres.reading.range_scan import RangeScan
+
+PAGES: Final = 4
+"""A look notes about so many pages of each partition."""
+KEPT: Final = 8
+"""Looks that are kept: partitions begin at different places, and with fewer each would drop what another needs."""
+FRESH: Final = 30.0
+"""Seconds for which a look is used: a user may have changed the rows since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a page's messages are, how many of them may be delayed, and up to where all was looked at.
+
+    `reached` is None where the page is full or nothing is behind it.
+    """
+
+    positions: list[int]
+    delayed: int
+    reached: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Of one partition: positions in order, the transaction id of each, and which positions may be delayed.
+
+    `lowest` and `highest` are bounds of the ids: mostly the range has all of them, and none need be compared.
+    """
+
+    positions: array[int]
+    ids: array[int]
+    delayed: frozenset[int]
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, positions: str | None, ids: str | None, delayed: str | None) -> _Places:
+        """Read what the server noted of a partition."""
+        pairs = sorted(zip(_numbers(positions), _numbers(ids), strict=True))
+        ids_found = array("q", [pair[1] for pair in pairs])
+        lowest, highest = min(ids_found, default=0), max(ids_found, default=0)
+        places = array("q", [pair[0] for pair in pairs])
+        return cls(places, ids_found, frozenset(_numbers(delayed)), lowest, highest)
+
+    def page(self, span: SnapshotRange, size: int, reached: int | None) -> Found:
+        """Return at most `size` of those behind the span's place that belong to it."""
+        lower, upper = span.snapshots
+        begin = bisect_right(self.positions, span.after)
+        if lower.xmax <= self.lowest and self.highest < upper.xmin:
+            positions = list(self.positions[begin : begin + size])
+        else:
+            places = zip(self.positions[begin:], self.ids[begin:], strict=True)
+            belonging = (place for place, each in places if upper.sees(each) and not lower.sees(each))
+            positions = list(islice(belonging, size))
+        delayed = len(self.delayed.intersection(positions)) if self.delayed else 0
+        return Found(positions, delayed, reached if len(positions) < size else None)
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look noted of `count` partitions behind `after`, up to `reached`; None: up to the end."""
+
+    connection: psycopg.Connection[Any]
+    count: int
+    until: float
+    snapshot: str
+    after: int
+    reached: int | None
+    noted: dict[int, tuple[str | None, str | None, str | None]]
+    places: dict[int, _Places] = field(default_factory=dict)
+
+    def serves(self, span: SnapshotRange) -> bool:
+        """Say whether a page of this span can be made of it."""
+        return (
+            time.monotonic() < self.until
+            and self.after <= span.after
+            and (self.reached is None or span.after < self.reached)
+            and parse_snapshot(self.snapshot).covers(span.snapshots[1])
+        )
+
+    def page(self, partition: int, span: SnapshotRange, size: int) -> Found:
+        """Return a page of one partition."""
+        if partition not in self.places:
+            self.places[partition] = _Places.of(*self.noted.pop(partition, (None, None, None)))
+        return self.places[partition].page(span, size, self.reached)
+
+
+class SharedLook:
+    """Shared by the readers of all partitions of a process, which one thread uses."""
+
+    def __init__(self) -> None:
+        """Begin without a look."""
+        self._kept: deque[_Look] = deque(maxlen=KEPT)
+
+    def forget(self) -> None:
+        """Use nothing that was noted: the server may have recovered from a crash."""
+        self._kept.clear()
+
+    def recall(
+        self,
+        connection: psycopg.Connection[Any] | None,
+        partition: int,
+        count: int,
+        span: SnapshotRange,
+        size: int,
+    ) -> Found | None:
+        """Return a page of what was noted on this connection, or on any (None); None: it is to be looked for."""
+        for look in self._kept:
+            if look.count == count and connection in {None, look.connection} and look.serves(span):
+                return look.page(partition, span, size)
+        return None
+
+    def look(self, connection: psycopg.Connection[Any], scan: RangeScan, count: int, after: int, most: int) -> _Look:
+        """Note where the messages of `count` partitions are behind a position, passing at most so many rows."""
+        statement = load("look_along").format(rows=scan.along_all(count, after, most))
+        with translated():
+            rows = connection.execute(statement).fetchall()
+        reached = max(row[3] for row in rows) if sum(row[2] for row in rows) >= most else None
+        noted = {row[1]: row[4:] for row in rows}
+        look = _Look(connection, count, time.monotonic() + FRESH, rows[0][0] if rows else "", after, reached, noted)
+        if rows:
+            self._kept.appendleft(look)
+        return look
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLook:
+    """What one of `count` partitions takes of the shared look."""
+
+    shared: SharedLook
+    partition: int
+    count: int
+
+    def find(
+        self, connection: psycopg.Connection[Any], scan: RangeScan, span: SnapshotRange, size: int, most: int
+    ) -> Found:
+        """Return a page of at most `size` messages, of what was noted and of a look that passes at most `most` rows."""
+
+        def look(beyond: SnapshotRange, wanted: int) -> Found:
+            rows = min(most, PAGES * size * self.count)
+            noted = self.shared.look(connection, scan, self.count, beyond.after, rows)
+            return noted.page(self.partition, beyond, wanted)
+
+        return self._take(connection, span, size, look) or look(span, size)
+
+    def recall(self, span: SnapshotRange, size: int) -> Found | None:
+        """Return a full page of what was noted, if that has one."""
+        found = self._take(None, span, size, lambda _span, _size: None)
+        return found if found is not None and len(found.positions) == size else None
+
+    def _take(
+        self,
+        connection: psycopg.Connection[Any] | None,
+        span: SnapshotRange,
+        size: int,
+        look: Callable[[SnapshotRange, int], Found | None],
+    ) -> Found | None:
+        """Take a page of what was noted; what it lacks is taken behind that, where every partition looks on."""
+        found = self.shared.recall(connection, self.partition, self.count, span, size)
+        if found is None or found.reached is None:
+            return found
+        beyond, lacking = replace(span, position=found.reached), size - len(found.positions)
+        more = self.shared.recall(connection, self.partition, self.count, beyond, lacking) or look(beyond, lacking)
+        if more is None:
+            return found
+        return Found(found.positions + more.positions, found.delayed + more.delayed, more.reached)
+
+
+def _numbers(text: str | None) -> list[int]:
+    """Read an array of numbers as PostgreSQL writes it."""
+    return [] if text is None else json.loads(f"[{text[1:-1]}]")
