@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.servers.postgres import wait_until
 from tests.tools.demo.processes import is_alive
 
 if TYPE_CHECKING:
@@ -192,7 +193,8 @@ def test_parts_are_set_up_side_by_side_and_one_that_fails_ends_the_others(place,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "error: no wheel\n"
-    assert not is_alive(int(note.read_text()))
+    pid = int(note.read_text())
+    wait_until(lambda: not is_alive(pid), "the other one is ended", 10)
 
 
 def test_pushing_to_nowhere_is_refused_before_anything_is_prepared(place):

@@ -235,7 +235,9 @@ def test_a_broker_that_restarts_and_credentials_that_rotate(outbox, workers, rab
     rabbitmq.control("add_user", "rotating", "first")
     rabbitmq.control("set_permissions", "rotating", "", "", "")
     try:
-        config = build_config(outbox.database, build_target(stream))
+        # A broker that takes long to start opens the breaker, which would then wait for longer than the test does.
+        delivery = {"circuitBreaker": {"openFor": "200ms"}}
+        config = build_config(outbox.database, build_target(stream), delivery=delivery)
         uri = f"rabbitmq-stream://rotating:first@127.0.0.1:{rabbitmq.stream_port}"
         home = workers.prepare(config, outbox.database.uri(), target=uri)
         worker = workers.launch(home)
