@@ -114,10 +114,12 @@ def test_the_status_of_an_idle_processor_is_not_written_because_others_use_the_d
     orders.until("all are handled", lambda: len(room.handled()) == 3)
     orders.until("its lag is known", lambda: orders.status.get("lag", {}).get("messages") == 0)
     until_silent(proxy)
-    before = orders.read()["metadata"]["resourceVersion"]
+    before = orders.read()
     room.shop.query("CREATE TABLE others (id int)")
     deadline = time.monotonic() + 25
     while time.monotonic() < deadline:
         room.shop.query("INSERT INTO others VALUES (1)")
         time.sleep(0.5)
-    assert orders.read()["metadata"]["resourceVersion"] == before, orders.status
+    after = orders.read()
+    assert after["status"] == before["status"]
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]

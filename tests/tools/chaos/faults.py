@@ -69,13 +69,14 @@ class Struck:
 
 @dataclass
 class Blow:
-    """What an action says of itself."""
+    """What an action says of itself; `alone`: no other process was there that could go on before the end."""
 
     note: str = ""
     partitions: tuple[int, ...] = ()
     harmless: bool = False
     messages: tuple[str, ...] = ()
     expired: bool = False
+    alone: bool = False
 
 
 class Faults:
@@ -123,7 +124,7 @@ class Faults:
         began = time.time()
         blow = self._acts[fault.kind](fault)
         ended = time.time()
-        counts_from = began if fault.kind in AT_ONCE else ended
+        counts_from = began if fault.kind in AT_ONCE and not blow.alone else ended
         struck = Struck(
             fault, began, ended, counts_from, blow.partitions, blow.note, blow.harmless, blow.messages, blow.expired
         )
@@ -192,10 +193,11 @@ class Faults:
         """Hold it frozen, and see whether its lease is over at the end."""
         pods = self._pods[fault.case]
         pods.freeze(pod)
-        began = time.monotonic()
+        began, alone = time.monotonic(), not pods.alive()
         victim = self._victims.look_at(pods.case, pod)
         time.sleep(max(0.0, began + fault.seconds - time.monotonic()))
         blow = _blow(pods.case, victim)
+        blow.alone = alone
         with contextlib.suppress(psycopg.Error):
             blow.expired = not blow.harmless and pod.name not in self._victims.ask_owned(pods.case)
             blow.note += ", whose lease was over when it woke" if blow.expired else ""

@@ -55,7 +55,6 @@ class CheckpointTopic:
         """Keep the topic's name, and how many partitions it needs."""
         self.name = name
         self._partitions = partitions
-        self._is_known = False
 
     def read(
         self, unit: Unit, settings: BrokerSettings, client: str, deadline: float, committed: int | None = None
@@ -77,14 +76,10 @@ class CheckpointTopic:
 
         """
         with _Reader(self.name, settings, client, deadline) as reader:
-            if not self._is_known:
-                reader.ensure(self._partitions)
-            self._is_known = False
+            reader.ensure(self._partitions)
             end = reader.find_end(unit.partition)
             # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
-            found = None if committed is not None and committed < end <= committed + 2 else reader.find(unit, end)
-            self._is_known = True
-            return found
+            return None if committed is not None and committed < end <= committed + 2 else reader.find(unit, end)
 
 
 class _Reader:
@@ -120,8 +115,12 @@ class _Reader:
         self._consumer.close()
 
     def ensure(self, count: int) -> None:
-        """Look that the topic is there, with enough partitions."""
-        found = self._count_partitions()
+        """Look that the topic is there, with enough partitions; after that both clients know its brokers.
+
+        librdkafka drops its first connection once the broker at its end has a number, with the requests that are under
+        way there, and asks again for a topic's leaders after one second or three. Only `list_topics` asks at once.
+        """
+        found = self._count_partitions(self._consumer)
         if not found:
             _log.info("creating the checkpoint topic", extra={"topic": self._topic, "partitions": count})
             new = NewTopic(self._topic, num_partitions=count, replication_factor=-1, config=dict(_SETTINGS))
@@ -130,17 +129,18 @@ class _Reader:
             more = NewPartitions(self._topic, count)
             change = f"give it {count} partitions instead of {found}"
             self._change(lambda: self._admin.create_partitions([more])[self._topic], change, "Alter", count)
-        while self._count_partitions() < count:
-            time.sleep(_SLICE)
-            self._look()
+        for client in (self._consumer, self._admin):
+            while self._count_partitions(client) < count:
+                time.sleep(_SLICE)
+                self._look()
 
-    def _count_partitions(self) -> int:
+    def _count_partitions(self, client: Consumer | AdminClient) -> int:
         while True:
             try:
-                found = self._consumer.list_topics(self._topic, timeout=5 * _SLICE).topics[self._topic]
+                found = client.list_topics(self._topic, timeout=5 * _SLICE).topics[self._topic]
             except KafkaException as err:
                 self._note_error(err.args[0])
-                self._consumer.poll(_SLICE)
+                client.poll(_SLICE)
                 self._look()
                 continue
             if found.error is None:
