@@ -66,7 +66,9 @@ class HealthServer:
             raise ConfigurationError(
                 f"port {port}{where} for status cannot be opened ({err.strerror}); choose another"
             ) from err
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="http", daemon=True
+        )
 
     @property
     def port(self) -> int:
@@ -80,7 +82,9 @@ class HealthServer:
     def close(self) -> None:
         """Answer nothing more."""
         with contextlib.suppress(OSError):
-            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread; where it does not, the look is waited for
+            self._server.socket.shutdown(
+                socket.SHUT_RDWR
+            )  # wakes the thread; where it does not, the look is waited for
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     """The stored checkpoints by partition; a processor that is not partitioned has number 0."""
 
 _log = get_logger("outbox.observer")
+_Counted = TypeVar("_Counted")
 
 
 class Sight(Protocol):
@@ -134,16 +135,18 @@ class PartitionedSight(Sight):
         self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
     ) -> Lag | None:
         """Count partition after partition, from where the last look ended, within the time that a look may take."""
-        count = self._membership.count
-        for _ in range(count):
-            partition, self._next = self._next, (self._next + 1) % count
-            if partition in stored:
-                each, pair = self._readers[partition], stored[partition].pair
-                lag = _within(connection, seconds, partial(each.lag, connection, pair, LAG_CAP // count))
-                if lag is not None:
+        count = left = self._membership.count
+
+        def count_next() -> None:
+            nonlocal left
+            while left > 0 and time.monotonic() <= enough:
+                partition, self._next, left = self._next, (self._next + 1) % count, left - 1
+                if partition in stored:
+                    lag = self._readers[partition].lag(connection, stored[partition].pair, LAG_CAP // count)
                     self._lags[partition] = lag
-            if time.monotonic() > enough:
-                break
+
+        while left > 0 and time.monotonic() <= enough:
+            _within(connection, seconds, count_next)
         if not self._lags:
             return None
         lags = self._lags.values()
@@ -193,8 +196,8 @@ def _load_one(connection: Connection, key: ProcessorKey) -> Stored:
     return {} if stored is None else {key.partition: stored}
 
 
-def _within(connection: Connection, seconds: float, count: Callable[[], Lag | None]) -> Lag | None:
-    """Count; a count that takes too long is left out."""
+def _within(connection: Connection, seconds: float, count: Callable[[], _Counted]) -> _Counted | None:
+    """Count in a transaction of its own; a count that takes too long is left out, with what would follow."""
     try:
         with limited(connection, seconds):
             return count()

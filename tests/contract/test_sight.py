@@ -1,0 +1,42 @@
+"""What the observer counts of a processor's partitions in the time that it has."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from uuid import uuid4
+
+from psycopg import sql
+
+from outbox_core.config import ProcessorConfig
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import Lag
+from outbox_worker.observe.sight import PartitionedSight
+from outbox_worker.ownership.membership import Membership
+from outbox_worker.postgres.call import fetch_row
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint
+from tests.support.worker import build_config
+
+STORED = {number: StoredCheckpoint(Checkpoint(0, 0), datetime.now(UTC)) for number in range(4)}
+
+
+def test_a_partition_that_cannot_be_counted_in_time_is_left_out_and_the_others_are_not(database):
+    fields = build_config(database, {"sql": {"statement": "SELECT 1"}}, delivery={"mode": "Partitioned"})
+    membership = Membership(4, uuid4())
+    config = ProcessorConfig.model_validate(fields)
+    sight = PartitionedSight(ProcessorKey("outbox", "orders"), SimpleNamespace(), config, membership)
+    slow = SimpleNamespace(lag=lambda connection, *_: fetch_row(connection, sql.SQL("SELECT pg_sleep(10)")))
+    sight._readers[1] = slow
+    connection = database.connect()
+    database.direct().execute(
+        "INSERT INTO outbox.messages (partition_key, message_type, data) "
+        "SELECT 'key-' || n, 't', '{}' FROM generate_series(1, 100) AS n"
+    )
+    found = sight.measure(connection, sight._readers[0], STORED, time.monotonic() + 60, 0.2)
+    alone = [sight._readers[number].lag(connection, STORED[number].pair) for number in (0, 2, 3)]
+    assert isinstance(found, Lag)
+    assert found.messages == sum(lag.messages for lag in alone) > 0
+    assert found.at_least
+    assert sight.measure(connection, sight._readers[0], STORED, 0.0, 0.2) == found, "there is no time left"
