@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from uuid import uuid4
 
 from psycopg import sql
 
 from outbox_core.config import ProcessorConfig
+from outbox_core.processor.state import initial_state
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_worker.observe.sight import PartitionedSight
+from outbox_worker.observe.status import Identity, ProcessStatus
 from outbox_worker.ownership.membership import Membership
 from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.key import ProcessorKey
@@ -22,13 +23,15 @@ from tests.support.worker import build_config
 STORED = {number: StoredCheckpoint(Checkpoint(0, 0), datetime.now(UTC)) for number in range(4)}
 
 
-def test_a_partition_that_cannot_be_counted_in_time_is_left_out_and_the_others_are_not(database):
+def test_a_partition_that_cannot_be_counted_in_time_is_left_out_and_the_others_are_not(database, monkeypatch):
     fields = build_config(database, {"sql": {"statement": "SELECT 1"}}, delivery={"mode": "Partitioned"})
     membership = Membership(4, uuid4())
     config = ProcessorConfig.model_validate(fields)
-    sight = PartitionedSight(ProcessorKey("outbox", "orders"), SimpleNamespace(), config, membership)
-    slow = SimpleNamespace(lag=lambda connection, *_: fetch_row(connection, sql.SQL("SELECT pg_sleep(10)")))
-    sight._readers[1] = slow
+    status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
+    sight = PartitionedSight(ProcessorKey("outbox", "orders"), status, config, membership)
+    monkeypatch.setattr(
+        sight._readers[1], "lag", lambda connection, *_: fetch_row(connection, sql.SQL("SELECT pg_sleep(10)"))
+    )
     connection = database.connect()
     database.direct().execute(
         "INSERT INTO outbox.messages (partition_key, message_type, data) "

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import string
-import time
 import uuid
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from confluent_kafka import Producer
@@ -98,18 +96,6 @@ class TestWhatTheNextOwnerKnows:
             sink.begin_owner(start(2, Checkpoint(100, 5)))
             assert sink._publishers[0].published.fresh == {}
             assert topic.wait_for(5) == ids(1, 2, 3, 4, 5)
-
-    @pytest.mark.usefixtures("kafka")
-    def test_what_is_known_of_many_partitions_is_read_without_waiting_for_timers_of_the_client(self, make):
-        """Which ask again after one second or three, in one of four cases. A busy machine is late here and there."""
-        sinks = [make("orders", {"mode": "Partitioned", "partitions": {"count": 32}}) for _ in range(2)]
-        for sink in sinks:
-            began = [time.monotonic()]
-            for partition in range(32):
-                sink.begin_owner(start(sinks.index(sink) + 1, partition=partition))
-                began.append(time.monotonic())
-        seconds = [later - before for before, later in pairwise(began)]
-        assert sum(each > 0.9 for each in seconds) <= 3, seconds
 
     def test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten(self, kafka, make):
         """The second one stored half of it: the other half is still known to the third, though its row has moved."""
