@@ -47,7 +47,7 @@ class Brokers:
     def prepare(self, case: Case) -> dict[str, str]:
         """Make what the case publishes to; return the keys of its target's Secret, empty where it has none."""
         if case.target is Target.KAFKA and self.kafka is not None:
-            # The time of a record is when the broker had it, whatever the worker's clock says.
+            # The time of a record is when the broker had it: the worker's clock may say another one.
             self.kafka.create_topic(case.name, PARTITIONS, message_timestamp_type="LogAppendTime")
             return {"bootstrapServers": f"127.0.0.1:{self._to_kafka[case.name]}"}
         if self.rabbitmq is None or case.target not in (Target.RABBITMQ, Target.STREAM):

@@ -164,7 +164,7 @@ class Faults:
                 pod = self._victims.choose(fault, owner=True)
                 if pod is not None:
                     pods.freeze(pod)
-            # It stands still: whoever goes on is not to be slowed.
+            # It stands still: the process that goes on is not to be slowed.
             yield pod
         else:
             name = self._wait_in_batch(fault)

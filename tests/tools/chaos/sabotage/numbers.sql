@@ -1,4 +1,4 @@
--- Whoever loads a checkpoint begins numbers of another name, so that a stream takes again what it has.
+-- A worker that loads a checkpoint begins numbers of another name, so that a stream takes again what it has.
 CREATE OR REPLACE FUNCTION outbox.open_publisher_numbers(
     p_processor_id text, p_partition int, p_mapping text, p_epoch bigint, p_owner_token uuid
 ) RETURNS TABLE (space uuid, last_number bigint) LANGUAGE sql AS $$
