@@ -124,19 +124,24 @@ def look_at_clocks(process: subprocess.Popen[str]) -> tuple[float, float]:
     return float(wall), float(monotonic)
 
 
+def start_with_clock(program: str, clock: Path) -> subprocess.Popen[str]:
+    """Start Python with a clock that the file steps, by nothing yet."""
+    clock.write_bytes(bytes(8))
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)},
+    )  # fmt: skip
+
+
 def test_only_the_wall_clock_of_the_process_is_stepped(tmp_path) -> None:
     clock = tmp_path / "clock"
-    clock.write_bytes(bytes(8))
     program = (
         "import sys, time\n"
         "for _ in sys.stdin:\n"
         "    began = time.monotonic(); time.sleep(0.01)\n"
         "    print(time.time(), time.monotonic(), time.monotonic() - began < 5, flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)},
-    ) as process:  # fmt: skip
+    with start_with_clock(program, clock) as process:
         before = look_at_clocks(process)
         for seconds in (3600, -86_400, 0):
             clock.write_bytes(struct.pack("=q", seconds * 1_000_000_000))
@@ -149,7 +154,6 @@ def test_only_the_wall_clock_of_the_process_is_stepped(tmp_path) -> None:
 
 def test_a_client_that_waits_by_the_wall_clock_waits_no_longer_after_a_step(tmp_path) -> None:
     clock = tmp_path / "clock"
-    clock.write_bytes(bytes(8))
     program = (
         "import sys, time\n"
         "from confluent_kafka import Producer\n"
@@ -159,10 +163,7 @@ def test_a_client_that_waits_by_the_wall_clock_waits_no_longer_after_a_step(tmp_
         "    try: client.list_topics('orders', timeout=0.5)\n"
         "    except Exception: print(time.monotonic() - began, flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)},
-    ) as process:  # fmt: skip
+    with start_with_clock(program, clock) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for seconds in (0, 15, -15):

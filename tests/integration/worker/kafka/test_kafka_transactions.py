@@ -262,18 +262,18 @@ def test_what_a_person_rewinds_is_published_again(outbox, kafka, start, cursor):
 def test_a_transaction_that_hides_the_record_is_named_and_its_end_is_enough(outbox, kafka, start, records):
     kafka.create_topic(records, 1, cleanup_policy="compact")
     settings = {"bootstrap.servers": kafka.servers, "transactional.id": records, "log_level": 0}
-    stranger = Producer(settings)
-    stranger.init_transactions(30)
-    stranger.begin_transaction()
-    stranger.produce(records, b"", key=b"stranger")
-    stranger.flush(30)
+    other = Producer(settings)
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(records, b"", key=b"other")
+    other.flush(30)
     outbox.produce(1)
     with kafka.topic() as topic:
         worker = start(topic.name, {"timeout": "3s"})
         hidden = "has a transaction that began at offset 0 of partition 0"
         report = worker.wait_for("it names what hides the record", lambda r: hidden in (r.message or ""), 30)
         assert report.reason == "TargetUnavailable"
-        stranger.abort_transaction(30)
+        other.abort_transaction(30)
         worker.wait_for("it goes on by itself", lambda r: r.handled == 1)
 
 

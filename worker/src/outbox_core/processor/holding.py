@@ -46,16 +46,7 @@ def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
     return state
 
 
-def after_holding(
-    state: ProcessorState,
-    outcome: outcomes.HeldTaken
-    | outcomes.HeldHandled
-    | outcomes.HeldFailed
-    | outcomes.HeldSorted
-    | outcomes.HeldChanged,
-    now: float,
-    policy: Policy,
-) -> ProcessorState:
+def after_holding(state: ProcessorState, outcome: outcomes.HeldOutcome, now: float, policy: Policy) -> ProcessorState:
     """After a look at what is held, or an attempt at some of it."""
     match outcome:
         case outcomes.HeldTaken():

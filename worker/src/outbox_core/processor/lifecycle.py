@@ -73,6 +73,10 @@ def decide_next(
 def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
     state: ProcessorState, outcome: outcomes.Outcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
+    if isinstance(outcome, outcomes.ConsumerOutcome):
+        return competing.after_step(state, outcome, now, policy)
+    if isinstance(outcome, outcomes.HeldOutcome):
+        return after_holding(state, outcome, now, policy)
     match outcome:
         case outcomes.Prepared():
             return _resume(_since_crash(state) if outcome.crashed else state, now)
@@ -101,19 +105,9 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return _after_lost_transaction(state, outcome, now)
         case outcomes.NotCommitted():
             wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
-            step = Step.STORE if state.delivered else Step.FETCH
-            cursor = state.cursor if state.delivered else state.stored
-            return replace(state, step=step, due=now + wait, doubt=None, verdict=None, cursor=cursor)
+            return _after_rollback(state, now + wait)
         case outcomes.Recorded():
             return refusals.after_record(state, outcome, now)
-        case (
-            outcomes.HeldTaken()
-            | outcomes.HeldHandled()
-            | outcomes.HeldFailed()
-            | outcomes.HeldSorted()
-            | outcomes.HeldChanged()
-        ):
-            return after_holding(state, outcome, now, policy)
         case outcomes.Throttled():
             return _throttled(state, outcome, now)
         case outcomes.Decision():
@@ -134,17 +128,6 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return _after_sharing(state, outcome, now)
         case outcomes.StopRequested():
             return _after_stop(state, now)
-        case (
-            outcomes.Joined()
-            | outcomes.Taken()
-            | outcomes.NothingTaken()
-            | outcomes.Completed()
-            | outcomes.Lost()
-            | outcomes.Deferred()
-            | outcomes.Sifted()
-            | outcomes.HandedBack()
-        ):
-            return competing.after_step(state, outcome, now, policy)
         case _:
             assert_never(outcome)
 
@@ -160,6 +143,12 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
         state, stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, verdict=None,
         unstored_rows=0, doubt=None, refusal=refusal,
     )  # fmt: skip
+
+
+def _after_rollback(state: ProcessorState, due: float) -> ProcessorState:
+    step = Step.STORE if state.delivered else Step.FETCH
+    cursor = state.cursor if state.delivered else state.stored
+    return replace(state, step=step, due=due, doubt=None, verdict=None, cursor=cursor)
 
 
 def _resume(state: ProcessorState, now: float) -> ProcessorState:

@@ -305,6 +305,8 @@ class StopRequested:
     """SIGTERM."""
 
 
+HeldOutcome = HeldTaken | HeldHandled | HeldFailed | HeldSorted | HeldChanged
+"""Outcomes of a step that is about what is held."""
 StepOutcome = (
     Prepared
     | ClaimAnswered
@@ -320,11 +322,7 @@ StepOutcome = (
     | CommitUnknown
     | NotCommitted
     | Recorded
-    | HeldTaken
-    | HeldHandled
-    | HeldFailed
-    | HeldSorted
-    | HeldChanged
+    | HeldOutcome
     | Throttled
     | Failed
     | Decision
