@@ -45,6 +45,7 @@ def _jobs(resource: Resource) -> list[str]:
     return [job["metadata"]["name"] for job in jobs if f"{resource.name}-give-" in job["metadata"]["name"]]
 
 
+@pytest.mark.timeout(500)  # six times killed: 100 s alone, and three times that beside all other tests
 def test_a_hand_over_completes_when_the_operator_is_killed_at_each_step(room: Room, release: Installed, tmp_path: Path):
     with OperatorProcess(release, tmp_path) as operator:
         giver, taker = room.processor("one", processorId="shared"), None

@@ -104,7 +104,8 @@ def an_edited_checkpoint_stops_its_partition_and_a_person_decides(rooms: Rooms) 
         room.shop.produce(100)
         orders.until("100 messages are handled", lambda: len(room.handled()) >= 100)
         room.shop.query(
-            "UPDATE outbox.processor_checkpoints c SET last_processed_position = last_processed_position + 1000000 "
+            "UPDATE outbox.processor_checkpoints c SET "
+            "last_processed_transaction_id = (last_processed_transaction_id::text::bigint + 1)::text::xid8 "
             "WHERE partition = (SELECT partition FROM outbox.processor_checkpoints ORDER BY stored_at DESC LIMIT 1) "
             "RETURNING partition"
         )

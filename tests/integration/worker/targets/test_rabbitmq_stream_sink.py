@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import time
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from outbox_core.config import ProcessorConfig
-from outbox_core.errors import HandlerError, MessagesFailedError, TransientError
+from outbox_core.errors import ConfigurationError, HandlerError, MessagesFailedError, TransientError
 from outbox_core.message import Batch, Held, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.numbering import Numbering
@@ -182,3 +184,19 @@ def test_an_idle_connection_that_the_broker_closed_is_made_anew(rabbitmq, make, 
         assert read(2) == ["m-1", "m-2"]
     finally:
         relay.close()
+
+
+def test_an_answer_counts_although_the_broker_has_closed_since(rabbitmq, make, monkeypatch):
+    """It answers that there is no such virtual host and closes: a process that reads late finds both at once."""
+    monkeypatch.setattr("outbox_worker.targets.streams.connection.select", Late)
+    with pytest.raises(ConfigurationError, match="refuses the virtual host nowhere"):
+        make(uri=rabbitmq.stream_uri + "nowhere").deliver(batch(message(1)), 1)
+
+
+class Late:
+    """The module `select` for a process that has no processor for a while."""
+
+    @staticmethod
+    def select(*arguments):
+        time.sleep(0.2)
+        return select.select(*arguments)

@@ -230,16 +230,29 @@ class StreamConnection:
         return sent
 
     def _receive(self) -> None:
-        """Take all that has arrived; raise what the broker closed for."""
+        """Take all that has arrived.
+
+        An answer before the end counts: the broker says "no such virtual host" and closes, and a process that reads
+        late finds both. Only a call that finds nothing but the end raises.
+
+        Raises:
+            TransientError: the broker closed the connection, or it broke.
+
+        """
+        took = False
         while True:
             try:
                 data = self._socket.recv(65536)
+                ended = None if data else "closed the connection"
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except OSError as err:
-                raise self._unavailable(f"broke the connection ({err.strerror or err})") from err
-            if not data:
-                raise self._unavailable("closed the connection")
+                data, ended = b"", f"broke the connection ({err.strerror or err})"
+            if ended and took:
+                return
+            if ended:
+                raise self._unavailable(ended)
+            took = True
             self._last_received = time.monotonic()
             self._received += data
             self._take_frames()
