@@ -251,10 +251,12 @@ class OutsideTransaction(AnyTarget, Protocol):
 
 @runtime_checkable
 class PipelinedTarget(OutsideTransaction, Protocol):
-    """A target outside the database that takes more batches before it has confirmed the first one."""
+    """A target outside the database that takes more batches before the first one is stored."""
 
     most_under_way: int
-    """Batches of a partition that it may have begun to take and not confirmed."""
+    """Batches of a partition that it may have begun to take and that are not stored."""
+    awaits_confirms: bool
+    """It begins with a batch only when the one before is confirmed: no message may overtake one that is refused."""
 
     def begin(self, batch: Batch, epoch: int) -> None:
         """Begin to take a batch, without waiting for what becomes of it.

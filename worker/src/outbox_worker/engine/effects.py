@@ -47,7 +47,9 @@ class Effects:
         """Effects are in a transaction of the checkpoint's database."""
         self._pipelined = context.target if isinstance(context.target, PipelinedTarget) else None
         self.most_under_way = 1 if self._pipelined is None else self._pipelined.most_under_way
-        """Batches that the target takes before it has confirmed the first one."""
+        """Batches that the target takes before the first one is stored."""
+        self.awaits_confirms = self._pipelined is not None and self._pipelined.awaits_confirms
+        """It takes the next one only when the one before is confirmed."""
 
     @property
     def inside(self) -> InTransaction:

@@ -138,8 +138,9 @@ class Handling:
         if not self._effects.are_inside:
             # Where the target lost what it had begun, it lost all behind it too: those come one by one, in their order.
             lost = state.begun and not under_way
-            following = () if pipeline is None or lost else pipeline.fill(state, batch)
-            return outcomes.Delivered(self._effects.deliver(batch, lease.epoch), following)
+            if pipeline is not None and not lost:
+                return pipeline.deliver(state, batch)
+            return outcomes.Delivered(self._effects.deliver(batch, lease.epoch))
         outcome = self._in_transaction(lease, None, batch)
         return outcomes.Delivered(outcome.count) if isinstance(outcome, outcomes.Stored) else outcome
 

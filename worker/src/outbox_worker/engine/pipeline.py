@@ -1,4 +1,4 @@
-"""Lets the target take the batches behind the one in hand before that one is confirmed.
+"""Lets the target take the batches behind the one in hand before that one is stored, or even confirmed.
 
 The target is never idle while a checkpoint is stored or a batch is read. What is stored follows the oldest batch: the
 one in hand is delivered and stored before the next one is, whatever was confirmed of that. `docs/model/Pipeline.tla`
@@ -39,31 +39,49 @@ class Pipeline:
         self._feed = feed
         self._fresh = fresh
 
-    def fill(self, state: ProcessorState, batch: Batch) -> tuple[Batch, ...]:
-        """Let the target begin to take the batch in hand and, in a backlog, those that follow.
-
-        Returns:
-            The batches that follow and were begun now, in order.
+    def deliver(self, state: ProcessorState, batch: Batch) -> outcomes.Delivered:
+        """Deliver the batch in hand and, in a backlog, let the target begin to take those that follow.
 
         Raises:
-            OutboxError: the target cannot take them.
+            OutboxError: the target does not take the batch in hand, or cannot begin with one before that is confirmed.
 
         """
         epoch, last = lease_of(state).epoch, state.following[-1] if state.following else batch
         room = self._effects.most_under_way - 1 - len(state.following)
         if room <= 0 or not self._goes_on(state, last):
-            return ()
+            return outcomes.Delivered(self._effects.deliver(batch, epoch))
         if not state.begun:
             self._effects.begin(batch, epoch)
+        if self._effects.awaits_confirms:
+            found = self._find(state, last)  # while the target takes the one in hand
+            return outcomes.Delivered(self._effects.deliver(batch, epoch), self._begin_next(state, found))
+        following = self._fill(state, last, room)
+        return outcomes.Delivered(self._effects.deliver(batch, epoch), following)
+
+    def _fill(self, state: ProcessorState, last: Batch, room: int) -> tuple[Batch, ...]:
+        """Let the target begin to take what follows before the batch in hand is confirmed; return it, in order."""
         begun: list[Batch] = []
         while len(begun) < room and self._goes_on(state, last):
             found = self._find(state, last)
             if found is None:
                 break
-            self._effects.begin(found, epoch)
+            self._effects.begin(found, lease_of(state).epoch)
             begun.append(found)
             last = found
         return tuple(begun)
+
+    def _begin_next(self, state: ProcessorState, found: Batch | None) -> tuple[Batch, ...]:
+        """Let the target begin with what follows a batch that it has just confirmed; return what was begun.
+
+        The process may have been frozen while it waited for that, so the lease is looked at again.
+        """
+        try:
+            if found is None or self._fresh.find_loss(state, found) is not None:
+                return ()
+            self._effects.begin(found, lease_of(state).epoch)
+        except (OutboxError, DatabaseError):
+            return ()  # the step that delivers it, or stores, tells it
+        return (found,)
 
     def _goes_on(self, state: ProcessorState, last: Batch) -> bool:
         """Say whether another batch will most likely be asked for after this one, and would be handed over at once."""

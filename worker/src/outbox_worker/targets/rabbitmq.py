@@ -63,6 +63,7 @@ class RabbitmqSink(PipelinedTarget):
     """Publisher of one processor."""
 
     most_under_way = _MOST_UNDER_WAY
+    awaits_confirms = False
 
     def __init__(self, target: RabbitmqTarget, directory: Path, *, timeout: float, processor_id: str, pod: str) -> None:
         """Keep the settings; nothing is opened.

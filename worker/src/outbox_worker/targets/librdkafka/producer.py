@@ -34,6 +34,8 @@ _DOWN_SECONDS: Final = 3.0
 """So long no broker at all can be reached before a batch is given up."""
 _TOPIC_SECONDS: Final = 2.0
 """So long a topic may be missing: the brokers may be making it."""
+_MOMENT: Final = 0.001
+"""Seconds after which its threads have been woken and have built the requests: the shortest time that it knows."""
 _PURGE_SECONDS: Final = 1.0
 """So long threads of librdkafka may take to give up what they have."""
 _log = get_logger(__name__)
@@ -171,6 +173,10 @@ class KafkaProducer:
             else:
                 return True
         return False
+
+    def start_sending(self) -> None:
+        """Let what was handed over go out now, and wait for no answer."""
+        self._hear(self._producer.flush, _MOMENT)
 
     def serve(self) -> None:
         """Call what is due: reports, errors, lines of the log."""

@@ -76,11 +76,14 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class _Answers:
-    """What the brokers said of one round.
+class Round:
+    """Messages that were handed over together, and what the brokers said of them.
 
     Attributes:
-        given: messages that were handed over.
+        part: of which they are the first.
+        before: how many messages of the attempt were answered before.
+        tried: how many of the part are in it.
+        given: messages that were handed over; the others failed by themselves.
         others: places of those that were not taken.
         refused: those of them that may be to blame themselves.
         fault: what no message is to blame for, the first of it.
@@ -88,6 +91,9 @@ class _Answers:
     """
 
     settings: BrokerSettings
+    part: list[Message]
+    before: int
+    tried: int = 0
     given: list[Message] = field(default_factory=list)
     others: set[Checkpoint] = field(default_factory=set)
     refused: list[Refused] = field(default_factory=list)
@@ -105,6 +111,7 @@ class _Answers:
             self.note_fault(error, topic)
 
     def note_fault(self, error: KafkaError, topic: str) -> None:
+        """Hear of what no message is to blame for."""
         found = classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
         self.fault = self.fault or found
 
@@ -163,40 +170,63 @@ class Rounds:
             OutboxError: no message is to blame.
 
         """
-        answers, are_all_answered = _Answers(producer.settings), False
-        answered = len(attempt.taken) + len(attempt.failed)
+        return self.finish(attempt, self.begin(attempt, part, producer), producer)
+
+    def begin(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Round:
+        """Hand over the first messages of a part, as many as make a round.
+
+        Raises:
+            OutboxError: no message is to blame.
+
+        """
+        begun = Round(producer.settings, part, len(attempt.taken) + len(attempt.failed))
         try:
-            count = self._hand_over(attempt, part, producer, answers)
-            are_all_answered = producer.await_answers(attempt.deadline, lambda: bool(answers.refused))
+            self._hand_over(attempt, begun, producer)
+        except BaseException:
+            if producer.give_up():
+                attempt.taken += begun.find_taken()
+            raise
+        return begun
+
+    def finish(self, attempt: Attempt, begun: Round, producer: KafkaProducer) -> Sent:
+        """Await the answers to a round that was begun.
+
+        Raises:
+            OutboxError: no message is to blame.
+
+        """
+        are_all_answered = False
+        try:
+            are_all_answered = producer.await_answers(attempt.deadline, lambda: bool(begun.refused))
         except BaseException:
             are_all_answered = producer.give_up()
             raise
         finally:
             if are_all_answered:
-                attempt.taken += answers.find_taken()
-        if producer.fatal is not None and not answers.refused:
-            answers.note_fault(producer.fatal, "")
-        if answers.fault is not None and not (producer.in_transaction and answers.refused):
-            raise answers.fault
-        for each in find_blamed(answers.refused):
+                attempt.taken += begun.find_taken()
+        if producer.fatal is not None and not begun.refused:
+            begun.note_fault(producer.fatal, "")
+        if begun.fault is not None and not (producer.in_transaction and begun.refused):
+            raise begun.fault
+        for each in find_blamed(begun.refused):
             self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
-        if len(attempt.taken) + len(attempt.failed) - answered == count:
-            return Sent(count, bool(answers.refused), [])
+        if len(attempt.taken) + len(attempt.failed) - begun.before == begun.tried:
+            return Sent(begun.tried, bool(begun.refused), [])
         done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
-        left = [message for message in part[:count] if message.checkpoint not in done]
-        if left and not answers.refused and not producer.in_transaction:
+        left = [message for message in begun.part[: begun.tried] if message.checkpoint not in done]
+        if left and not begun.refused and not producer.in_transaction:
             raise TransientError(
                 "the Kafka client gave messages up and does not say why; they are tried again with another producer",
                 reason=Reason.TARGET_UNAVAILABLE,
             )
         half = (len(left) + 1) // 2
-        return Sent(count, bool(answers.refused), [left[:half], left[half:]])
+        return Sent(begun.tried, bool(begun.refused), [left[:half], left[half:]])
 
-    def _hand_over(self, attempt: Attempt, part: list[Message], producer: KafkaProducer, answers: _Answers) -> int:
-        """Give the producer the messages of a round; return how many were tried."""
-        count = size = 0
+    def _hand_over(self, attempt: Attempt, begun: Round, producer: KafkaProducer) -> None:
+        """Give the producer the messages of a round."""
+        size = 0
         epoch, deadline = attempt.epoch, attempt.deadline
-        for message in part:
+        for message in begun.part:
             topic = ""
             try:
                 if attempt.blocked:
@@ -207,31 +237,30 @@ class Rounds:
                     break
                 if topic not in producer.topics:
                     producer.find_topic(topic, deadline)
-                if not producer.send(record, partial(answers.note, message, topic), deadline):
+                if not producer.send(record, partial(begun.note, message, topic), deadline):
                     break
-                answers.given.append(message)
+                begun.given.append(message)
                 size += record.size
             except (KafkaException, OutboxError) as err:
-                if not self._is_its_own(err, message, topic, attempt, answers):
+                if not self._is_its_own(err, message, topic, attempt, begun):
                     break
-            count += 1
-            if size >= ROUND_BYTES or count >= ROUND_MESSAGES:
+            begun.tried += 1
+            if size >= ROUND_BYTES or begun.tried >= ROUND_MESSAGES:
                 break
-        return count
 
     def _is_its_own(
-        self, error: KafkaException | OutboxError, message: Message, topic: str, attempt: Attempt, answers: _Answers
+        self, error: KafkaException | OutboxError, message: Message, topic: str, attempt: Attempt, begun: Round
     ) -> bool:
         """Note why a message is not sent; say whether it failed by itself, so that those behind it are sent."""
         if isinstance(error, HandlerError):
             self._fail(attempt, message, error)
         elif isinstance(error, OutboxError):  # what was given before it is awaited first
-            answers.fault = answers.fault or error
+            begun.fault = begun.fault or error
             return False
         else:
             refusal: KafkaError = error.args[0]
             if not is_refusal(refusal):
-                answers.note_fault(refusal, topic)
+                begun.note_fault(refusal, topic)
                 return False
             self._fail(attempt, message, build_refusal(refusal, topic, message.checkpoint))
         return True
