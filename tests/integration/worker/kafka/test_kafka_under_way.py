@@ -56,7 +56,7 @@ class TestTheCheckpointCannotBeStored:
         second.wait_for("all is stored", lambda r: r.handled == 99)
         assert topic.ids() == ids[: 1 + 2 * BATCH] + ids[1:]
 
-    def test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more(self, outbox, start, stuck):
+    def test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more(self, start, stuck):
         worker, ids, holder, topic = stuck
         worker.send(signal.SIGTERM)
         time.sleep(0.5)  # its main thread waits for the row, and says nothing before it has it
@@ -93,7 +93,7 @@ def following(before, *messages):
 
 
 def test_what_was_begun_and_is_not_delivered_comes_again_in_its_turn(kafka, make):
-    """The checkpoint of the first batch was not stored: left out, the second would end before it in a compacted topic."""
+    """The first one's checkpoint was not stored: were the second left out, the first would end a compacted topic."""
     with kafka.topic(partitions=1) as topic:
         sink, first = make(topic.name), batch(message(1))
         second = following(first, message(2))
@@ -111,7 +111,9 @@ def test_a_message_that_is_refused_blames_none_of_another_partitions_batch(kafka
     with kafka.topic(partitions=1, **SMALL) as topic:
         sink = make(topic.name)
         good = batch(*(message(n) for n in range(1, 1 + many)))
-        bad = Batch(Checkpoint(0, 0), Checkpoint(100, 9), (message(9, data=f'"{TOO_LARGE}"'),), 1, full=True, partition=1)
+        bad = Batch(
+            Checkpoint(0, 0), Checkpoint(100, 9), (message(9, data=f'"{TOO_LARGE}"'),), 1, full=True, partition=1
+        )
         sink.begin(good, 1)
         sink.begin(bad, 1)
         assert sink.deliver(good, 1) == many
