@@ -115,6 +115,7 @@ def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(
         heir.until_ready(within=45)
 
 
+@pytest.mark.calm
 def test_another_replica_takes_over_in_time(room: Room, release: Installed, tmp_path: Path):
     with OperatorProcess(release, tmp_path) as first:
         orders = room.processor("orders")

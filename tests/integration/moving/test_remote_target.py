@@ -357,7 +357,7 @@ def started(apart, relays, **fields):
 
 @pytest.mark.parametrize("which", ["source", "target"])
 def test_a_database_that_is_down_is_named_and_waited_for(apart, relays, which):
-    worker, ids = started(apart, relays)
+    worker, ids = started(apart, relays, delivery={"leaseDuration": "15s"})  # on a busy machine 2 s are soon over
     relay = relays[which == "target"]
     relay.cut()
     worker.wait_for(

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
@@ -289,18 +290,36 @@ class Topic:
         self._server, self.name, self._isolation = server, name, isolation
         self._seen: list[Message] = []
         self._consumer: Consumer | None = None
+        self._places: dict[int, int] = {}
 
     def read(self) -> Sequence[Message]:
         """All that is there now; the messages of one partition in their order."""
         if self._consumer is None:
             settings = {"bootstrap.servers": self._server.servers, "group.id": self.name, "log_level": 0}
-            settings |= {"isolation.level": self._isolation}
+            settings |= {"isolation.level": self._isolation, "enable.partition.eof": True}
             self._consumer = Consumer(settings | {"enable.auto.commit": False})
             found = self._consumer.list_topics(self.name, timeout=10).topics[self.name].partitions
             self._consumer.assign([TopicPartition(self.name, number, OFFSET_BEGINNING) for number in found])
-        while more := self._consumer.consume(10_000, timeout=0.2):
-            self._seen += (each for each in more if each.error() is None)
+            self._places = dict.fromkeys(found, 0)
+        ends = {number: self._end(self._consumer, number) for number in self._places}
+        until = time.monotonic() + 30
+        while any(self._places[number] < end for number, end in ends.items()):
+            assert time.monotonic() < until, f"read up to {self._places} of {ends} in 30 s"
+            for each in self._consumer.consume(10_000, timeout=0.2):
+                number, offset, error = each.partition(), each.offset(), each.error()
+                assert number is not None
+                assert offset is not None
+                if error is None:
+                    self._seen.append(each)
+                    self._places[number] = offset + 1
+                elif error.code() == KafkaError._PARTITION_EOF:  # it is behind records that no consumer sees
+                    self._places[number] = offset
         return self._seen
+
+    def _end(self, consumer: Consumer, number: int) -> int:
+        found = consumer.get_watermark_offsets(TopicPartition(self.name, number), timeout=10)
+        assert found is not None
+        return int(found[1])
 
     def ids(self) -> list[str]:
         """The ids of the outbox's messages, as `read` orders them."""

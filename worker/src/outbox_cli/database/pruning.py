@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_source, whoami
@@ -18,6 +19,7 @@ from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.postgres.remote_target import read_durably
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,11 +108,12 @@ class _Job:
         """
         found = pruning.find_readers(self._connection, self.table)
         for connection in self._remote:
-            there = pruning.find_remote_readers(connection, self.table, self._identities)
+            # A crash there must not take back a checkpoint whose messages were deleted here.
+            there = read_durably(
+                connection, partial(pruning.find_remote_readers, connection, self.table, self._identities), bool
+            )
             for reader in there:
                 self._check(connection, reader)
-            if there:
-                pruning.wait_flushed(connection)
             found += there
         excepted = set(self._context.options.ignore or ())
         for reader in found:

@@ -6,14 +6,13 @@ named: a projection elsewhere keeps its checkpoint there, and nothing of it is k
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.errors import ConfigurationError
 from outbox_core.progress.coverage import as_window, meet
 from outbox_core.report import Reason
 from outbox_worker.postgres.admin.mappings import list_mappings
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.admin.overview import ProcessorView
 
 _COPIED: Final = ("held_messages", "dead_letters", "competing_retries")
-_FLUSH_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +128,6 @@ def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable,
             if view.processor_id in reading and (source is None or _is_of(table, source)):
                 found.append(Reader(schema, view, source, elsewhere=True))
     return found
-
-
-def wait_flushed(connection: psycopg.Connection[Any]) -> None:
-    """Wait until what was read is on disk: a crash must not take back a checkpoint whose messages were deleted.
-
-    Raises:
-        TransientError: it is not, for ten seconds.
-
-    """
-    lsn: str | None = None
-    until = time.monotonic() + _FLUSH_SECONDS
-    while True:
-        with translated():
-            row = connection.execute(load("flush_wal"), {"lsn": lsn}).fetchone()
-        lsn, flushed = (None, False) if row is None else row
-        if flushed:
-            return
-        if time.monotonic() > until:
-            raise TransientError(
-                "the server of the checkpoints does not write its log to disk", reason=Reason.DATABASE_UNAVAILABLE
-            )
-        time.sleep(0.05)
 
 
 def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:

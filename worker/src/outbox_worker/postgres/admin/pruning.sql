@@ -14,11 +14,6 @@ SELECT of_processor_id FROM {schema}.processor_rebuilds WHERE swapped_at IS NOT 
 -- Processors whose messages are in another database, and in which.
 SELECT processor_id, source FROM {schema}.processor_sources
 
--- name: flush_wal
--- Whether everything that was committed when this is asked first is on disk.
-SELECT coalesce(%(lsn)s::pg_lsn, pg_current_wal_insert_lsn())::text,
-       coalesce(pg_current_wal_flush_lsn() >= %(lsn)s::pg_lsn, false)
-
 -- name: prune_page
 -- The next rows in the index's order, and of them those that every reader has examined, that are old enough, and of which
 -- no copy is kept to be tried again: deleted, or only counted. A ctid is unique only within one partition of the table.
