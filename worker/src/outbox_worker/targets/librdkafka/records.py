@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _OVERHEAD: Final = 64
 """Bytes that a record takes at most beside its key, value and headers."""
+_NEW: Final = tuple.__new__
 _NAME: Final = 30
 """Bytes that the name of a header and the lengths around it take at most."""
 
@@ -88,7 +89,7 @@ class RecordBuilder:
         key = partition_key if self._is_plain else key_of(message, self._key)
         encoded, value = None if key is None else key.encode(), None if data is None else data.encode()
         size += (0 if encoded is None else len(encoded)) + (0 if value is None else len(value))
-        return Record(topic, encoded, value, headers, size)
+        return _NEW(Record, (topic, encoded, value, headers, size))  # one for each message: `Record(…)` takes longer
 
     def _begin_epoch(self, epoch: int) -> None:
         """Keep what all records of an epoch have, and how many bytes that takes beside place and message id."""
