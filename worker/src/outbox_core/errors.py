@@ -102,3 +102,16 @@ class MessagesFailedError(HandlerError):
             retry_after=first.retry_after,
         )
         self.failed = failed
+
+
+def drop_traceback(error: OutboxError) -> OutboxError:
+    """Drop the places that an error and its causes came through; what they say stays.
+
+    Those places hold the batch, and one of them mostly holds the error: memory that is free only when Python looks for
+    cycles of objects.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error

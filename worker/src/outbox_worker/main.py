@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from outbox_core.ports import Target
     from outbox_worker.wiring import BuildFeed
 
-_COLLECT_AFTER: Final = 50_000
-"""Objects that may be part of a cycle, made and not freed, after which Python looks for cycles: about 5 MB."""
+_COLLECT_AFTER: Final = 5_000
+"""Objects that may be part of a cycle, made and not freed, after which Python looks for cycles: about 0.5 MB."""
 _log = get_logger("outbox.worker")
 
 

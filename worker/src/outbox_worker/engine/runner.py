@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.errors import OutboxError
+from outbox_core.errors import OutboxError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
@@ -144,7 +144,7 @@ class Runner:
             _log.exception("a fault of the worker itself", extra=names)
             context.databases.discard()
             error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
-        return outcomes.Failed(error)
+        return outcomes.Failed(drop_traceback(error))
 
     def _count(self, state: ProcessorState, outcome: outcomes.Outcome) -> None:
         status = self.context.status

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import pq
 
-from outbox_core.errors import OutboxError
+from outbox_core.errors import OutboxError, drop_traceback
 from outbox_core.processor.isolation import Search, decide_after_part, decide_after_refusal, decide_size
 from outbox_worker.postgres.errors import translate_at_commit
 from outbox_worker.postgres.transactions.guard import ended
@@ -162,7 +162,7 @@ def _try(
         else:
             return None
     _undo(connection, error, is_refusal)
-    return error
+    return drop_traceback(error)
 
 
 def _undo(connection: psycopg.Connection[Any], error: OutboxError, is_refusal: Callable[[OutboxError], bool]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 import psycopg
 from psycopg import pq, sql
 
-from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.errors import HandlerError, OutboxError, TransientError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.report import Reason
@@ -279,7 +279,7 @@ class TransactionRunner:
             return outcomes.Failed(
                 HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED)
             )
-        return outcomes.Failed(error)
+        return outcomes.Failed(drop_traceback(error))
 
     def _roll_back(self, connection: psycopg.Connection[Any]) -> None:
         """Roll back; a session in which that cannot be done is closed, which does the same."""
