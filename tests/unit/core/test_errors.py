@@ -12,9 +12,13 @@ class Payload:
     """Something that a batch holds."""
 
 
+def refuse(payload):
+    raise RuntimeError(f"the handler refuses {payload}")
+
+
 def fail(payload):
     try:
-        raise RuntimeError(f"the handler refuses {payload}")
+        refuse(payload)
     except RuntimeError as err:
         raise HandlerError("the handler failed", detail="its traceback") from err
 
@@ -42,3 +46,9 @@ def test_an_error_that_is_kept_keeps_no_batch_in_memory():
     assert str(error) == str(held) == "the handler failed"
     assert error.detail == "its traceback"
     assert isinstance(error.__cause__, RuntimeError)
+
+
+def test_errors_that_name_each_other_come_to_an_end():
+    first, second = OutboxError("first"), OutboxError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert drop_traceback(first) is first

@@ -111,7 +111,9 @@ def drop_traceback(error: OutboxError) -> OutboxError:
     cycles of objects.
     """
     found: BaseException | None = error
-    while found is not None:
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:  # two can name each other
+        seen.add(id(found))
         found.__traceback__ = None
         found = found.__cause__ or found.__context__
     return error
