@@ -267,6 +267,15 @@ class Outbox(Effects):
         ).fetchall()
         return [row[0] for row in rows]
 
+    def produce_locked(self, count: int, start: int) -> tuple[list[str], psycopg.Connection[Any]]:
+        """Store messages whose checkpoint cannot be stored before the session that is returned ends its transaction."""
+        holder = self.database.direct(autocommit=False)
+        with self.connection.transaction():
+            ids = self.produce(count, start=start)
+            # Its transaction id is above the messages': it holds the row, not the high-water mark.
+            holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+        return ids, holder
+
     def end_waiting_sessions(self) -> None:
         """End sessions that wait for a lock: one of a process that was killed would go on to its COMMIT.
 

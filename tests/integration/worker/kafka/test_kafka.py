@@ -154,11 +154,7 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
     with kafka.topic(partitions=1) as topic:
         first = start(topic.name, {"leaseDuration": "3s"})
         first.wait_for("all is stored", lambda r: r.handled == 10)
-        holder = outbox.database.direct(autocommit=False)
-        with outbox.connection.transaction():
-            more = outbox.produce(10, start=10)
-            # Its transaction id is above the messages': it holds the row, not the high-water mark.
-            holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+        more, holder = outbox.produce_locked(10, start=10)
         topic.wait_for(20)
         first.kill()
         outbox.end_waiting_sessions()

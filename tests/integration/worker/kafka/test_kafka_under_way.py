@@ -29,11 +29,8 @@ class TestTheCheckpointCannotBeStored:
             worker = start(topic.name, BACKLOG)
             ids = outbox.produce(1)
             worker.wait_for("one is stored", lambda r: r.handled == 1)
-            holder = outbox.database.direct(autocommit=False)
-            with outbox.connection.transaction():
-                ids += outbox.produce(99, start=1)
-                # Its transaction id is above the messages': it holds the row, not the high-water mark.
-                holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+            more, holder = outbox.produce_locked(99, start=1)
+            ids += more
             topic.wait_for(1 + 2 * BATCH)
             yield worker, ids, holder, topic
             holder.close()

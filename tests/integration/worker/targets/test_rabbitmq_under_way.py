@@ -24,11 +24,8 @@ def stuck(outbox, workers, rabbitmq, queue_name):
         worker = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
         ids = outbox.produce(1)
         worker.wait_for("one is stored", lambda r: r.handled == 1)
-        holder = outbox.database.direct(autocommit=False)
-        with outbox.connection.transaction():
-            ids += outbox.produce(99, start=1)
-            # Its transaction id is above the messages': it holds the row, not the high-water mark.
-            holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+        more, holder = outbox.produce_locked(99, start=1)
+        ids += more
         wait_count(client, queue_name, 1 + UNDER_WAY * BATCH)
         yield worker, ids, holder, client
         holder.close()
