@@ -37,12 +37,22 @@ SHARES = {
         "tests/acceptance/",
         "tests/chaos/",
     ),
+    "kafka": ("tests/integration/worker/kafka/", "tests/integration/worker/targets/test_nulls"),
+    "rabbitmq": (
+        "tests/integration/worker/targets/test_rabbitmq",
+        "tests/integration/worker/targets/test_unroutable",
+        "tests/integration/worker/targets/test_run_with_broker",
+        "tests/integration/worker/competing/test_competing_failures",
+        "tests/integration/worker/test_large_messages",
+        "tests/integration/demo/test_parts",
+    ),
 }
-"""Files that need the cluster, and chaos: each share is one process's, which runs them in this order from the first
-second on.
+"""Files that need the cluster, chaos, or a broker: each share is one process's, which runs them in this order from the
+first second on.
 
 The first share is about operators that the chart installed, and only it changes the CRD; the second about operators
-that run as processes, each for its own test's namespace, and chaos at its end.
+that run as processes, each for its own test's namespace, and chaos at its end. A broker is started for its share
+alone, not in each process.
 """
 FIRST = (
     *(start for share in SHARES.values() for start in share),

@@ -113,6 +113,8 @@ def test_the_status_of_an_idle_processor_is_not_written_because_others_use_the_d
     room.shop.produce(3)
     orders.until("all are handled", lambda: len(room.handled()) == 3)
     orders.until("its lag is known", lambda: orders.status.get("lag", {}).get("messages") == 0)
+    ((stored,),) = room.shop.query("SELECT last_processed_position FROM outbox.processor_checkpoints")
+    orders.until("its status has caught up", lambda: orders.status["checkpoint"]["pair"].endswith(f":{stored}"))
     until_silent(proxy)
     before = orders.read()
     room.shop.query("CREATE TABLE others (id int)")

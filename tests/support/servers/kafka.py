@@ -88,7 +88,7 @@ class KafkaServer:
     def __init__(
         self,
         *,
-        patience: float = 60,
+        patience: float = 180,
         java: Sequence[str] = _JAVA,
         host: str = LOOPBACK,
         through: Mapping[int, int] | None = None,
@@ -277,7 +277,7 @@ class KafkaServer:
 def _await_all(answers: dict[Any, Future[Any]]) -> None:
     """Its caller holds the client: an answer is lost with it."""
     for each in answers.values():
-        each.result(30)
+        each.result(120)
 
 
 _MECHANISMS: Final = ("scram-sha-256", "scram-sha-512")

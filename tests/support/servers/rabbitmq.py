@@ -51,7 +51,7 @@ class RabbitmqServer:
     def __init__(
         self,
         *,
-        patience: float = 60,
+        patience: float = 180,
         emulator: str = "+S 1:1 +sbwt none +A 4",
         settings: tuple[str, ...] = (),
         host: str = "",
