@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from math import inf
+
 import pytest
 
 from outbox_core.errors import HandlerError
@@ -31,6 +34,7 @@ from tests.support.database.consuming import (
 )
 from tests.support.servers.postgres import build_source
 
+LOCKED = "SELECT xmax, ctid FROM outbox.competing_processors"
 REFUSED = HandlerError("no\0", classes=("ValueError", "Exception"))
 
 
@@ -245,3 +249,44 @@ def test_priority_is_for_a_batch_a_backlog_that_has_waited_longer_than_its_level
         priorities.append(claimed.priority)
         assert by.complete(queue, claimed, claimed.upto, claimed.count)
     assert priorities == [5, 5, 0]
+
+
+def test_a_look_without_the_lock_finds_what_a_claim_would(connection):
+    def looks():
+        seen = by.is_any_left(connection)
+        assert connection.execute(LOCKED).fetchall() == before, "the row that is locked for a claim is as it was"
+        return seen
+
+    join(connection)
+    by = taker()
+    assert drain(connection, by) == []
+    before = connection.execute(LOCKED).fetchall()
+    assert not looks()
+    stored = produce(connection, 1)
+    assert looks()
+    assert drain(connection, by) == stored
+    before = connection.execute(LOCKED).fetchall()
+    assert not looks()
+
+
+def test_it_is_known_when_something_may_be_handled_though_nothing_is_written(connection):
+    join(connection)
+    by = taker()
+    assert by.find_next_due(connection) == inf
+    produce(connection, 1, deliver_after="1 hour")
+    assert drain(connection, by) == []
+    assert 3500 < by.find_next_due(connection) <= 3600
+    produce(connection, 1)
+    other = taker("two", lease=timedelta(seconds=60))
+    cut(connection, other)
+    assert 30 < by.find_next_due(connection) <= 60, "the other's batch may be taken over then"
+    other.hand_back(connection)
+    assert by.find_next_due(connection) <= 0
+
+
+def test_it_is_known_when_a_delayed_message_of_a_queue_may_be_handed_out(queue):
+    by = taker(settings=JOBS)
+    assert by.find_next_due(queue) == inf
+    put(queue, 1, deliver_after=datetime.now(UTC) + timedelta(hours=1))
+    assert drain(queue, by) == []
+    assert 3500 < by.find_next_due(queue) <= 3600

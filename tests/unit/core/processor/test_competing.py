@@ -414,3 +414,12 @@ def test_a_consumer_acquires_no_lease_and_forgets_what_it_had_with_the_claim():
     holder = ResourceRef(cluster="cluster", namespace="default", name="other")
     refused_claim = decide(replace(lost, step=Step.CLAIM), outcomes.ClaimAnswered(granted=False, holder=holder))
     assert (refused_claim.step, refused_claim.state) == (Step.CLAIM, WorkerState.CLAIM_REFUSED)
+
+
+def test_an_idle_consumer_looks_when_something_is_due_though_the_server_writes_nothing():
+    idle = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE, joined=True, idle=9)
+    seen = decide(idle, NothingTaken(next_due=2.0))
+    assert (seen.held_due, seen.due_at_rest) == (2.0, 2.0)
+    assert decide(idle, NothingTaken(next_due=inf)).due_at_rest == seen.due + 4.5
+    unknown = decide(idle, NothingTaken())
+    assert unknown.due_at_rest == unknown.due

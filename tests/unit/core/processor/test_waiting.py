@@ -47,10 +47,11 @@ def test_only_an_idle_owner_awaits_messages(state, awaits):
         (owner(idle=SETTLED_LOOKS, unstored_rows=1), 0.0),
         (owner(idle=SETTLED_LOOKS, step=Step.TAKE_HELD), 0.0),
         (owner(idle=SETTLED_LOOKS, state=WorkerState.RETRYING), 0.0),
-        (owner(idle=SETTLED_LOOKS, lease=None, joined=True), 0.0),
+        (owner(idle=SETTLED_LOOKS, lease=None, joined=True), 4.5),
+        (owner(idle=SETTLED_LOOKS, lease=None, joined=True, held_due=NOW + 2.0), 2.0),
     ],
     ids=["idle", "a held message is due", "it looked lately", "a place is to be stored", "held messages come next",
-         "a delayed message", "mode Competing"],
+         "the breaker is open", "mode Competing", "mode Competing, a message is due"],
 )  # fmt: skip
 def test_while_the_source_writes_nothing_an_idle_owner_looks_less_often(state, later):
     assert state.due_at_rest == state.due + later

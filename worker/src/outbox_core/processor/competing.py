@@ -211,7 +211,7 @@ def _after_nothing(state: ProcessorState, found: outcomes.NothingTaken, now: flo
     wait = 0.0 if found.moved else retry.idle_wait(idle, policy.poll_interval)
     if found.contended:
         wait = min(CONTENDED_WAIT * 2.0 ** min(idle, _MOST_DOUBLINGS), policy.poll_interval)
-    state = replace(_empty_handed(state), step=Step.FETCH, due=now + wait, idle=idle)
+    state = replace(_empty_handed(state), step=Step.FETCH, due=now + wait, idle=idle, held_due=now + found.next_due)
     if found.contended:
         return state
     state = replace(state, failures=0)

@@ -356,11 +356,15 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class NothingTaken:
-    """There was nothing to take; `contended`: another consumer was cutting; `moved`: only other messages were seen."""
+    """There was nothing to take; `contended`: another consumer was cutting; `moved`: only other messages were seen.
+
+    `next_due`: for so many seconds a look will find nothing, if nothing is written meanwhile.
+    """
 
     contended: bool = False
     moved: bool = False
     promoted: int = 0
+    next_due: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

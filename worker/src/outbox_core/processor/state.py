@@ -163,7 +163,8 @@ class ProcessorState:
         turns: how fresh and held messages share the time; `turn_began`: when the one in hand was taken.
         poison_search: former owners died here: ever fewer messages at a time.
         blocking: later messages of some key must wait: each batch is looked through for them.
-        held_due: when held messages are to be looked at; inf: none is held that is due by itself.
+        held_due: when held messages are to be looked at, in mode Competing what is to be tried again, delayed, or
+            another consumer's; inf: there is none that is due by itself.
         held_limit: most held messages in the next batch of them; None: as many as in any other.
         forgiven: the handler changed: what was given up is tried again when the partition is loaded.
         unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
@@ -228,12 +229,17 @@ class ProcessorState:
         return self.step in USES_TARGET and self.state is WorkerState.ACTIVE and self.owns
 
     @property
+    def is_settled(self) -> bool:
+        """The next look in vain will be the last one before the source's server writes something."""
+        return self.idle >= SETTLED_LOOKS - 1
+
+    @property
     def due_at_rest(self) -> float:
         """When the step is due as long as the source's server writes nothing: no message can have come meanwhile.
 
-        Not put off are held messages, a place that is to be stored, and mode Competing, where a look finds what is due.
+        Not put off are held messages, and a place that is to be stored.
         """
-        certain = self.lease is not None and self.awaits_messages and self.idle >= SETTLED_LOOKS
+        certain = self.awaits_messages and self.idle >= SETTLED_LOOKS
         if self.step is not Step.FETCH or not certain or self.unstored_rows:
             return self.due
         return max(self.due, min(self.due + _REST, self.held_due))

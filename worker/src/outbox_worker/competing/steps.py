@@ -117,9 +117,10 @@ class CompetingSteps:
     def _take(self, state: ProcessorState) -> Outcome:
         throttle, claimed, promoted = self._context.throttle, state.claimed, 0
         if claimed is None:
-            found, promoted = self._find(Turn.FRESH if throttle.prefers_fresh else decide_turn(state.turns))
+            turn = Turn.FRESH if throttle.prefers_fresh else decide_turn(state.turns)
+            found, promoted = self._find(turn, settled=state.is_settled)
             if isinstance(found, NothingTaken):
-                return replace(found, promoted=promoted)
+                return self._say_when(found, promoted) if state.is_settled else replace(found, promoted=promoted)
             claimed = found
         most = throttle.limit(self._size, retried=claimed.again)
         if state.limit is not None:
@@ -133,22 +134,31 @@ class CompetingSteps:
         done = self._taker.complete(self._target.connection(), claimed, chunk.examined, 0)
         return NothingTaken(moved=True, promoted=promoted) if done else Lost()
 
-    def _find(self, turn: Turn) -> tuple[ClaimedBatch | NothingTaken, int]:
-        """Find a batch of the one kind or else of the other; with how many messages of a queue were promoted."""
+    def _say_when(self, found: NothingTaken, promoted: int) -> NothingTaken:
+        """Add when a look is worth while again, where this one saw all there is."""
+        if promoted or found.contended or found.moved:
+            return replace(found, promoted=promoted)
+        return replace(found, next_due=self._taker.find_next_due(self._target.connection()))
+
+    def _find(self, turn: Turn, *, settled: bool) -> tuple[ClaimedBatch | NothingTaken, int]:
+        """Find a batch of the one kind or else of the other; with how many messages of a queue were promoted.
+
+        `settled`: most likely there is none.
+        """
         promoted = 0
         if turn is Turn.AGAIN:
             again, promoted = self._find_again()
             if again is not None:
                 return again, 0
-        found = self._find_fresh()
+        found = self._find_fresh(settled=settled)
         if turn is Turn.AGAIN or not isinstance(found, NothingTaken) or found.contended or found.moved:
             return found, promoted
         again, promoted = self._find_again()
         if again is not None:
             return again, 0
-        return (self._find_fresh(), promoted) if promoted else (found, 0)
+        return (self._find_fresh(settled=False), promoted) if promoted else (found, 0)
 
-    def _find_fresh(self) -> ClaimedBatch | NothingTaken:
+    def _find_fresh(self, *, settled: bool) -> ClaimedBatch | NothingTaken:
         connection = self._target.connection()
         most = self._context.throttle.limit(self._size)
         if time.monotonic() >= self._next_look[Turn.FRESH]:
@@ -156,6 +166,8 @@ class CompetingSteps:
             if claimed is not None:
                 return claimed
             self._next_look[Turn.FRESH] = time.monotonic() + LOOK_SECONDS
+        if settled and not self._taker.is_any_left(connection):
+            return NothingTaken()
         return self._taker.claim_next(connection, most)
 
     def _find_again(self) -> tuple[ClaimedBatch | None, int]:

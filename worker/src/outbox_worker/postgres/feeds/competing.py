@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -14,23 +15,22 @@ from psycopg import pq, sql
 
 from outbox_core.errors import ConfigurationError, PermanentError
 from outbox_core.processor.claimed_batch import ClaimedBatch
-from outbox_core.processor.competing import choose_priority
 from outbox_core.processor.failing import shown_error
 from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
-from outbox_core.progress.snapshot import Snapshot, parse_snapshot
-from outbox_core.progress.snapshot_range import NOTHING, SnapshotRange
+from outbox_core.progress.snapshot import Snapshot
+from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
 from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
-from outbox_worker.postgres.reading.messages import LAG_CAP, WINDOW
-from outbox_worker.postgres.reading.range_scan import LIVE, start_of
+from outbox_worker.postgres.reading.messages import LAG_CAP
 from outbox_worker.postgres.reading.read_range import ReadRange
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import Refusal
     from outbox_core.spec import Competing, Source, StartFrom
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.feeds.next_messages import DispatchPosition, Found
     from outbox_worker.postgres.reading.payloads import PayloadBound
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
@@ -56,16 +57,6 @@ class Consumer:
     pod: str
     claim_uid: str
     lease: timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchPosition:
-    """How far a priority was handed out: what `lower` sees, and of what `upper` sees besides, all up to `after`."""
-
-    priority: int
-    id: int
-    window: SnapshotRange
-    after: Checkpoint
 
 
 def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *, create: bool) -> None:
@@ -148,8 +139,7 @@ class BatchTaker:
         self._limit = batch_size
         self.server_run: str | None = None
         """Of the server, in which this consumer took what it has in hand; None: not asked yet."""
-        self._reached: dict[int, int] = {}
-        """Of each priority, the transaction id before which its last message is."""
+        self._next = NextMessages(self.reader, competing.ageing)
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
 
@@ -187,19 +177,32 @@ class BatchTaker:
 
         At most `limit` messages, or as the resource says.
         """
+        most = self._most(limit)
         try:
             with translated():
                 dispatch_positions, now = self._lock(connection)
                 if not dispatch_positions:
                     return NothingTaken(contended=True)
-                dispatch_position = self._choose(connection, dispatch_positions, now)
-                return (
-                    NothingTaken()
-                    if dispatch_position is None
-                    else self._claim_next(connection, dispatch_position, now, self._most(limit))
-                )
+                found = self._next.find(connection, dispatch_positions, now, most)
+                return NothingTaken() if found is None else self._claim(connection, found)
         finally:
             _end(connection)
+
+    def is_any_left(self, connection: psycopg.Connection[Any]) -> bool:
+        """Say whether `claim_next` may find something. It takes no lock: one is written to the server's log."""
+        rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", self._key.schema), self._names)
+        return self._next.find(connection, *dispatch_positions_of(rows), self._limit) is not None
+
+    def find_next_due(self, connection: psycopg.Connection[Any]) -> float:
+        """Return the seconds until what waits may be handled, if nothing is written meanwhile; inf: nothing waits."""
+        delayed: sql.Composable = sql.SQL("NULL::timestamptz")
+        if self.reader.is_queue:
+            delayed = load("first_delayed").format(table=self.reader.table.identifier)
+        statement = load("fetch_next_due").format(
+            schema=sql.Identifier(self._key.schema), processor_id=sql.Literal(self._key.processor_id), delayed=delayed
+        )
+        row = fetch_row(connection, statement)
+        return inf if row is None or row[0] is None else float(row[0])
 
     def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
         cursor = connection.execute(
@@ -214,48 +217,10 @@ class BatchTaker:
         rows = cursor.fetchall()
         return dispatch_positions_of(rows)
 
-    def _choose(
-        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: str
-    ) -> DispatchPosition | None:
-        if not self.reader.is_queue:
-            return dispatch_positions[0]
-        heads = fetch_heads(connection, self.reader, dispatch_positions)
-        # A range of which nothing is left must be closed before what came later is seen.
-        over = [each for each in dispatch_positions if each.priority not in heads and each.window.upper != now]
-        if over:
-            return over[0]
-        if not heads:
-            return next((each for each in dispatch_positions if self._is_to_settle(each, now)), None)
-        priority = choose_priority(heads, self._competing.ageing)
-        return next(each for each in dispatch_positions if each.priority == priority)
-
-    def _is_to_settle(self, dispatch_position: DispatchPosition, now: str) -> bool:
-        """Say whether all in progress beside the last message is over, and the dispatch position does not show it.
-
-        It is moved once then, without a batch: else the checkpoint would stay before that message, caught up or not.
-        """
-        lower, _ = dispatch_position.window.snapshots
-        reached = self._reached.setdefault(dispatch_position.priority, lower.xmax)
-        return lower.xmin < reached <= parse_snapshot(now).xmin
-
-    def _claim_next(
-        self, connection: psycopg.Connection[Any], dispatch_position: DispatchPosition, now: str, limit: int
-    ) -> ClaimedBatch | NothingTaken:
-        window = max(limit, WINDOW) if self.reader.filters else limit
-        wanted = ReadRange(
-            dispatch_position.after, limit=window, window=dispatch_position.window, priority=dispatch_position.priority
-        )
-        examined = self.reader.examine(connection, wanted, limit)
-        if (
-            examined is None
-            and dispatch_position.window.upper == now
-            and not self._is_to_settle(dispatch_position, now)
-        ):
-            return NothingTaken()
-        whole = examined is None or (examined.rows < window and examined.matched < limit)
+    def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
+        dispatch_position, wanted, examined = found.dispatch_position, found.wanted, found.examined
         upto = examined.upto if examined else dispatch_position.after
-        if examined is not None:
-            self._reached[dispatch_position.priority] = dispatch_position.window.snapshots[1].xmax
+        self._next.note_handed_out(found)
         cursor = connection.execute(
             load("claim_next").format(
                 schema=sql.Identifier(self._key.schema),
@@ -266,7 +231,7 @@ class BatchTaker:
                 upper=sql.Literal(dispatch_position.window.upper),
                 **_pair("after", dispatch_position.after),
                 **_pair("upto", upto),
-                whole=sql.Literal(whole),
+                whole=sql.Literal(found.whole),
                 messages=sql.Literal(examined.matched if examined else 0),
                 keys=sql.Literal(examined.keys if examined else None),
                 delayed=self.reader.copies(wanted, upto, examined.delayed if examined else ()),
@@ -322,40 +287,6 @@ class BatchTaker:
             owner=self._consumer.owner,
         )  # fmt: skip
         return returned
-
-
-def fetch_heads(
-    connection: psycopg.Connection[Any], reader: DispatchReader, dispatch_positions: list[DispatchPosition]
-) -> dict[int, Any]:
-    """Return when the first message that was not handed out was stored, of each priority that has one."""
-    snapshots = [each.window.snapshots for each in dispatch_positions]
-    starts = [start_of(lower, each.after) for each, (lower, _) in zip(dispatch_positions, snapshots, strict=True)]
-    late = [
-        "" if each.after.transaction_id >= lower.xmax else ",".join(map(str, lower.ended_since(upper)))
-        for each, (lower, upper) in zip(dispatch_positions, snapshots, strict=True)
-    ]
-    statement = load("fetch_heads").format(
-        table=reader.table.identifier,
-        live=LIVE,
-        priorities=sql.Literal([each.priority for each in dispatch_positions]),
-        starts=sql.Literal([str(each.transaction_id) for each in starts]),
-        positions=sql.Literal([each.position for each in starts]),
-        ends=sql.Literal([str(upper.xmax) for _, upper in snapshots]),
-        uppers=sql.Literal([each.window.upper for each in dispatch_positions]),
-        late=sql.Literal(late),
-    )
-    return dict(connection.execute(statement).fetchall())
-
-
-def dispatch_positions_of(rows: list[tuple[Any, ...]]) -> tuple[list[DispatchPosition], str]:
-    """Read dispatch positions; where no range is open the next one reaches to the snapshot of now."""
-    if not rows:
-        return [], NOTHING
-    now = rows[0][6]
-    return [
-        DispatchPosition(priority, number, SnapshotRange(lower, upper or now), Checkpoint(int(t), p))
-        for priority, number, lower, upper, t, p, _ in rows
-    ], now  # fmt: skip
 
 
 def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:

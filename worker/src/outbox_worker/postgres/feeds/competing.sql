@@ -88,3 +88,15 @@ SELECT DISTINCT ON (f.lane) f.lane, f.id, f.lower_snapshot::text, f.upper_snapsh
        f.after_position, pg_current_snapshot()::text
 FROM {schema}.competing_frontiers AS f WHERE f.processor_id = %(processor_id)s
 ORDER BY f.lane, f.id DESC
+
+-- name: fetch_next_due
+-- Seconds until a batch may be taken over or a message's time has come, if nothing is written meanwhile; null: nothing waits.
+SELECT extract(epoch FROM least(
+    (SELECT min(CASE WHEN b.owner IS NULL THEN clock_timestamp() ELSE b.expires_at END)
+     FROM {schema}.competing_batches b WHERE b.processor_id = {processor_id}),
+    (SELECT min(r.due_at) FROM {schema}.competing_retries r WHERE r.processor_id = {processor_id}),
+    {delayed}) - clock_timestamp())::float8
+
+-- name: first_delayed
+-- When the first delayed message of a queue may be handed out.
+(SELECT min(d.deliver_after) FROM {table} d WHERE d.deliver_after IS NOT NULL)
