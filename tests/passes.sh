@@ -15,8 +15,8 @@ run_tests() {
   esac
 }
 
-# Six processes: two have the cluster, and most other tests wait. tests/conftest.py says which of them begin first.
-run_tests -m "not calm" --numprocesses=6 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
+# Five processes: two have the cluster, two a broker, and most tests wait. tests/conftest.py says which of them begin first.
+run_tests -m "not calm" --numprocesses=5 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
 # What promises seconds is measured when nothing else runs.
 run_tests -m calm --durations=5 --junitxml="$reports/calm.xml" "$@"
 if [ -z "$chosen" ]; then

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_core.config import ProcessorConfig
 from outbox_core.report import Report
 from tests.support import prefork
+from tests.support.freezing import freeze
 from tests.support.servers.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
@@ -125,7 +126,10 @@ class Worker:
         return [json.loads(line) for line in (self.directory / "out").read_text().splitlines()]
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal; after SIGSTOP it has stopped."""
         self.process.send_signal(number)
+        if number is signal.SIGSTOP and self.process.poll() is None:
+            freeze(self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()

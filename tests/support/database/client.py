@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from tests.support.servers.postgres import wait_until
+from tests.support.freezing import freeze
 
 ROOT = Path(__file__).parents[3]
 LOST = "connection lost"
@@ -48,9 +48,7 @@ class Client:
         return self.receive()
 
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        stat = Path(f"/proc/{self._process.pid}/stat")
-        wait_until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T", "the process is stopped")
+        freeze(self._process.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -22,6 +22,7 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from confluent_kafka.cimpl import NewTopic
 
+from tests.support.freezing import freeze
 from tests.support.servers.certificates import make_certificates
 from tests.support.servers.postgres import free_port, wait_until
 
@@ -55,8 +56,9 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=1
 group.initial.rebalance.delay.ms=0
-broker.session.timeout.ms=2000
+broker.session.timeout.ms=4000
 broker.heartbeat.interval.ms=400
+log.cleaner.dedupe.buffer.size=8388608
 num.network.threads=2
 num.io.threads=2
 background.threads=1
@@ -193,7 +195,7 @@ class KafkaServer:
     def frozen(self) -> Iterator[None]:
         """It takes connections and requests, and answers none."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
         try:
             yield
         finally:
