@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import psycopg
@@ -9,8 +10,9 @@ import pytest
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres.connection import ConnectionFiles, connect_uri
+from outbox_worker.postgres.connection import IDLE_SECONDS, ConnectionFiles, connect_uri, limited
 from outbox_worker.postgres.errors import translate, translated
+from tests.support.servers.postgres import wait_until
 
 SECRET = "open sesame"
 
@@ -157,3 +159,21 @@ def test_every_lost_connection_is_transient():
     lost = [psycopg.OperationalError("server closed the connection unexpectedly"), psycopg.InterfaceError("closed")]
 
     assert [(type(e), e.reason) for e in map(translate, lost)] == [(TransientError, Reason.DATABASE_UNAVAILABLE)] * 2
+
+
+def test_a_process_that_freezes_in_a_limited_transaction_keeps_no_message_from_others(database):
+    """Frozen, it sends nothing; so does this one."""
+    open_for = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND backend_xid IS NOT NULL"
+    connection, other = database.connect(), database.connect()
+    pid = connection.info.backend_pid
+
+    def is_open():
+        return other.execute(open_for, (pid,)).fetchone()[0] == 1
+
+    transaction = contextlib.ExitStack()
+    transaction.enter_context(limited(connection, 1.0))
+    connection.execute("SELECT pg_current_xact_id()")
+    assert is_open()
+    wait_until(lambda: not is_open(), "the server ended it", seconds=IDLE_SECONDS + 10)
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+        transaction.close()

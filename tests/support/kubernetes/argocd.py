@@ -31,7 +31,7 @@ EXAMPLES: Final = ROOT / "examples" / "argocd"
 KINDS: Final = ("applications", "appprojects")
 FINALIZER: Final = "resources-finalizer.argocd.argoproj.io"
 API: Final = "argoproj.io/v1alpha1"
-SYNCED_WITHIN: Final = 60
+SYNCED_WITHIN: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,14 +182,9 @@ class StagingArea:
         ]
 
     def _execute(self, *statements: sql.SQL | sql.Composed) -> None:
-        """Run statements in one short transaction of their own."""
-        with (
-            self._files.connect(_APPLICATION_NAME, autocommit=True) as connection,
-            translated(),
-            connection.transaction(),
-        ):
-            for statement in statements:
-                connection.execute(statement)
+        """Run statements in one transaction of their own, sent at once: frozen, this process leaves none open."""
+        with self._files.connect(_APPLICATION_NAME, autocommit=True) as connection, translated():
+            connection.execute(sql.SQL("; ").join(statements))
 
 
 def staging_name(processor_id: str, epoch: int, columns: tuple[tuple[str, str], ...]) -> str:

@@ -24,6 +24,8 @@ Connection: TypeAlias = psycopg.Connection[Any]
 """An open session, as the rest of the worker knows it."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
+IDLE_SECONDS: Final = 5.0
+"""For which a transaction of `limited` may wait for this process: a handler in C may keep all threads from running."""
 # A peer that vanished is noticed within about 25 s when idle, 30 s when it owes us an answer.
 _LIVENESS: Final = {
     "keepalives": 1,
@@ -160,10 +162,17 @@ def connect_environment(application_name: str) -> psycopg.Connection[Any]:
 
 @contextmanager
 def limited(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Open a transaction whose statements each end after so long: for what is worth no more time than that."""
-    milliseconds = sql.Literal(str(max(1, int(seconds * 1000))))
+    """Open a transaction whose statements each end after so long: for what is worth no more time than that.
+
+    Where this process is frozen in between, the server ends the session after IDLE_SECONDS: an open transaction that
+    wrote something keeps every message stored after it from all processors.
+    """
+    limits = [sql.Literal(str(max(1, int(each * 1000)))) for each in (seconds, IDLE_SECONDS)]
+    setting = sql.SQL(
+        "SELECT set_config('statement_timeout', {}, true), set_config('idle_in_transaction_session_timeout', {}, true)"
+    )
     with connection.transaction():
-        connection.execute(sql.SQL("SELECT set_config('statement_timeout', {}, true)").format(milliseconds))
+        connection.execute(setting.format(*limits))
         yield
 
 
