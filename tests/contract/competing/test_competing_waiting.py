@@ -269,6 +269,12 @@ def test_a_look_without_the_lock_finds_what_a_claim_would(connection):
     assert not looks()
 
 
+def test_a_look_without_the_lock_leaves_it_to_the_claim_to_say_that_nothing_is_known_of_the_processor(connection):
+    by = taker()
+    assert by.is_any_left(connection)
+    assert by.claim_next(connection) == NothingTaken(contended=True)
+
+
 def test_it_is_known_when_something_may_be_handled_though_nothing_is_written(connection):
     join(connection)
     by = taker()

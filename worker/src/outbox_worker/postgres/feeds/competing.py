@@ -189,9 +189,9 @@ class BatchTaker:
             _end(connection)
 
     def is_any_left(self, connection: psycopg.Connection[Any]) -> bool:
-        """Say whether `claim_next` may find something. It takes no lock: one is written to the server's log."""
+        """Say whether `claim_next` may find something, or why not. It takes no lock: one is written to the log."""
         rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", self._key.schema), self._names)
-        return self._next.find(connection, *dispatch_positions_of(rows), self._limit) is not None
+        return not rows or self._next.find(connection, *dispatch_positions_of(rows), self._limit) is not None
 
     def find_next_due(self, connection: psycopg.Connection[Any]) -> float:
         """Return the seconds until what waits may be handled, if nothing is written meanwhile; inf: nothing waits."""
