@@ -98,7 +98,10 @@ class Broker:
         return self._call(declare, commands.Queue.DeclareOk).message_count or 0
 
     def drain(self, queue: str) -> list[Delivery]:
-        """Take everything that waits in the queue, in its order."""
+        """Take everything that waits in the queue, in its order; once, when all is there.
+
+        What comes later is sent to this client too, waits in no queue, and is not returned by another call.
+        """
         waiting = self.count(queue)
         if not waiting:
             return []
