@@ -9,12 +9,18 @@ found in the clone. Compiled bytecode goes to the cache too.
 
 from __future__ import annotations
 
+import signal
+
+# Ctrl-C ends the process at once until `outbox try` takes the signals: nothing is made before that has to be removed,
+# but in `find_packages`. It stands before the other imports, which take long on a busy machine.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import contextlib
 import hashlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -37,9 +43,6 @@ class Ended(BaseException):
 
 def main() -> int:
     """Put the packages there, and become `outbox try`."""
-    # Until `outbox try` takes the signals nothing is made that has to be removed, but in `find_packages`.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.version_info < OLDEST:
         fail(
             f"Python {OLDEST[0]}.{OLDEST[1]} or later is needed, and python3 is {platform.python_version()}: "
