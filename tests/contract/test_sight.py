@@ -18,6 +18,7 @@ from outbox_worker.ownership.membership import Membership
 from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint
+from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.worker import build_config
 
 STORED = {number: StoredCheckpoint(Checkpoint(0, 0), datetime.now(UTC)) for number in range(4)}
@@ -43,3 +44,37 @@ def test_a_partition_that_cannot_be_counted_in_time_is_left_out_and_the_others_a
     assert found.messages == sum(lag.messages for lag in alone) > 0
     assert found.at_least
     assert sight.measure(connection, sight._readers[0], STORED, 0.0, 0.2) == found, "there is no time left"
+
+
+def test_where_nothing_waits_and_nothing_came_no_partition_is_counted_again(database, monkeypatch):
+    delivery = {"mode": "Partitioned", "partitions": {"count": 4}}
+    fields = build_config(database, {"sql": {"statement": "SELECT 1"}}, delivery=delivery)
+    config = ProcessorConfig.model_validate(fields)
+    status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
+    sight = PartitionedSight(ProcessorKey("outbox", "orders"), status, config, Membership(4, uuid4()))
+    counted = []
+    count_partition = MessageReader.lag
+
+    def count_and_note(reader, *given):
+        counted.append(reader)
+        return count_partition(reader, *given)
+
+    monkeypatch.setattr(MessageReader, "lag", count_and_note)
+    connection = database.connect()
+
+    def measure(stored):
+        counted.clear()
+        lag = sight.measure(connection, sight._readers[0], stored, time.monotonic() + 60, 10.0)
+        return lag and lag.messages, len(counted)
+
+    assert [measure(STORED) for _ in range(3)] == [(0, 4), (0, 0), (0, 0)]
+    database.direct().execute(
+        "INSERT INTO outbox.messages (partition_key, message_type, data) "
+        "SELECT 'key-' || n, 't', '{}' FROM generate_series(1, 100) AS n"
+    )
+    assert [measure(STORED) for _ in range(2)] == [(100, 4), (100, 4)]
+    newest_first = "SELECT transaction_id::text::bigint, position FROM outbox.messages ORDER BY 1 DESC, 2 DESC"
+    newest = Checkpoint(*database.direct().execute(newest_first).fetchone())
+    handled = {number: StoredCheckpoint(newest, datetime.now(UTC)) for number in range(4)}
+    assert [measure(handled) for _ in range(2)] == [(0, 4), (0, 0)]
+    assert measure(STORED) == (100, 4), "the checkpoints are others"

@@ -169,6 +169,27 @@ READING: Final = (
         "tests/contract/test_window_interleavings.py",
     ),
     fault(
+        "a transaction that was open when a partition read in vain is not read later",
+        f"{WORKER}/postgres/reading/arrivals.sql",
+        "SELECT pg_snapshot_xmin(",
+        "SELECT pg_snapshot_xmax(",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
+        "the oldest transaction that was open when a partition read in vain is not read later",
+        f"{WORKER}/postgres/reading/arrivals.py",
+        "self.newest < before.bound",
+        "self.newest <= before.bound",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
+        "what was seen before a crash of the server is believed after it",
+        f"{WORKER}/postgres/reading/arrivals.py",
+        "self.run != before.run or ",
+        "",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
         "the hash is of another byte, in Python",
         f"{CORE}/partition.py",
         ".digest()[0] % SLOTS",

@@ -16,6 +16,7 @@ from outbox_worker.postgres import identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.ahead import ReadAhead
+from outbox_worker.postgres.reading.arrivals import Arrivals
 from outbox_worker.postgres.reading.shared_look import SharedLook
 from outbox_worker.postgres.reading.wal_watch import WalWatch
 from outbox_worker.session import Session
@@ -37,7 +38,7 @@ class Databases:
     `ahead`: a third connection, that reads the next batch of a backlog. None where the messages are in another server
     than the checkpoint: what says there in which run it is, need not be. `wal`: a connection to the source that waits
     for messages; None: for engine Spark, whose batches are worth waiting for. `look`: what the partitions of a process
-    found along the positions.
+    found along the positions. `arrivals`: whether a message came for any of them; None where there are no partitions.
     """
 
     config: ProcessorConfig
@@ -46,6 +47,7 @@ class Databases:
     ahead: ReadAhead | None = None
     wal: WalWatch | None = None
     look: SharedLook = field(default_factory=SharedLook)
+    arrivals: Arrivals | None = None
 
     @property
     def has_remote_target(self) -> bool:
@@ -62,6 +64,8 @@ class Databases:
         self.target.discard()
         self.source.discard()
         self.look.forget()
+        if self.arrivals is not None:
+            self.arrivals.forget()
         if self.ahead is not None:
             self.ahead.close()
         if self.wal is not None:
@@ -113,6 +117,7 @@ def open_databases(config: ProcessorConfig, connections: Path, application_name:
     source = Session(ConnectionFiles(connections / SOURCE), application_name, "the source's database" if remote else "")
     wal = WalWatch(partial(source.another, "waiting")) if config.engine is Engine.WORKER else None
     if not remote:
-        return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal)
+        arrivals = None if config.delivery.partitions is None else Arrivals(config.source, config.processor_id)
+        return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal, arrivals=arrivals)
     target = Session(ConnectionFiles(connections / TARGET), application_name, "the target's database")
     return Databases(config, target, source, wal=wal)

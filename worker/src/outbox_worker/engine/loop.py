@@ -40,7 +40,7 @@ class Loop:
         self._runners = runners
         self._target = runners[0].context.target
         self._throttle = runners[0].context.throttle
-        self._wal = runners[0].context.databases.wal
+        self._wal, self._arrivals = runners[0].context.databases.wal, runners[0].context.databases.arrivals
         self._waker = waker
         self._progress = progress
         self._is_rated = runners[0].context.config.delivery.rate_limit is not None
@@ -106,8 +106,9 @@ class Loop:
             self._tell_moved(live, useless)
         return rests
 
-    @staticmethod
-    def _tell_moved(live: Sequence[Runner], useless: int) -> None:
+    def _tell_moved(self, live: Sequence[Runner], useless: int) -> None:
+        if self._arrivals is not None:
+            self._arrivals.forget()
         for each in live:
             if each.state.awaits_messages:
                 each.advance(outcomes.SourceMoved(useless))

@@ -115,7 +115,7 @@ class Partition(OwnedUnit):
         if stored is None:
             raise ConfigurationError(
                 f"partition {key.partition} of processor {key.processor_id!r} has lost its checkpoint row: it was "
-                "deleted it. Put it back with `outbox rewind`, or by hand, then the partition goes on",
+                "deleted. Put it back with `outbox rewind`, or by hand, then the partition goes on",
                 reason=Reason.CHECKPOINT_OLDER,
             )
         checkpoints.check_kind(key, config.source, stored.pair)
@@ -169,6 +169,10 @@ class PartitionFeed(Feed):
     @override
     def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Read, then look for a barrier: a read before it is asked for cannot have gone beyond it."""
+        after = state.cursor
+        if after is not None and (seen := self._cursor.find_end(after)) is not None:
+            newest = seen.newest if self._passes_now() else None
+            return _pass(newest, state, outcomes.Fetched(_nothing(after, self._context.key.partition)))
         connection, known = self._context.databases.target.connection(), self._partitioning
         barrier = None if known is None else known.barrier
         # Before reading: from here on nothing more can appear below the barrier.
@@ -195,10 +199,15 @@ class PartitionFeed(Feed):
         Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
         server, whose crash could take the transaction back and not what is stored of it here.
         """
-        if time.monotonic() < self._next_passing or self._context.databases.has_remote_target:
+        if self._context.databases.has_remote_target or not self._passes_now():
             return None
-        self._next_passing = time.monotonic() + PASSING_SECONDS
         return self._reader.messages.find_newest(self._context.databases.source.connection())
+
+    def _passes_now(self) -> bool:
+        if time.monotonic() < self._next_passing:
+            return False
+        self._next_passing = time.monotonic() + PASSING_SECONDS
+        return True
 
     def _look(self, connection: Connection) -> Partitioning | None:
         """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
@@ -222,9 +231,13 @@ class PartitionFeed(Feed):
                 self._context.databases.target.connection(), self._context.key, self._context.config.resource.uid
             ):
                 _log.info("the number of partitions changed", extra={"barrier": describe_barrier(now)})
-            return outcomes.Fetched(_nothing(batch))
+            return outcomes.Fetched(_nothing(batch.after, batch.partition))
         if now.barrier is None:  # another transaction holds the row for longer than we wait
-            return outcomes.Fetched(_nothing(batch)) if now.is_beyond_barrier(batch.examined) else fetched
+            return (
+                outcomes.Fetched(_nothing(batch.after, batch.partition))
+                if now.is_beyond_barrier(batch.examined)
+                else fetched
+            )
         if now.barrier.window is not None:
             return _store_end(batch, fetched) if now.is_at_barrier(batch.examined) else fetched
         if not settled or batch.full:
@@ -232,8 +245,8 @@ class PartitionFeed(Feed):
         return outcomes.Fetched(replace(batch, examined=now.barrier), at_once=True)
 
 
-def _nothing(batch: Batch) -> Batch:
-    return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition)
+def _nothing(after: Checkpoint, partition: int) -> Batch:
+    return Batch(after, after, (), 0, full=False, partition=partition)
 
 
 def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) -> outcomes.Fetched:

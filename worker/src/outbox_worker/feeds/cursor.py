@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.feeds.partition_reader import PartitionReader
     from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.reading.arrivals import Seen
     from outbox_worker.postgres.transactions.transaction import TransactionRunner
 
 
@@ -51,6 +52,11 @@ class CursorFeed(Feed):
         self._delivery = context.config.delivery
         self._most = self._delivery.batch_limit
         self._target = context.databases.target
+
+    def find_end(self, after: Checkpoint) -> Seen | None:
+        """Return the look that says that `fetch` would find nothing; None: fetch. To be asked before each `fetch`."""
+        seen = self._reader.find_end(after)
+        return seen if seen is not None and seen.run == self._runner.server_run else None
 
     @override
     def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:

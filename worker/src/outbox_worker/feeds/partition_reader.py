@@ -8,6 +8,7 @@ from outbox_core.spec import Mode
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.ownership.lease_look import LeaseLook
+from outbox_worker.postgres.reading.arrivals import PartitionArrivals
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.payloads import PayloadBound
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.postgres.reading.ahead import ReadAhead
+    from outbox_worker.postgres.reading.arrivals import Seen
     from outbox_worker.postgres.reading.read_range import Relation
     from outbox_worker.postgres.reading.shared_look import SharedLook
 
@@ -77,6 +79,8 @@ class PartitionReader:
         """Read no further than the barrier from now on."""
         config, partition = self._context.config, self._context.key.partition
         self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look, self._payloads, self._look)
+        shared = None if self._reads_durably else self._context.databases.arrivals
+        self._arrivals = None if shared is None else PartitionArrivals(shared)
 
     def _make_lease_look(self) -> LeaseLook | None:
         """For what is handed over and cannot be recalled; else the store looks at the lease, with the effects."""
@@ -85,6 +89,10 @@ class PartitionReader:
             return None
         return LeaseLook(context.key, context.config.delivery.lease_duration)
 
+    def find_end(self, after: Checkpoint) -> Seen | None:
+        """Return the look that says that nothing is to be read after this place; None: read. Ask before each `read`."""
+        return None if self._arrivals is None else self._arrivals.find_end(self._source.connection(), after)
+
     def read(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
         """Read the outbox, as much of it as the target needs, or with all messages: not with their large payloads."""
         read = self.messages.fetch_outline if with_messages else self.messages.fetch_extent
@@ -92,7 +100,10 @@ class PartitionReader:
             read = self.messages.fetch
         connection = self._source.connection()
         if not self._reads_durably:
-            return read(connection, after, limit)
+            batch = read(connection, after, limit)
+            if self._arrivals is not None:
+                self._arrivals.note(batch)
+            return batch
 
         def is_new(batch: Batch) -> bool:
             return (batch.examined, batch.examined.window) != (after, after.window)

@@ -17,6 +17,7 @@ from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.ownership import partitions, rebalance
 from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.arrivals import Arrivals
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import LAG_CAP
 
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from outbox_core.config import ProcessorConfig
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.competing.consumer import ThisConsumer
     from outbox_worker.observe.status import ProcessStatus
     from outbox_worker.ownership.membership import Membership
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint
+    from outbox_worker.postgres.reading.arrivals import Seen
     from outbox_worker.postgres.reading.messages import MessageReader
 
     Stored = Mapping[int, StoredCheckpoint]
@@ -103,6 +106,8 @@ class PartitionedSight(Sight):
         self._readers = [reader_of(config, partition) for partition in range(membership.count)]
         self._lags: dict[int, Lag] = {}
         self._next = 0
+        self._arrivals = None if config.has_remote_target else Arrivals(config.source, key.processor_id)
+        self._empty: tuple[Mapping[int, Checkpoint], Seen] | None = None
 
     @override
     def look(self, connection: Connection, seconds: float) -> None:
@@ -111,7 +116,7 @@ class PartitionedSight(Sight):
             with limited(connection, seconds):
                 now = rebalance.fetch(connection, self._key)
                 if now is not None:
-                    stored = partitions.load_checkpoints(connection, self._key)
+                    stored = partitions.load_checkpoints(connection, self._key) if now.next_count is not None else {}
                     pairs = {number: each.pair for number, each in stored.items()}
                     division = look_at_change(connection, self._key, self._source, now, pairs)
                     self._status.set_observed(division=division)
@@ -134,27 +139,43 @@ class PartitionedSight(Sight):
     def measure(
         self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
     ) -> Lag | None:
-        """Count partition after partition, from where the last look ended, within the time that a look may take."""
-        count = left = self._membership.count
+        """Count partition after partition, from where the last look ended, within the time that a look may take.
 
-        def count_next() -> None:
-            nonlocal left
-            while left > 0 and time.monotonic() <= enough:
-                partition, self._next, left = self._next, (self._next + 1) % count, left - 1
-                if partition in stored:
-                    lag = self._readers[partition].lag(connection, stored[partition].pair, LAG_CAP // count)
-                    self._lags[partition] = lag
-
-        while left > 0 and time.monotonic() <= enough:
-            _within(connection, seconds, count_next)
+        Nothing waits where nothing did at the same checkpoints, and no message came since.
+        """
+        arrivals = self._arrivals
+        seen = None if arrivals is None else _within(connection, seconds, partial(arrivals.look, connection))
+        places = {number: each.pair for number, each in stored.items()}
+        if seen is None or self._empty is None or self._empty[0] != places or not seen.has_none_since(self._empty[1]):
+            complete = self._count(connection, stored, enough, seconds)
+            is_empty = complete and not any(lag.messages for lag in self._lags.values())
+            self._empty = (places, seen) if is_empty and seen is not None else None
         if not self._lags:
             return None
         lags = self._lags.values()
         return Lag(
             messages=sum(lag.messages for lag in lags),
-            at_least=len(self._lags) < count or any(lag.at_least for lag in lags),
+            at_least=len(self._lags) < self._membership.count or any(lag.at_least for lag in lags),
             seconds=max(lag.seconds for lag in lags),
         )
+
+    def _count(self, connection: Connection, stored: Stored, enough: float, seconds: float) -> bool:
+        """Say whether all partitions were counted."""
+        count = left = self._membership.count
+        counted = 0
+
+        def count_next() -> None:
+            nonlocal left, counted
+            while left > 0 and time.monotonic() <= enough:
+                partition, self._next, left = self._next, (self._next + 1) % count, left - 1
+                if partition in stored:
+                    lag = self._readers[partition].lag(connection, stored[partition].pair, LAG_CAP // count)
+                    self._lags[partition] = lag
+                    counted += 1
+
+        while left > 0 and time.monotonic() <= enough:
+            _within(connection, seconds, count_next)
+        return counted == count
 
 
 class CompetingSight(Sight):

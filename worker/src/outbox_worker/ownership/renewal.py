@@ -140,9 +140,8 @@ class MembershipRenewal(Renewal):
         seen = partitions.fetch_owners(
             connection, self._key, claim_uid=self._claim_uid, count=self._membership.count
         )  # fmt: skip
-        there = partitions.fetch_count(connection, self._key)
         self._give_back(connection)
-        self._membership.note_count(there)
+        self._membership.note_count(seen.found)
         return self._membership.note(seen) or self._membership.outdated
 
     def _give_back(self, connection: Connection) -> None:

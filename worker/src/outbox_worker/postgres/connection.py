@@ -5,7 +5,7 @@ Works through PgBouncer in transaction mode: no prepared statements, no session 
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -164,16 +164,24 @@ def connect_environment(application_name: str) -> psycopg.Connection[Any]:
 def limited(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
     """Open a transaction whose statements each end after so long: for what is worth no more time than that.
 
+    Not inside another one.
+
     Where this process is frozen in between, the server ends the session after IDLE_SECONDS: an open transaction that
     wrote something keeps every message stored after it from all processors.
     """
     limits = [sql.Literal(str(max(1, int(each * 1000)))) for each in (seconds, IDLE_SECONDS)]
-    setting = sql.SQL(
+    begin = sql.SQL(
+        "BEGIN; "
         "SELECT set_config('statement_timeout', {}, true), set_config('idle_in_transaction_session_timeout', {}, true)"
     )
-    with connection.transaction():
-        connection.execute(setting.format(*limits))
+    try:
+        connection.execute(begin.format(*limits))
         yield
+    except BaseException:
+        with suppress(psycopg.Error):  # the session is lost, and the transaction with it
+            connection.rollback()
+        raise
+    connection.commit()
 
 
 def send_if_idle_in_transaction(connection: Connection) -> None:

@@ -5,12 +5,13 @@ Each call is one statement for any number of partitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from outbox_core.partition import PartitionOwners
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.postgres.call import call, call_row, call_rows
+from outbox_worker.postgres.call import call, call_row, call_rows, fetch_rows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint, build_window
 from outbox_worker.postgres.queries import in_schema
@@ -18,7 +19,6 @@ from outbox_worker.postgres.queries import in_schema
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
-    from uuid import UUID
 
     import psycopg
 
@@ -55,9 +55,14 @@ class SeenLease:
 
 @dataclass(frozen=True, slots=True)
 class SeenOwners(PartitionOwners):
-    """The division as the database has it, with the leases for people to read."""
+    """The division as the database has it, with the leases for people to read.
 
-    leases: tuple[SeenLease, ...] = field(default=())
+    `found`: into how many partitions the processor is divided, which may be another number than `count`; None: it is
+    not.
+    """
+
+    leases: tuple[SeenLease, ...] = ()
+    found: int | None = None
 
 
 def begin(
@@ -115,15 +120,12 @@ def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token
 
 
 def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
-    """See who lives and who owns what. A member that lapses between the two looks owns nothing any more."""
-    with translated():
-        members = connection.execute(
-            in_schema("fetch_members", key.schema), _names(key) | {"claim_uid": claim_uid}
-        ).fetchall()
-        rows = connection.execute(in_schema("fetch_owners", key.schema), _names(key)).fetchall()
-    leases = tuple(SeenLease(*row) for row in rows)
+    """See who lives, who owns what of `count` partitions, and how many there are. A member that lapsed owns nothing."""
+    statement = in_schema("fetch_owners", key.schema)
+    found, members, rows = fetch_rows(connection, statement, _names(key) | {"claim_uid": claim_uid})[0]
+    leases = tuple(SeenLease(partition, UUID(token), epoch, pod) for partition, token, epoch, pod in rows or ())
     owners = {lease.partition: lease.token for lease in leases}
-    return SeenOwners(count, tuple(token for (token,) in members), owners, leases)
+    return SeenOwners(count, tuple(members), owners, leases, found)
 
 
 def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:

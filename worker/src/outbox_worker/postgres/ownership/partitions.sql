@@ -5,19 +5,16 @@ SELECT d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS t,
 FROM {schema}.processor_partitions AS d
 WHERE d.processor_id = %(processor_id)s
 
--- name: fetch_members
--- Live processes, the oldest first.
-SELECT m.token
-FROM {schema}.processor_members AS m
-WHERE m.processor_id = %(processor_id)s AND m.claim_uid = %(claim_uid)s AND m.expires_at > clock_timestamp()
-ORDER BY m.joined_at, m.token
-
 -- name: fetch_owners
--- Live leases of the processor.
-SELECT l.partition, l.token, l.epoch, l.pod
-FROM {schema}.processor_leases AS l
-WHERE l.processor_id = %(processor_id)s AND l.expires_at > clock_timestamp()
-ORDER BY l.partition
+-- Into how many partitions the processor is divided, its live processes, the oldest first, and its live leases.
+SELECT (SELECT d.partition_count FROM {schema}.processor_partitions AS d WHERE d.processor_id = %(processor_id)s),
+       ARRAY(SELECT m.token
+             FROM {schema}.processor_members AS m
+             WHERE m.processor_id = %(processor_id)s AND m.claim_uid = %(claim_uid)s AND m.expires_at > clock_timestamp()
+             ORDER BY m.joined_at, m.token),
+       (SELECT json_agg(json_build_array(l.partition, l.token, l.epoch, l.pod) ORDER BY l.partition)
+        FROM {schema}.processor_leases AS l
+        WHERE l.processor_id = %(processor_id)s AND l.expires_at > clock_timestamp())
 
 -- name: fetch_checkpoints
 -- The stored pairs of all partitions.

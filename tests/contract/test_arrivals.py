@@ -1,0 +1,149 @@
+"""What a process knows to be empty without reading: never where a read would find a message."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outbox_core.partition import partition_of
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.spec import Partitions
+from outbox_worker.postgres.reading import arrivals
+from outbox_worker.postgres.reading.arrivals import Arrivals, PartitionArrivals
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
+from tests.support.servers.crash import CrashingServer
+from tests.support.servers.postgres import build_source
+
+COUNT = 2
+INSERT = "INSERT INTO outbox.messages (partition_key, publication_id, message_type, data) VALUES (%s, %s, 't', '{}')"
+KEYS = {partition_of(f"key-{n}", COUNT): f"key-{n}" for n in range(8)}
+
+
+class Partition:
+    """Reads one partition to its end, and asks before each read whether that is needed."""
+
+    def __init__(self, connection, shared, number=0, **source):
+        self.connection = connection
+        self.reader = MessageReader(build_source(**source), Slice(number, Partitions(count=COUNT)))
+        self.arrivals, self.after = PartitionArrivals(shared), BEGINNING
+
+    def is_at_end(self):
+        return self.arrivals.find_end(self.connection, self.after) is not None
+
+    def read(self):
+        batch = self.reader.fetch(self.connection, self.after, 10)
+        self.arrivals.note(batch)
+        self.after = batch.examined
+        return [message.message_id for message in batch]
+
+    def look(self):
+        """Return what a read found; None: none was needed."""
+        return None if self.is_at_end() else self.read()
+
+    def settle(self):
+        while self.look() is not None:
+            pass
+
+
+@pytest.fixture(autouse=True)
+def _look_each_time(monkeypatch):
+    monkeypatch.setattr(arrivals, "FRESH", 0.0)
+
+
+def test_after_reads_in_vain_nothing_is_read_until_a_message_is_there(database):
+    producer = database.direct()
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+    assert [partition.look() for _ in range(4)] == [[], [], None, None]
+    producer.execute("CREATE TABLE of_others AS SELECT 1")
+    assert partition.look() is None
+
+    producer.execute(INSERT, (KEYS[0], "p0"))
+    assert len(partition.look()) == 1
+    assert [partition.look() for _ in range(3)] == [[], [], None]
+
+
+def test_a_message_of_another_partition_costs_one_read(database):
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+    partition.settle()
+    database.direct().execute(INSERT, (KEYS[1], "p0"))
+    assert [partition.look() for _ in range(2)] == [[], None]
+
+
+def test_what_was_begun_before_the_read_and_committed_after_newer_messages_is_found(database):
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+    early, late = database.direct(), database.direct()
+    with early.transaction():
+        early.execute(INSERT, (KEYS[0], "p0"))
+        partition.settle()
+        late.execute(INSERT, (KEYS[0], "p0"))
+        assert [partition.look() for _ in range(3)] == [[], [], []], "it may be readable at any moment"
+    assert len(partition.look()) == 2
+
+
+@pytest.mark.parametrize("source", [{}, {"publications": ["p0", "p1"]}, {"message_types": ["t"]}])
+@pytest.mark.parametrize("seed", range(3))
+def test_wherever_nothing_is_read_nothing_would_be_found(database, seed, source):
+    """Producers begin, store, commit and roll back as they like."""
+    chance, shared = random.Random(seed), Arrivals(build_source(**source), "orders")
+    producers = [database.direct() for _ in range(3)]
+    for producer in producers:
+        producer.autocommit = False
+    partitions = [Partition(database.connect(), shared, number, **source) for number in range(COUNT)]
+    found, spared = [], 0
+    for _ in range(400):
+        if chance.random() < 0.15:
+            chance.choice(producers).execute(INSERT, (f"key-{chance.randrange(8)}", f"p{chance.randrange(3)}"))
+        elif chance.random() < 0.3:
+            producer = chance.choice(producers)
+            chance.choice([producer.commit, producer.rollback])()
+        partition = chance.choice(partitions)
+        if not partition.is_at_end():
+            found += partition.read()
+            continue
+        spared += 1
+        assert partition.reader.fetch(partition.connection, partition.after, 10).messages == ()
+    for producer in producers:
+        producer.commit()
+    for partition in partitions:
+        while read := partition.read():
+            found += read
+    wanted = producers[0].execute(
+        "SELECT message_id FROM outbox.messages WHERE publication_id = ANY (%s)",
+        (source.get("publications", ["p0", "p1", "p2"]),),
+    )
+    assert sorted(found) == sorted(name for (name,) in wanted)
+    assert spared > 20
+
+
+def test_after_a_crash_of_the_server_all_is_read_again():
+    """Ids that were handed out before may be handed out again."""
+    server = CrashingServer("18")
+    try:
+        name, shared = server.create("outbox_template"), Arrivals(build_source(), "orders")
+        with server.connect(name) as connection:
+            before = Partition(connection, shared)
+            before.settle()
+        with server.crashed():
+            pass
+        with server.connect(name) as connection:
+            before.connection = connection
+            assert not before.is_at_end()
+    finally:
+        server.stop()
+
+
+def test_a_row_that_a_user_stored_under_an_old_id_is_read_within_the_time_that_a_look_is_believed(
+    database, monkeypatch
+):
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+    producer = database.direct()
+    (old,) = producer.execute("SELECT pg_current_xact_id()::text").fetchone()
+    partition.settle()
+    producer.execute(
+        "INSERT INTO outbox.messages (transaction_id, partition_key, message_type, data) VALUES (%s, %s, 't', '{}')",
+        (old, KEYS[0]),
+    )
+    assert partition.look() is None
+    monkeypatch.setattr(arrivals, "BELIEVED", 0.0)
+    assert len(partition.look()) == 1
