@@ -7,7 +7,8 @@ import random
 import pytest
 
 from outbox_core.partition import partition_of
-from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import Partitions
 from outbox_worker.postgres.reading import arrivals
 from outbox_worker.postgres.reading.arrivals import Arrivals, PartitionArrivals
@@ -17,6 +18,7 @@ from tests.support.servers.postgres import build_source
 
 COUNT = 2
 INSERT = "INSERT INTO outbox.messages (partition_key, publication_id, message_type, data) VALUES (%s, %s, 't', '{}')"
+CURSORS = pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
 KEYS = {partition_of(f"key-{n}", COUNT): f"key-{n}" for n in range(8)}
 
 
@@ -26,7 +28,8 @@ class Partition:
     def __init__(self, connection, shared, number=0, **source):
         self.connection = connection
         self.reader = MessageReader(build_source(**source), Slice(number, Partitions(count=COUNT)))
-        self.arrivals, self.after = PartitionArrivals(shared), BEGINNING
+        self.arrivals = PartitionArrivals(shared)
+        self.after = Checkpoint(0, 0, SnapshotRange()) if source.get("cursor") == "Snapshot" else BEGINNING
 
     def is_at_end(self):
         return self.arrivals.find_end(self.connection, self.after) is not None
@@ -51,9 +54,10 @@ def _look_each_time(monkeypatch):
     monkeypatch.setattr(arrivals, "FRESH", 0.0)
 
 
-def test_after_reads_in_vain_nothing_is_read_until_a_message_is_there(database):
+@CURSORS
+def test_after_reads_in_vain_nothing_is_read_until_a_message_is_there(database, cursor):
     producer = database.direct()
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor=cursor)
     assert [partition.look() for _ in range(4)] == [[], [], None, None]
     producer.execute("CREATE TABLE of_others AS SELECT 1")
     assert partition.look() is None
@@ -63,28 +67,46 @@ def test_after_reads_in_vain_nothing_is_read_until_a_message_is_there(database):
     assert [partition.look() for _ in range(3)] == [[], [], None]
 
 
-def test_a_message_of_another_partition_costs_one_read(database):
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+@CURSORS
+def test_a_message_of_another_partition_costs_one_read(database, cursor):
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor=cursor)
     partition.settle()
     database.direct().execute(INSERT, (KEYS[1], "p0"))
     assert [partition.look() for _ in range(2)] == [[], None]
 
 
-def test_what_was_begun_before_the_read_and_committed_after_newer_messages_is_found(database):
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+@CURSORS
+def test_what_was_begun_before_the_read_and_committed_after_newer_messages_is_found(database, cursor):
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor=cursor)
     early, late = database.direct(), database.direct()
     with early.transaction():
         early.execute(INSERT, (KEYS[0], "p0"))
         partition.settle()
         late.execute(INSERT, (KEYS[0], "p0"))
-        assert [partition.look() for _ in range(3)] == [[], [], []], "it may be readable at any moment"
-    assert len(partition.look()) == 2
+        found = [partition.look() for _ in range(3)]
+        assert None not in found, "it may be readable at any moment"
+    assert sum(map(len, [*found, partition.look()])) == 2
 
 
+def test_a_range_that_is_read_again_is_not_taken_for_one_up_to_now(database):
+    """Its messages are gone meanwhile, so that the read is in vain; what came since lies behind it."""
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor="Snapshot")
+    producer = database.direct()
+    partition.settle()
+    producer.execute(INSERT, (KEYS[0], "p0"))
+    assert len(partition.reader.fetch(partition.connection, partition.after, 10)) == 1
+    producer.execute("DELETE FROM outbox.messages")
+    producer.execute(INSERT, (KEYS[0], "p0"))
+    assert partition.look() == [], "the range is read again"
+    assert len(partition.look() or ()) == 1
+
+
+@CURSORS
 @pytest.mark.parametrize("source", [{}, {"publications": ["p0", "p1"]}, {"message_types": ["t"]}])
 @pytest.mark.parametrize("seed", range(3))
-def test_wherever_nothing_is_read_nothing_would_be_found(database, seed, source):
+def test_wherever_nothing_is_read_nothing_would_be_found(database, seed, source, cursor):
     """Producers begin, store, commit and roll back as they like."""
+    source = source | {"cursor": cursor}
     chance, shared = random.Random(seed), Arrivals(build_source(**source), "orders")
     producers = [database.direct() for _ in range(3)]
     for producer in producers:

@@ -183,6 +183,13 @@ READING: Final = (
         "tests/contract/test_arrivals.py",
     ),
     fault(
+        "a snapshot range that was opened before is taken for one up to now",
+        f"{WORKER}/postgres/reading/arrivals.py",
+        "bound = min(self._before.bound, parse_snapshot(window.end).xmin)",
+        "bound = self._before.bound",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
         "what was seen before a crash of the server is believed after it",
         f"{WORKER}/postgres/reading/arrivals.py",
         "self.run != before.run or ",

@@ -6,18 +6,19 @@ message costs one row of an index.
 
 A read that finds nothing leaves nothing of the transactions that were over when it began. What comes later is of one
 that was not: its id is not below the oldest one that was open then (`pg_snapshot_xmin`). So a partition notes that
-bound, as it was before a read in vain. Until the table has a message at or above it, another read would be in vain too.
-Now and then it reads all the same: a user may have changed the rows.
+bound, as it was before a read in vain, or of the snapshot up to which that read. Until the table has a message at or
+above it, another read would be in vain too. Now and then it reads all the same: a user may have changed the rows.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
+from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Batch
     from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_core.progress.snapshot_range import SnapshotRange
     from outbox_core.spec import Source
 
 FRESH: Final = 0.005
@@ -100,7 +102,7 @@ class PartitionArrivals:
     def __init__(self, shared: Arrivals) -> None:
         """Know nothing."""
         self._shared = shared
-        self._place: Checkpoint | None = None
+        self._place: tuple[Checkpoint, SnapshotRange | None] | None = None
         self._before: Seen | None = None
         self._vain: Seen | None = None
 
@@ -110,12 +112,20 @@ class PartitionArrivals:
         To be asked before each read.
         """
         self._before = None
-        if self._place != after or after.window is not None:
+        if self._place != (after, after.window):
             return None  # messages come: to look for the newest one would be for nothing
         self._before = seen = self._shared.look(connection)
         return seen if self._vain is not None and seen.has_none_since(self._vain) else None
 
     def note(self, batch: Batch) -> None:
         """Take what was read."""
-        in_vain = not batch.matched_count and not batch.full and batch.examined == batch.after
-        self._place, self._vain = (batch.after, self._before) if in_vain else (None, None)
+        self._place = self._vain = None
+        if batch.matched_count or batch.full:
+            return
+        window = batch.examined.window
+        self._place = (batch.examined, window)
+        if self._before is not None and window is not None and window.end is not None:
+            bound = min(self._before.bound, parse_snapshot(window.end).xmin)
+            self._vain = replace(self._before, bound=bound)
+        else:
+            self._vain = self._before
