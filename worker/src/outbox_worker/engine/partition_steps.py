@@ -226,18 +226,15 @@ class PartitionFeed(Feed):
         Once it is stored, change the number if all are there.
         """
         batch = fetched.batch
+        nothing = outcomes.Fetched(_nothing(batch.after, batch.partition))
         if now.is_beyond_barrier(batch.after) or (now.is_at_barrier(batch.after) and now.is_at_barrier(state.stored)):
             if rebalance.change(
                 self._context.databases.target.connection(), self._context.key, self._context.config.resource.uid
             ):
                 _log.info("the number of partitions changed", extra={"barrier": describe_barrier(now)})
-            return outcomes.Fetched(_nothing(batch.after, batch.partition))
+            return nothing
         if now.barrier is None:  # another transaction holds the row for longer than we wait
-            return (
-                outcomes.Fetched(_nothing(batch.after, batch.partition))
-                if now.is_beyond_barrier(batch.examined)
-                else fetched
-            )
+            return nothing if now.is_beyond_barrier(batch.examined) else fetched
         if now.barrier.window is not None:
             return _store_end(batch, fetched) if now.is_at_barrier(batch.examined) else fetched
         if not settled or batch.full:
