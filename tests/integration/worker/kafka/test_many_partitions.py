@@ -7,17 +7,20 @@ import uuid
 from contextlib import closing
 from itertools import pairwise
 
+import pytest
+
 from outbox_core.config import ProcessorConfig
 from outbox_core.ports import OwnerStart
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
 from tests.support.worker import build_config
 
+pytestmark = pytest.mark.calm
 PARTITIONS = 32
 
 
 def test_they_are_taken_over_without_waiting_for_timers_of_the_client(kafka, tmp_path):
-    """Which ask again after one second or three, in one of four cases. A busy machine is late here and there."""
+    """Which ask again after one second or three, in one of four cases; something else may be late now and then."""
     kafka.files(tmp_path / "secret")
     target = {"kafka": {"connection": {"secretRef": {"name": "kafka"}}, "topic": "orders"}}
     delivery = {"guarantee": "Transactional", "mode": "Partitioned", "partitions": {"count": PARTITIONS}}
