@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 
 from outbox_core.partition import partition_of
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_core.report import ResourceRef
 from outbox_core.spec import Partitions
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases, rebalance
+from outbox_worker.postgres.ownership import partitions as divide
 from outbox_worker.postgres.reading import arrivals
 from outbox_worker.postgres.reading.arrivals import Arrivals, PartitionArrivals
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
@@ -86,6 +92,36 @@ def test_what_was_begun_before_the_read_and_committed_after_newer_messages_is_fo
         found = [partition.look() for _ in range(3)]
         assert None not in found, "it may be readable at any moment"
     assert sum(map(len, [*found, partition.look()])) == 2
+
+
+def test_partitions_that_are_due_together_share_a_look_until_the_server_wrote_something(database, monkeypatch):
+    shared, connection = Arrivals(build_source(), "orders"), database.connect()
+    partitions = [Partition(connection, shared, number) for number in range(COUNT)]
+    for partition in partitions:
+        partition.settle()
+    monkeypatch.setattr(arrivals, "FRESH", 60.0)
+    seen = shared.look(connection)
+    database.direct().execute(INSERT, (KEYS[1], "p0"))
+    assert [partition.look() for partition in partitions] == [None, None]
+    assert shared.look(connection) is seen
+    shared.forget()
+    assert [len(partition.look()) for partition in partitions] == [0, 1]
+
+
+def test_while_the_number_of_partitions_is_to_change_each_reads_up_to_the_barrier(database):
+    connection, token, hour = database.connect(), uuid4(), timedelta(hours=1)
+    key, ours = ProcessorKey("outbox", "orders"), ResourceRef(cluster="c", namespace="n", name="a", uid="u1")
+    assert leases.claim(connection, key, ours).granted
+    lease = leases.acquire_lease(connection, key, claim_uid="u1", pod="pod", token=token, lease=hour)
+    assert lease.epoch is not None
+    by = "partition key"
+    divide.begin(connection, key, count=COUNT, by=by, start=BEGINNING, epoch=lease.epoch, token=token)
+    partition = Partition(connection, Arrivals(build_source(), "orders"))
+    partition.settle()
+    assert rebalance.ask(connection, key, ours, generation=1, count=COUNT + 1, by=by) == COUNT
+    assert [partition.look() for _ in range(3)] == [[], [], []]
+    assert rebalance.ask(connection, key, ours, generation=2, count=COUNT, by=by) == COUNT
+    assert [partition.look() for _ in range(2)] == [[], None], "what was read in vain ended at the barrier"
 
 
 def test_a_range_that_is_read_again_is_not_taken_for_one_up_to_now(database):

@@ -190,6 +190,13 @@ READING: Final = (
         "tests/contract/test_arrivals.py",
     ),
     fault(
+        "a read in vain that ended at a barrier is taken for one up to now",
+        f"{WORKER}/postgres/reading/arrivals.py",
+        " or before.changes",
+        "",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
         "what was seen before a crash of the server is believed after it",
         f"{WORKER}/postgres/reading/arrivals.py",
         "self.run != before.run or ",
