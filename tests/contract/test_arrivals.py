@@ -38,7 +38,7 @@ class Partition:
         self.after = Checkpoint(0, 0, SnapshotRange()) if source.get("cursor") == "Snapshot" else BEGINNING
 
     def is_at_end(self):
-        return self.arrivals.find_end(self.connection, self.after) is not None
+        return self.arrivals.find_end(lambda: self.connection, self.after) is not None
 
     def read(self):
         batch = self.reader.fetch(self.connection, self.after, 10)

@@ -18,6 +18,7 @@ from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_core.spec import PartitionKey, Partitions
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
+from outbox_worker.postgres.reading.read_range import Lookup, Template, Walk
 from outbox_worker.postgres.reading.slots import can_read_by_slot, ensure_slot_index
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.targets.batch_relation import build_batch_relation
@@ -367,10 +368,16 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
     computed = table.computed_slot(PartitionKey())
     scan = RangeScan(table, slot=slot, computed_slot=computed, slots=(*range(0, 64, 8), None))
     explaining: Any = Explaining(database.connect())
-    found, rows = scan.page(columns, span, plan, size=50_000, limits=Limits())
-    listed = explaining.execute(sql.SQL("WITH {} {}").format(found, rows)).fetchall()
-    assert [row[0] for row in listed] == sorted(expected)
-    assert {row[0] for row in explaining.execute(scan.matching(columns, span, plan)).fetchall()} == expected
+    if plan is Plan.BY_POSITION:
+        walk = Walk(span.lower, span.upper, span.position)
+        page = matching = Template(scan.walk(columns, walk)).fill(walk.numbers)
+    else:
+        wanted = Lookup(span.lower, span.upper, span.position, size=50_000)
+        found, rows = scan.page(columns, wanted, plan, Limits())
+        page = Template(sql.SQL("WITH {} {}").format(found, rows)).fill(wanted.numbers)
+        matching = Template(scan.matching(columns, wanted)).fill(wanted.numbers)
+    assert [row[0] for row in explaining.execute(page).fetchall()] == sorted(expected)
+    assert {row[0] for row in explaining.execute(matching).fetchall()} == expected
     if plan is not Plan.BY_POSITION:
         assert any(
             "IS NULL" in n.get("Index Cond", "") and "_slots_" in n.get("Index Name", "") for n in explaining.nodes()

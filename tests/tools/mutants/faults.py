@@ -142,7 +142,7 @@ READING: Final = (
     fault(
         "positions compared alone when the outbox is read",
         f"{WORKER}/postgres/reading/messages.py",
-        '[sql.SQL("({}) > ({})").format(pair, _AFTER)]',
+        '[sql.SQL("({}) > ({})").format(pair, AFTER)]',
         '[sql.SQL("o.position > {}::bigint").format(place("after_position"))]',
         "tests/contract/test_cursor.py::test_positions_that_commit_out_of_order_come_by_pair[18]",
     ),

@@ -23,11 +23,17 @@ def test_places_get_numbers_and_the_rest_stays_as_it_is():
         assert filled == expected
 
 
+@pytest.mark.parametrize("text", ["10:12:10,11", "0:0:", "{1,-2,3}", "{}"])
+def test_a_place_gets_a_snapshot_or_an_array_of_numbers(text):
+    assert Template(place("seen")).fill({"seen": text}).as_string(None) == f"'{text}'"
+
+
 def test_a_place_without_a_number_is_refused():
     with pytest.raises(KeyError, match="after"):
         Template(place("after")).fill({})
 
 
-def test_only_a_number_is_put_in():
+@pytest.mark.parametrize("text", ["1; DROP TABLE t", "1'", "", "10:12:\n"])
+def test_nothing_else_is_put_in(text):
     with pytest.raises(ValueError, match="invalid literal"):
-        Template(place("after")).fill({"after": "1; DROP TABLE t"})  # type: ignore[dict-item]
+        Template(place("after")).fill({"after": text})

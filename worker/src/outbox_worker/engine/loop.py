@@ -64,12 +64,13 @@ class Loop:
             if looks or within != self._promised:
                 self._promised = within
                 self._progress.expect("loop", within=within)
-            # What interrupts a runner that waits is seen after each wait, and once a second while another one works.
-            if self._interrupt(live if looks else [runner]):
+            left = due - time.monotonic()
+            # What interrupts a runner that waits is seen before and after each wait, and once a second while another
+            # one works; the one that is due looks itself.
+            if (looks or left > 0) and self._interrupt(live):
                 continue
             if isinf(due) and all(each.is_obsolete for each in live):
                 return
-            left = due - time.monotonic()
             if left <= 0:
                 self._advance(runner)
                 continue

@@ -199,7 +199,7 @@ class PartitionFeed(Feed):
         Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
         server, whose crash could take the transaction back and not what is stored of it here.
         """
-        if self._context.databases.has_remote_target or not self._passes_now():
+        if not self._passes_now() or self._context.databases.has_remote_target:
             return None
         return self._reader.messages.find_newest(self._context.databases.source.connection())
 

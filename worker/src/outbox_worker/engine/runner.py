@@ -103,8 +103,9 @@ class Runner:
         return outcomes.Released()
 
     def advance(self, outcome: outcomes.Outcome | None = None) -> None:
-        """Do the step, unless there is an `outcome` already, and decide what comes next."""
+        """Do the step, unless there is an `outcome` already or it is pointless, and decide what comes next."""
         before = self.state
+        outcome = outcome or self.find_interruption()
         if outcome is None and not self.context.ownership.begin_step() and (before.step in NEEDS_LEASE or before.rests):
             self.context.ownership.drop_lease()
             outcome = outcomes.Released()

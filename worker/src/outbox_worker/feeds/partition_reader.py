@@ -91,7 +91,7 @@ class PartitionReader:
 
     def find_end(self, after: Checkpoint) -> Seen | None:
         """Return the look that says that nothing is to be read after this place; None: read. Ask before each `read`."""
-        return None if self._arrivals is None else self._arrivals.find_end(self._source.connection(), after)
+        return None if self._arrivals is None else self._arrivals.find_end(self._source.connection, after)
 
     def read(self, after: Checkpoint, limit: int, *, with_messages: bool = False) -> Batch:
         """Read the outbox, as much of it as the target needs, or with all messages: not with their large payloads."""

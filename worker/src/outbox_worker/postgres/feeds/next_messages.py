@@ -13,8 +13,8 @@ from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import NOTHING, SnapshotRange
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.messages import WINDOW
-from outbox_worker.postgres.reading.range_scan import LIVE, start_of
-from outbox_worker.postgres.reading.read_range import ReadRange
+from outbox_worker.postgres.reading.range_scan import LIVE
+from outbox_worker.postgres.reading.read_range import ReadRange, start_of
 
 if TYPE_CHECKING:
     from datetime import timedelta

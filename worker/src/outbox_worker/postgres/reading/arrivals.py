@@ -24,6 +24,8 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_scan import RangeScan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import psycopg
 
     from outbox_core.message import Batch
@@ -106,7 +108,7 @@ class PartitionArrivals:
         self._before: Seen | None = None
         self._vain: Seen | None = None
 
-    def find_end(self, connection: psycopg.Connection[Any], after: Checkpoint) -> Seen | None:
+    def find_end(self, connect: Callable[[], psycopg.Connection[Any]], after: Checkpoint) -> Seen | None:
         """Return the look that says that a read after this place would find nothing; None: read.
 
         To be asked before each read.
@@ -114,7 +116,7 @@ class PartitionArrivals:
         self._before = None
         if self._place != (after, after.window):
             return None  # messages come: to look for the newest one would be for nothing
-        self._before = seen = self._shared.look(connection)
+        self._before = seen = self._shared.look(connect())
         return seen if self._vain is not None and seen.has_none_since(self._vain) else None
 
     def note(self, batch: Batch) -> None:

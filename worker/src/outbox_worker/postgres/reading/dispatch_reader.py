@@ -14,6 +14,7 @@ from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import Page, shipped_columns
 from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.read_range import Templates
 from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_messages
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.spec import Competing, Source
     from outbox_worker.postgres.reading.payloads import PayloadBound
+    from outbox_worker.postgres.reading.range_scan import Selecting
     from outbox_worker.postgres.reading.read_range import ReadRange
 
 _QUEUE_COLUMNS: Final = Columns(
@@ -70,12 +72,13 @@ class DispatchReader:
         self._scan = replace(
             RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
         )
+        self._templates = Templates()
         self.filters = self._scan.types is not None or bool(self._scan.publications)
         """Some rows are examined and passed over."""
 
     def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
-        rows = self._scan.in_pair_order(self._examined_columns, wanted)
+        rows = self._rows("examined", self._examined_columns, wanted)
         row = fetch_row(connection, load("examine_claim").format(rows=rows, limit=sql.Literal(limit)))
         if row is None:
             return None
@@ -86,7 +89,7 @@ class DispatchReader:
         copied = sql.SQL("{}[]").format(sql.Identifier(self._schema, "competing_copies"))
         if not positions:
             return sql.SQL("'{{}}'::{}").format(copied)
-        rows = self._scan.in_pair_order(lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
+        rows = self._rows("text", lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
         return load("copied_rows").format(
             rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
             positions=sql.Literal(list(positions)),
@@ -104,7 +107,7 @@ class DispatchReader:
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
             listed = replace(wanted, window=None, listed=tuple(pairs), limit=None)
-            rows = self._scan.in_pair_order(lambda table: table.stored_payload(copied=table is not self.table), listed)
+            rows = self._rows("stored", lambda table: table.stored_payload(copied=table is not self.table), listed)
             return rows, sql.SQL("transaction_id, position")
 
         return bound.read(
@@ -118,7 +121,7 @@ class DispatchReader:
         self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int | None, small: int | None
     ) -> Page:
         limited = replace(wanted, limit=limit)
-        rows = self._scan.in_pair_order(lambda table: table.outline(small), limited, only_matching=True)
+        rows = self._rows(f"outline {small}", lambda table: table.outline(small), limited, only_matching=True)
         statement = load("fetch_messages").format(rows=rows, payload=shipped_columns("o", small))
         found = fetch_rows(connection, statement)
         return Page(build_messages(found), limit)
@@ -126,13 +129,13 @@ class DispatchReader:
     def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
         """Return how often messages of a queue's range have failed before, of those that have."""
         attempts = sql.SQL("o.transaction_id, o.position, o.attempts")
-        rows = self._scan.in_pair_order(lambda _: attempts, wanted, only_matching=True)
+        rows = self._rows("attempts", lambda _: attempts, wanted, only_matching=True)
         found = fetch_rows(connection, load("fetch_attempts").format(rows=rows))
         return {Checkpoint(int(t), p): failures for t, p, failures in found}
 
     def relation(self, wanted: ReadRange) -> sql.Composed:
         """Return the SELECT that is the relation `batch` of a user's statement."""
-        return self._scan.in_pair_order(lambda table: table.selection(payload="jsonb"), wanted, only_matching=True)
+        return self._rows("jsonb", lambda table: table.selection(payload="jsonb"), wanted, only_matching=True)
 
     @property
     def can_walk(self) -> bool:
@@ -149,13 +152,22 @@ class DispatchReader:
             return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
         return self.table.picked(
             self.table.selection(payload="jsonb"), ids, positions, self._scan.publications,
-            self._scan.available(claimed.priority) if self.is_queue else (),
+            self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else (),
         )  # fmt: skip
 
     def count(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
-        row = fetch_row(connection, load("count_lag").format(rows=self._scan.in_pair_order(self._scan.counted, wanted)))
+        rows = self._rows("counted", self._scan.counted, wanted)
+        row = fetch_row(connection, load("count_lag").format(rows=rows))
         return row if row is not None else (0, 0, 0.0)
+
+    def _rows(self, name: str, columns: Selecting, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
+        """Return the SELECT of these columns, which have a name, of the messages of a range."""
+
+        def compose() -> sql.Composed:
+            return self._scan.in_pair_order(columns, wanted, only_matching=only_matching)
+
+        return self._templates.fill(name, wanted, compose)
 
     def _examined_columns(self, table: OutboxTable) -> sql.Composed:
         due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)

@@ -30,8 +30,8 @@ from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
-from outbox_worker.postgres.reading.range_scan import RangeScan, literal
-from outbox_worker.postgres.reading.read_range import ReadRange, Template, Templates, place
+from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Template, Templates, place
 from outbox_worker.postgres.reading.shared_look import PartitionLook
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
 
@@ -55,10 +55,6 @@ LAG_CAP: Final = 10_000
 """Lag is exact up to here."""
 
 _HIGH_WATER_MARK: Final = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())")
-
-
-_AFTER: Final = sql.SQL("{}::xid8, {}::bigint").format(place("after_id"), place("after_position"))
-_UP_TO: Final = sql.SQL("{}::xid8, {}::bigint").format(place("up_to_id"), place("up_to_position"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +235,15 @@ class MessageReader:
             ConfigurationError: the key needs a column that the table does not have.
 
         """
-        columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+        name = f"keyed {key}"
+
+        def columns() -> sql.Composed:
+            return sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
+
         if examined.window is not None:
-            return self._windows.relation(columns, after, examined)
+            return self._windows.relation(name, columns, after, examined)
         wanted = ReadRange(after, up_to=examined, is_short=self._is_short)
-        return self._templates.fill(f"keyed {key}", wanted, lambda: self._rows(columns, wanted, only_matching=True))
+        return self._templates.fill(name, wanted, lambda: self._rows(columns(), wanted, only_matching=True))
 
     def batch_relation(self, after: Checkpoint, examined: Checkpoint, positions: str | None = None) -> sql.Composed:
         """Return the SELECT of the matching messages in (after, examined], in order: the relation `batch`.
@@ -427,13 +427,14 @@ class MessageReader:
         if wanted.is_in_one_transaction:
             ends = place("after_position"), place("up_to_position")
             return [self._table.inside_transaction(place("up_to_id"), *ends)]
-        conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(pair, _AFTER)]
+        conditions: list[sql.Composable] = [sql.SQL("({}) > ({})").format(pair, AFTER)]
         if wanted.up_to is not None:
-            conditions.append(sql.SQL("({}) <= ({})").format(pair, _UP_TO))
+            conditions.append(sql.SQL("({}) <= ({})").format(pair, UP_TO))
         elif wanted.below_high_water_mark:
             conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
             if self._barrier is not None:
-                conditions.append(sql.SQL("({}) <= ({})").format(pair, literal(self._barrier)))
+                barrier = sql.Literal(str(self._barrier.transaction_id)), sql.Literal(self._barrier.position)
+                conditions.append(sql.SQL("({}) <= ({}::xid8, {}::bigint)").format(pair, *barrier))
         return conditions
 
 

@@ -24,15 +24,17 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.report import Lag
 from outbox_core.spec import StartType
+from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
-from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
+from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
+from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array
 from outbox_worker.postgres.reading.snapshots import check_snapshot, fetch_news, is_later, take_snapshot
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import psycopg
 
@@ -92,6 +94,7 @@ class SnapshotReader:
         self._limits = limits
         self._scan = scan
         self._partition = partition
+        self._templates = Templates()
         self._in_vain = 0
         """Looks in a row that found nothing."""
         self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str | None] | None = None
@@ -116,7 +119,7 @@ class SnapshotReader:
     def _matching(
         self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint
     ) -> tuple[Message, ...]:
-        relation = self.relation(self._scan.table.outline(self._small), after, examined)
+        relation = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined)
         statement = load("fetch_matching").format(rows=relation, payload=shipped_columns("p", self._small))
         with translated():
             found = connection.execute(statement).fetchall()
@@ -131,7 +134,7 @@ class SnapshotReader:
 
         `examined` must come from a read after `after`, so that at most one range lies between them; so do `positions`.
         """
-        return self.relation(self._scan.table.selection(payload="jsonb"), after, examined, positions)
+        return self.relation("batch", lambda: self._scan.table.selection(payload="jsonb"), after, examined, positions)
 
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open range twice."""
@@ -142,15 +145,24 @@ class SnapshotReader:
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
     def relation(
-        self, columns: sql.Composable, after: Checkpoint, examined: Checkpoint, positions: str | None = None
+        self,
+        name: str,
+        columns: Callable[[], sql.Composable],
+        after: Checkpoint,
+        examined: Checkpoint,
+        positions: str | None = None,
     ) -> sql.Composed:
-        """Return the SELECT of other columns of the same messages; `o` is the outbox."""
+        """Return the SELECT of other columns of the same messages, which have a name; `o` is the outbox."""
         old, new = after.window or SnapshotRange(), examined.window or SnapshotRange()
         upper = new.end
         if upper is None:
-            return self._scan.nothing(columns)
+            return self._scan.nothing(columns())
         span = old if old.upper == upper else SnapshotRange(old.end, upper)
-        return self._scan.matching(columns, span, new.plan, new.position, positions)
+        if new.plan is not Plan.BY_POSITION:
+            lookup = Lookup(span.lower, span.upper, span.position, new.position)
+            return self._templates.fill(f"{name}, looked up", lookup, lambda: self._scan.matching(columns(), lookup))
+        walk = Walk(span.lower, span.upper, span.position, new.position, positions)
+        return self._templates.fill(name, walk, lambda: self._scan.walk(columns(), walk, only_matching=True))
 
     def _read(
         self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int, *, with_messages: bool
@@ -158,17 +170,17 @@ class SnapshotReader:
         """Read the next page: of the open range, or where that is read, of a new one up to now."""
         window = after.window or SnapshotRange()
         if window.is_open:
-            batch = self._page(connection, after, window, limit, plan=window.plan, with_messages=with_messages)
+            # The range was opened some time ago: what was committed since lies behind it, unread.
+            batch = self._page(connection, after, window, limit, with_messages=with_messages, is_newest=False)
             if batch.examined_count:
-                # The range was opened some time ago: what was committed since lies behind it, unread.
-                return replace(batch, full=True)
+                return batch
         if with_messages and (news := self._look_for_news(connection, after, window.end, limit)) is not None:
             return news
         upper = self._open(connection, after, window.end)
         if upper == window.end:
             return self._empty(after, upper)
         span = SnapshotRange(window.end, upper)
-        batch = self._page(connection, after, span, limit, plan=Plan.BY_TRANSACTION, with_messages=with_messages)
+        batch = self._page(connection, after, span, limit, with_messages=with_messages, is_newest=True)
         # A batch that fails is read again: the same range, so that looking for the message that fails gets nearer.
         self._opened = (connection, after, window.end, upper) if batch.examined_count else None
         return batch
@@ -183,7 +195,9 @@ class SnapshotReader:
         again = self._opened is not None and self._opened[1:3] == (after, end)
         if end is None or again or self._apart or self._end is not None or self._in_vain >= _OFTEN:
             return None
-        found = fetch_news(lambda news: self._fetch_rows(connection, news, None), self._scan, end, limit, self._small)
+        found = fetch_news(
+            lambda news: self._fetch_rows(connection, news, None), self._scan, self._templates, end, limit, self._small
+        )
         if found is None:
             return None
         upper, messages = check_snapshot(found[0], end), found[1]
@@ -226,8 +240,8 @@ class SnapshotReader:
         span: SnapshotRange,
         limit: int,
         *,
-        plan: Plan,
         with_messages: bool,
+        is_newest: bool,
     ) -> Batch:
         size = limit if self._scan.types is None else max(limit, self._limits.typed)
 
@@ -239,7 +253,7 @@ class SnapshotReader:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
 
-        page, by, reached = self._find(span, size, plan, look)
+        page, by, reached = self._find(span, size, span.plan, look)
         if not page.rows and reached is None:
             return self._empty(after, span.end)
         self._in_vain = 0
@@ -255,7 +269,7 @@ class SnapshotReader:
             examined,
             page.messages,
             max(1, page.examined),
-            full=not whole,
+            full=not (whole and is_newest),
             matched_count=page.matched,
             partition=self._partition,
             delayed_count=page.delayed,
@@ -266,7 +280,7 @@ class SnapshotReader:
         self, connection: psycopg.Connection[Any], span: SnapshotRange, found: Found, *, with_messages: bool
     ) -> _Page:
         """Make the page of which it is known where its messages are; some may be gone."""
-        positions, count = _array(found.positions), len(found.positions)
+        positions, count = array(found.positions), len(found.positions)
         last = found.positions[-1] if count else span.after
         messages: tuple[Message, ...] = ()
         if with_messages and count:
@@ -275,8 +289,13 @@ class SnapshotReader:
         return _Page(0, count, count, last, matched, found.delayed, found.reached, messages, positions)
 
     def _listed_page(self, span: SnapshotRange, positions: str) -> sql.Composed:
-        rows = self._scan.matching(self._scan.table.outline(self._small), span, Plan.BY_POSITION, positions=positions)
-        return load("fetch_matching").format(rows=rows, payload=shipped_columns("p", self._small))
+        walk = Walk(span.lower, span.upper, span.position, among=positions)
+
+        def compose() -> sql.Composed:
+            rows = self._scan.walk(self._scan.table.outline(self._small), walk, only_matching=True)
+            return load("fetch_matching").format(rows=rows, payload=shipped_columns("p", self._small))
+
+        return self._templates.fill("listed page", walk, compose)
 
     def next_page(self, window: SnapshotRange, limit: int) -> sql.Composed | None:
         """Return the statement by which `fetch` reads the next messages of an open range, where none is filtered out.
@@ -287,7 +306,7 @@ class SnapshotReader:
         if self._shared is None or plan is not Plan.BY_POSITION:
             return self._text_page(window, plan, limit)
         found = self._shared.recall(window, limit)
-        return self._listed_page(window, _array(found.positions)) if found is not None else None
+        return self._listed_page(window, array(found.positions)) if found is not None else None
 
     def _find(
         self, span: SnapshotRange, size: int, plan: Plan, look: Callable[[Plan], _Page]
@@ -320,32 +339,40 @@ class SnapshotReader:
         self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int, limit: int
     ) -> _Page:
         name = "examine_page" if self._scan.types is None else "examine_filtered_page"
-        statement = self._page_statement(name, self._scan.keys, span, plan, size)
-        with translated():
-            row = connection.execute(statement, {"limit": limit}).fetchone()
+        row = fetch_row(connection, self._page_statement(name, span, plan, size), {"limit": limit})
         looked_at, position, examined, matched, delayed, count, reached, found = row or (0, None, *(0,) * 4, None, None)
         last = span.after if position is None else position
         return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
 
     def _text_page(self, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
-        return self._page_statement("fetch_page", self._scan.table.outline(self._small), span, plan, size)
+        return self._page_statement("fetch_page", span, plan, size)
 
-    def _page_statement(
-        self, name: str, columns: sql.Composable, span: SnapshotRange, plan: Plan, size: int
-    ) -> sql.Composed:
-        found, rows = self._scan.page(columns, span, plan, size=size, limits=self._limits)
-        ahead: sql.Composable = sql.SQL("NULL::bigint")
+    def _page_statement(self, name: str, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
         if plan is Plan.BY_POSITION:
-            ahead = self._scan.ahead(span.after, self._limits.ahead)
-        payload = shipped_columns("p", self._small)
+            walk = Walk(span.lower, span.upper, span.position, size=size)
+            return self._templates.fill(name, walk, lambda: self._walked_page(name, walk))
+        lookup = Lookup(span.lower, span.upper, span.position, size=size)
+        return self._templates.fill(f"{name} {plan.value}", lookup, lambda: self._looked_up_page(name, lookup, plan))
+
+    def _walked_page(self, name: str, walk: Walk) -> sql.Composed:
+        rows = self._scan.walk(self._page_columns(name), walk, ahead=self._limits.ahead)
+        ahead = self._scan.ahead(self._limits.ahead)
+        return self._compose_page(name, NOTHING_FOUND, rows, ahead, Plan.BY_POSITION)
+
+    def _looked_up_page(self, name: str, lookup: Lookup, plan: Plan) -> sql.Composed:
+        found, rows = self._scan.page(self._page_columns(name), lookup, plan, self._limits)
+        return self._compose_page(name, found, rows, sql.SQL("NULL::bigint"), plan)
+
+    def _compose_page(
+        self, name: str, found: sql.Composed, rows: sql.Composed, ahead: sql.Composable, plan: Plan
+    ) -> sql.Composed:
         return load(name).format(
-            found=found, rows=rows, size=sql.Literal(size), ahead=ahead, positions=self._scan.positions(plan),
-            payload=payload,
+            found=found, rows=rows, size=SIZE, ahead=ahead, positions=self._scan.positions(plan),
+            payload=shipped_columns("p", self._small),
         )  # fmt: skip
 
-
-def _array(numbers: Sequence[int]) -> str:
-    return "{" + ",".join(map(str, numbers)) + "}"
+    def _page_columns(self, name: str) -> sql.Composable:
+        return self._scan.table.outline(self._small) if name == "fetch_page" else self._scan.keys
 
 
 def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:

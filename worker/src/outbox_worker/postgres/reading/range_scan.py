@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
-from outbox_core.progress.snapshot import Snapshot, parse_snapshot
-from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange, find_transactions
+from outbox_core.progress.snapshot_range import Plan, SnapshotRange
+from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, Lookup, Template, Walk, pair_place, place
 from outbox_worker.postgres.reading.table import OutboxTable, as_text, is_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     from outbox_core.spec import Source
@@ -35,6 +34,11 @@ if TYPE_CHECKING:
 LIVE: Final = sql.SQL("(CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')")
 """In the words of the queue table's partitions, so that those of delayed messages are not looked into."""
 
+NOTHING_FOUND: Final = sql.SQL("found AS (SELECT 1 WHERE false)").format()
+"""The CTE of a page for which no keys are collected."""
+SIZE: Final = sql.SQL("{}::bigint").format(place("size"))
+"""Of a `Walk` or a `Lookup`."""
+_BEHIND: Final = sql.SQL("{}::bigint").format(place("after"))
 _SEEN_NOW: Final = sql.SQL(
     "o.{0} < pg_snapshot_xmax(pg_current_snapshot()) AND pg_visible_in_snapshot(o.{0}, (SELECT pg_current_snapshot()))"
 )
@@ -55,11 +59,6 @@ class Limits:
     small: int = 10_000
     ahead: int = 50_000
     typed: int = 20_000
-
-
-def start_of(lower: Snapshot, after: Checkpoint) -> Checkpoint:
-    """Return the pair after which the messages lie that the lower snapshot did not know."""
-    return after if after.transaction_id >= lower.xmax else Checkpoint(lower.xmax - 1, MAX_POSITION)
 
 
 @dataclass(frozen=True)
@@ -119,56 +118,47 @@ class RangeScan:
         return sql.SQL("array_agg(e.position)::text" if plan is Plan.BY_POSITION and self.slots else "NULL")
 
     def page(
-        self, columns: sql.Composable, span: SnapshotRange, plan: Plan, *, size: int, limits: Limits
+        self, columns: sql.Composable, wanted: Lookup, plan: Plan, limits: Limits
     ) -> tuple[sql.Composed, sql.Composed]:
-        """Return the CTE `found` and the SELECT of a page's rows in order; `found` is only full for BY_TRANSACTION."""
-        if plan is Plan.BY_POSITION:
-            nothing = sql.SQL("found AS (SELECT 1 WHERE false)").format()
-            return nothing, sql.SQL("{} LIMIT {}").format(
-                self._along(columns, span, ahead=limits.ahead), sql.Literal(size)
-            )
+        """Return the CTE `found` and the SELECT of a page's rows in order; `found` is only full for BY_TRANSACTION.
+
+        With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`.
+        """
         keys = sql.SQL("o.{t} AS transaction_id, {p} AS position").format(
             t=self._name("transaction_id"), p=self._position
         )
         if plan is Plan.BY_TRANSACTION:
-            arms = self._arms(keys, span, limit=limits.small + 1, bounded=False)
-            found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(
-                arms, sql.Literal(limits.small + 1)
-            )
+            few = sql.Literal(limits.small + 1)
+            arms = self._arms(keys, wanted, limit=few, bounded=False)
+            found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(arms, few)
             source: sql.Composable = sql.SQL("found")
         else:
-            found = sql.SQL("found AS (SELECT 1 WHERE false)").format()
-            source = sql.SQL("({})").format(self._arms(keys, span, limit=None, bounded=True))
+            found = NOTHING_FOUND
+            source = sql.SQL("({})").format(self._arms(keys, wanted, limit=None, bounded=True))
         rows = sql.SQL(
             "SELECT {columns} FROM (SELECT f.transaction_id, f.position FROM {source} AS f WHERE f.position > {after} "
             "ORDER BY f.position + 0 LIMIT {size}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o "
             "WHERE o.{t} = k.transaction_id AND {p} = k.position OFFSET 0) AS o ORDER BY {p}"
         ).format(
-            columns=columns, source=source, after=sql.Literal(span.after), size=sql.Literal(size),
-            table=self.table.identifier, t=self._name("transaction_id"), p=self._position,
+            columns=columns, source=source, after=_BEHIND, size=SIZE, table=self.table.identifier,
+            t=self._name("transaction_id"), p=self._position,
         )  # fmt: skip
         return found, rows
 
-    def news(self, columns: sql.Composable, lower: str, limit: int) -> sql.Composed:
-        """Return the SELECT, in order, of what the statement's own snapshot sees and `lower` does not; bounded."""
-        arms = self._arms(columns, SnapshotRange(lower), limit=limit, bounded=False, now=True)
-        return sql.SQL("SELECT n.* FROM ({}) AS n ORDER BY n.position LIMIT {}").format(arms, sql.Literal(limit))
+    def news(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:
+        """Return the SELECT, in order, of what the statement's own snapshot sees and the lower one does not; bounded.
 
-    def matching(
-        self,
-        columns: sql.Composable,
-        span: SnapshotRange,
-        plan: Plan,
-        up_to: int | None = None,
-        positions: str | None = None,
-    ) -> sql.Composed:
-        """Return the SELECT of the range's messages up to a position that pass the filter on types, in order.
-
-        `positions`: an array of those that a page found, so that the rows between them are not looked at again.
+        With places for the numbers of `wanted`, which has a size and no upper snapshot.
         """
-        if plan is Plan.BY_POSITION:
-            return self._along(columns, span, up_to=up_to, ahead=None, only_matching=True, among=positions)
-        inside = self._arms(sql.SQL("o.*"), span, up_to=up_to, limit=None, bounded=True)
+        arms = self._arms(columns, wanted, limit=SIZE, bounded=False, now=True)
+        return sql.SQL("SELECT n.* FROM ({}) AS n ORDER BY n.position LIMIT {}").format(arms, SIZE)
+
+    def matching(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:
+        """Return the SELECT of the range's messages that pass the filter on types, in order.
+
+        With places for the numbers of `wanted`. Along the positions it is `walk`.
+        """
+        inside = self._arms(sql.SQL("o.*"), wanted, limit=None, bounded=True)
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
             columns, inside, self.table.matches(self.types), self._position
         )
@@ -201,11 +191,11 @@ class RangeScan:
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
         conditions: list[sql.Composable] = [sql.SQL("true")]
         if window.lower is not None:
-            conditions = [sql.SQL("NOT {}").format(_sees(window.lower, transaction_id))]
+            conditions = [sql.SQL("NOT {}").format(_sees(sql.Literal(window.lower), transaction_id))]
         if window.upper is not None:
             conditions.append(
                 sql.SQL("NOT ({} AND {} <= {})").format(
-                    _sees(window.upper, transaction_id), self._position, sql.Literal(window.position)
+                    _sees(sql.Literal(window.upper), transaction_id), self._position, sql.Literal(window.position)
                 )
             )
         if self.publications:
@@ -219,15 +209,18 @@ class RangeScan:
         )  # fmt: skip
 
     def in_pair_order(self, columns: Selecting, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
-        """Return the SELECT of a snapshot range's, or of listed messages in the order of pairs."""
-        limit = _limit(wanted.limit)
+        """Return the SELECT of a snapshot range's, or of listed messages in the order of pairs.
+
+        With places for the numbers of `wanted`.
+        """
+        limit = _limit(None if wanted.limit is None else sql.SQL("{}::bigint").format(place("limit")))
         arms = [
             sql.SQL("SELECT {} FROM {} AS o WHERE {} ORDER BY {} {}").format(
                 columns(table), table.identifier,
                 sql.SQL(" AND ").join([*conditions, *self._common(table, wanted, only_matching=only_matching)]),
                 table.pair, limit,
             )
-            for table, conditions in (self._listed(wanted) if wanted.window is None else self._between(wanted))
+            for table, conditions in (self._listed(wanted) if wanted.window is None else self._between(wanted.numbers))
         ]  # fmt: skip
         if len(arms) == 1:
             return arms[0]
@@ -249,48 +242,45 @@ class RangeScan:
             sql.SQL("NULL::timestamptz") if table.columns.scheduled is None else table.moment,
         )  # fmt: skip
 
-    def available(self, priority: int) -> list[sql.Composable]:
+    def available(self, priority: sql.Composable) -> list[sql.Composable]:
         """Return the conditions that a queue's messages meet."""
-        return [LIVE, sql.SQL("o.priority = {}").format(sql.Literal(priority))]
+        return [LIVE, sql.SQL("o.priority = {}").format(priority)]
 
     def _common(self, table: OutboxTable, wanted: ReadRange, *, only_matching: bool) -> list[sql.Composable]:
-        common = self.available(wanted.priority) if self.is_queue else []
-        if wanted.up_to is not None and wanted.is_in_one_transaction:
-            ends = str(wanted.up_to.transaction_id), wanted.after.position, wanted.up_to.position
-            common.append(table.inside_transaction(*map(sql.Literal, ends)))
+        common = self.available(sql.SQL("{}::int").format(place("priority"))) if self.is_queue else []
+        if wanted.is_in_one_transaction:
+            common.append(table.inside_transaction(place("up_to_id"), place("after_position"), place("up_to_position")))
         elif wanted.up_to is not None:
-            common.append(sql.SQL("({}) <= ({})").format(table.pair, literal(wanted.up_to)))
+            common.append(sql.SQL("({}) <= ({})").format(table.pair, UP_TO))
         if wanted.excluded:
             column = sql.Identifier("o", table.columns.position)
-            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, sql.Literal(list(wanted.excluded))))
+            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, place("excluded")))
         if only_matching and (self.types is not None or self.publications):
             common.append(self.matches(table))
         return common
 
-    def _between(self, wanted: ReadRange) -> list[tuple[OutboxTable, list[sql.Composable]]]:
-        lower, upper = (wanted.window or SnapshotRange()).snapshots
+    def _between(self, numbers: Mapping[str, object]) -> list[tuple[OutboxTable, list[sql.Composable]]]:
         transaction_id = sql.Identifier("o", self.table.columns.transaction_id)
         new: list[sql.Composable] = [
-            sql.SQL("({}) > ({})").format(self.table.pair, literal(start_of(lower, wanted.after))),
-            sql.SQL("{} < {}::xid8").format(transaction_id, sql.Literal(str(upper.xmax))),
+            sql.SQL("({}) > ({})").format(self.table.pair, pair_place("start")),
+            sql.SQL("{} < {}::xid8").format(transaction_id, place("end_id")),
         ]
-        if upper.in_progress:
-            new.append(_sees(str(upper), transaction_id))
-        late = lower.ended_since(upper)
-        if not late or wanted.after.transaction_id >= lower.xmax:
+        if "upper" in numbers:
+            new.append(_sees(place("upper"), transaction_id))
+        if "late" not in numbers:
             return [(self.table, new)]
-        among = sql.SQL("{} = ANY ({}::xid8[])").format(transaction_id, sql.Literal([str(each) for each in late]))
-        behind = sql.SQL("({}) > ({})").format(self.table.pair, literal(wanted.after))
+        among = sql.SQL("{} = ANY ({}::xid8[])").format(transaction_id, place("late"))
+        behind = sql.SQL("({}) > ({})").format(self.table.pair, AFTER)
         return [(self.table, [among, behind]), (self.table, new)]
 
     def _listed(self, wanted: ReadRange) -> list[tuple[OutboxTable, list[sql.Composable]]]:
         """Messages that wait by themselves."""
-        ids = sql.Literal([str(pair.transaction_id) for pair in wanted.listed])
-        positions = sql.Literal([pair.position for pair in wanted.listed])
+        names = ("listed_ids", "listed_positions")
+        ids, positions = (place(name) if wanted.listed else sql.SQL("'{}'") for name in names)
         among = "({0}) > ({1}) AND ({0}) IN (SELECT t::xid8, p FROM unnest({2}::text[], {3}::bigint[]) AS w (t, p))"
 
         def conditions(table: OutboxTable) -> list[sql.Composable]:
-            return [sql.SQL(among).format(table.pair, literal(wanted.after), ids, positions)]
+            return [sql.SQL(among).format(table.pair, AFTER, ids, positions)]
 
         if self.copies is None:
             return [(self.table, conditions(self.table))]
@@ -305,22 +295,23 @@ class RangeScan:
         """Return a SELECT of no row."""
         return sql.SQL("SELECT {} FROM {} AS o WHERE false").format(columns, self.table.identifier)
 
-    def ahead(self, after: int, count: int) -> sql.Composed:
-        """Return the SELECT of the position of the row so many behind another; none where there are not so many."""
+    def ahead(self, count: int) -> sql.Composed:
+        """Return the SELECT of the position of the row so many behind a walk's; none where there are not so many."""
         return sql.SQL("SELECT {p} FROM {table} AS o WHERE {p} > {after} ORDER BY {p} OFFSET {skip} LIMIT 1").format(
-            p=self._position, table=self.table.identifier, after=sql.Literal(after), skip=sql.Literal(count - 1)
+            p=self._position, table=self.table.identifier, after=_BEHIND, skip=sql.Literal(count - 1)
         )
 
     def unexamined(self, window: SnapshotRange, limit: int) -> sql.Composed:
         """Return the SELECT of what is committed and not examined yet, with `matches` and `scheduled`; bounded."""
-        columns = self.counted(self.table)
+        columns, most = self.counted(self.table), sql.Literal(limit)
         if window.upper is None or window.position is None:
-            later = self._arms(columns, SnapshotRange(window.lower), limit=limit, bounded=False)
-            return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, sql.Literal(limit))
+            later = self._late_or_fresh(columns, Lookup(window.lower, None), limit=most)
+            return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, most)
         # Behind the position all that the lower snapshot did not see; before it what the upper one does not.
-        inside = self._along(columns, SnapshotRange(window.lower), after=window.position, ahead=limit)
-        later = self._arms(columns, SnapshotRange(window.upper), up_to=window.position, limit=limit, bounded=True)
-        return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, sql.Literal(limit))
+        walk = Walk(window.lower, None, window.position)
+        inside = Template(self.walk(columns, walk, ahead=limit)).fill(walk.numbers)
+        later = self._late_or_fresh(columns, Lookup(window.upper, None, up_to=window.position), limit=most)
+        return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, most)
 
     def along_all(self, count: int, after: int, most: int) -> sql.Composed:
         """Return the SELECT of the rows behind a position, of all partitions: of which each is, and if it is wanted."""
@@ -338,32 +329,28 @@ class RangeScan:
             after=sql.Literal(after), most=sql.Literal(most),
         )  # fmt: skip
 
-    def _along(
-        self,
-        columns: sql.Composable,
-        span: SnapshotRange,
-        *,
-        ahead: int | None,
-        after: int | None = None,
-        up_to: int | None = None,
-        only_matching: bool = False,
-        among: str | None = None,
+    def walk(
+        self, columns: sql.Composable, wanted: Walk, *, ahead: int | None = None, only_matching: bool = False
     ) -> sql.Composed:
-        """Walk the index of positions; only functions, which no index knows, say what belongs to the range."""
-        places = [sql.SQL("{} > {}").format(self._position, sql.Literal(span.after if after is None else after))]
-        if up_to is not None:
-            places.append(sql.SQL("{} <= {}").format(self._position, sql.Literal(up_to)))
-        if among is not None:
-            places.append(sql.SQL("{} = ANY ({}::bigint[])").format(self._position, sql.Literal(among)))
+        """Return the SELECT along the index of positions, in order, with places for the numbers of `wanted`.
+
+        Only functions, which no index knows, say what belongs to the range. At most `ahead` rows are looked at.
+        """
+        places = [sql.SQL("{} > {}").format(self._position, _BEHIND)]
+        if wanted.up_to is not None:
+            places.append(sql.SQL("{} <= {}::bigint").format(self._position, place("up_to")))
+        if wanted.among is not None:
+            places.append(sql.SQL("{} = ANY ({}::bigint[])").format(self._position, place("among")))
         walked = sql.SQL("SELECT o.* FROM {table} AS o WHERE {places} ORDER BY {p} {limit}").format(
-            table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position, limit=_limit(ahead)
-        )
+            table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position,
+            limit=_limit(None if ahead is None else sql.Literal(ahead)),
+        )  # fmt: skip
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
         conditions: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(transaction_id)]
-        if span.upper is not None:
-            conditions.append(_sees(span.upper, transaction_id))
-        if span.lower is not None:
-            conditions.append(sql.SQL("NOT {}").format(_sees(span.lower, transaction_id)))
+        if wanted.upper is not None:
+            conditions.append(_sees(place("upper"), transaction_id))
+        if wanted.lower is not None:
+            conditions.append(sql.SQL("NOT {}").format(_sees(place("lower"), transaction_id)))
         if self.slot is not None:
             # -1 is the slot that is null: ANY does not find a null in a list.
             listed_slots = sql.Literal([-1 if number is None else number for number in self.slots])
@@ -376,45 +363,48 @@ class RangeScan:
             )
         if only_matching:
             conditions.append(self.table.matches(self.types))
-        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
-            columns, walked, sql.SQL(" AND ").join(conditions), self._position
+        size = _limit(None if wanted.size is None else SIZE)
+        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {} {}").format(
+            columns, walked, sql.SQL(" AND ").join(conditions), self._position, size
         )
+
+    def _late_or_fresh(self, columns: sql.Composable, wanted: Lookup, *, limit: sql.Composable) -> sql.Composed:
+        return Template(self._arms(columns, wanted, limit=limit, bounded=True)).fill(wanted.numbers)
 
     def _arms(
         self,
         columns: sql.Composable,
-        span: SnapshotRange,
+        wanted: Lookup,
         *,
-        limit: int | None,
+        limit: sql.Composable | None,
         bounded: bool,
-        up_to: int | None = None,
         now: bool = False,
     ) -> sql.Composed:
         """Unite the intervals of transaction ids that the range can hold, each an index range in the index's order.
 
         `now`: a range without an upper end ends with the statement's own snapshot.
         """
+        numbers = wanted.numbers
         places: list[sql.Composable] = [_SEEN_NOW.format(self._name("transaction_id"))] if now else []
-        if bounded and span.after > LOWEST_POSITION:
-            places.append(sql.SQL("{} + 0 > {}").format(self._position, sql.Literal(span.after)))
-        if bounded and up_to is not None:
-            places.append(sql.SQL("{} + 0 <= {}").format(self._position, sql.Literal(up_to)))
-        late, fresh = find_transactions(span.lower, span.upper)
-        arms = self._late(columns, late, places, limit) if late else []
-        if fresh is not None:
-            if span.upper is not None and parse_snapshot(span.upper).in_progress:
-                places.append(_sees(span.upper, sql.SQL("o.{}").format(self._name("transaction_id"))))
-            arms += self._range(columns, *fresh, places, limit)
+        if bounded and wanted.after is not None:
+            places.append(sql.SQL("{} + 0 > {}").format(self._position, _BEHIND))
+        if bounded and wanted.up_to is not None:
+            places.append(sql.SQL("{} + 0 <= {}::bigint").format(self._position, place("up_to")))
+        arms = self._late(columns, places, limit) if "late" in numbers else []
+        if "low" in numbers:
+            if "upper" in numbers:
+                places.append(_sees(place("upper"), sql.SQL("o.{}").format(self._name("transaction_id"))))
+            arms += self._range(columns, places, limit, ends="high" in numbers)
         if not arms:
             return self.nothing(columns)
         return sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
 
     def _late(
-        self, columns: sql.Composable, late: list[int], places: list[sql.Composable], limit: int | None
+        self, columns: sql.Composable, places: list[sql.Composable], limit: sql.Composable | None
     ) -> list[sql.Composed]:
         """Look up single transactions: those that were in progress."""
         transaction_id = self._name("transaction_id")
-        ids = sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(sql.Literal([str(each) for each in late]))
+        ids = sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(place("late"))
         conditions = [*places, sql.SQL("o.{} = late.id").format(transaction_id)]
         if self.publications:
             conditions.append(self._published())
@@ -439,9 +429,9 @@ class RangeScan:
         ]  # fmt: skip
 
     def _range(
-        self, columns: sql.Composable, low: int, high: int | None, places: list[sql.Composable], limit: int | None
+        self, columns: sql.Composable, places: list[sql.Composable], limit: sql.Composable | None, *, ends: bool
     ) -> list[sql.Composed]:
-        """Walk the ids from `low` to before `high`: once, or once for each publication or slot."""
+        """Walk the ids from `low` to before `high`, if it ends there: once, or once for each publication or slot."""
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
         heads: list[tuple[sql.Composable, list[sql.Composable]]] = [(self.table.pair, [])]
         if self.slot is not None:
@@ -451,15 +441,15 @@ class RangeScan:
             one = sql.SQL("o.{} = {}")
             column = self._name("publication_id")
             heads = [(self.table.pair, [one.format(column, sql.Literal(each))]) for each in self.publications]
-        ends = [
-            sql.SQL("{} {} {}::xid8").format(transaction_id, sql.SQL(sign), sql.Literal(str(end)))
-            for sign, end in ((">=", low), ("<", high))
-            if end is not None
+        between = [
+            sql.SQL("{} {} {}::xid8").format(transaction_id, sql.SQL(sign), place(end))
+            for sign, end in ((">=", "low"), ("<", "high"))
+            if end == "low" or ends
         ]
         return [
             sql.SQL("SELECT {} FROM {} AS o WHERE {} {}").format(
                 columns, self.table.identifier,
-                sql.SQL(" AND ").join([*head, *ends, *places]),
+                sql.SQL(" AND ").join([*head, *between, *places]),
                 sql.SQL("ORDER BY {} {}").format(order, _limit(limit)) if limit else sql.SQL(""),
             )
             for order, head in heads
@@ -477,14 +467,9 @@ class RangeScan:
         return sql.Identifier(getattr(self.table.columns, role))
 
 
-def _sees(snapshot: str, transaction_id: sql.Composable) -> sql.Composed:
-    return sql.SQL("pg_visible_in_snapshot({}, {}::pg_snapshot)").format(transaction_id, sql.Literal(snapshot))
+def _sees(snapshot: sql.Composable, transaction_id: sql.Composable) -> sql.Composed:
+    return sql.SQL("pg_visible_in_snapshot({}, {}::pg_snapshot)").format(transaction_id, snapshot)
 
 
-def _limit(count: int | None) -> sql.Composable:
-    return sql.SQL("") if count is None else sql.SQL("LIMIT {}").format(sql.Literal(count))
-
-
-def literal(pair: Checkpoint) -> sql.Composed:
-    """Write a pair as what is compared with `OutboxTable.pair`."""
-    return sql.SQL("{}::xid8, {}::bigint").format(sql.Literal(str(pair.transaction_id)), sql.Literal(pair.position))
+def _limit(count: sql.Composable | None) -> sql.Composable:
+    return sql.SQL("") if count is None else sql.SQL("LIMIT {}").format(count)

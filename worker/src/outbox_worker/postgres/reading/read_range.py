@@ -1,21 +1,25 @@
-"""Which messages are read in the order of pairs, and statements that differ in that alone: each is composed once.
+"""Which messages are read, and statements that differ in that alone: each is composed once.
 
 Numbers stay literals: with parameters the server may keep a plan that it made while the table was empty.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from psycopg import sql
 
-from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.progress.snapshot import parse_snapshot
+from outbox_core.progress.snapshot_range import LOWEST_POSITION, find_transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.progress.snapshot import Snapshot
     from outbox_core.progress.snapshot_range import SnapshotRange
 
 Relation: TypeAlias = sql.Composed
@@ -24,11 +28,23 @@ Relation: TypeAlias = sql.Composed
 Form: TypeAlias = tuple[bool, ...]
 _MARK = "\0"
 """No identifier and no literal of PostgreSQL can hold it."""
+_NUMBERS: Final = re.compile(r"[0-9:,{}-]+")
+"""A snapshot, or an array of numbers: nothing that ends a literal."""
 
 
 def place(name: str) -> sql.SQL:
-    """Mark the place of a number in a statement; the statement says its type."""
+    """Mark the place of a number, of a snapshot or of an array of numbers in a statement, which says its type."""
     return sql.SQL(f"'{_MARK}{name}{_MARK}'")
+
+
+def pair_place(name: str) -> sql.Composed:
+    """Mark the place of a pair, `NAME_id` and `NAME_position`, as what is compared with `OutboxTable.pair`."""
+    return sql.SQL("{}::xid8, {}::bigint").format(place(f"{name}_id"), place(f"{name}_position"))
+
+
+AFTER: Final = pair_place("after")
+UP_TO: Final = pair_place("up_to")
+"""The ends of a `ReadRange`."""
 
 
 class Template:
@@ -39,17 +55,20 @@ class Template:
         parts = composed.as_string(None).split(_MARK)
         self._texts, self._names = parts[::2], parts[1::2]
 
-    def fill(self, numbers: Mapping[str, int]) -> sql.Composed:
+    def fill(self, numbers: Mapping[str, int | str]) -> sql.Composed:
         """Return the statement with its numbers.
 
         Raises:
             KeyError: a place has no number.
+            ValueError: what is given is no number, no snapshot and no array of numbers.
 
         """
         texts = iter(self._texts)
         filled = [next(texts)]
         for name, text in zip(self._names, texts, strict=True):
-            filled += (str(int(numbers[name])), text)
+            value = numbers[name]
+            is_text = isinstance(value, str) and _NUMBERS.fullmatch(value)
+            filled += (str(value if is_text else int(value)), text)
         return sql.Composed([sql.SQL("".join(filled))])
 
 
@@ -92,19 +111,119 @@ class ReadRange:
 
     @property
     def form(self) -> Form:
-        """What a statement over a range without a snapshot range depends on, but for its numbers."""
-        return (
-            self.up_to is not None, self.is_in_one_transaction, self.below_high_water_mark, self.limit is not None,
-            self.is_short,
-        )  # fmt: skip
+        """What a statement over it depends on, but for which numbers there are."""
+        return self.is_in_one_transaction, self.below_high_water_mark, self.is_short
 
     @property
-    def numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int | str]:
         """What differs from batch to batch."""
-        found = {"after_id": self.after.transaction_id, "after_position": self.after.position}
+        found: dict[str, int | str] = {
+            "after_id": self.after.transaction_id, "after_position": self.after.position, "priority": self.priority,
+        }  # fmt: skip
         if self.up_to is not None:
             found |= {"up_to_id": self.up_to.transaction_id, "up_to_position": self.up_to.position}
-        return found if self.limit is None else found | {"limit": self.limit}
+        if self.limit is not None:
+            found["limit"] = self.limit
+        if self.excluded:
+            found["excluded"] = array(self.excluded)
+        if self.listed:
+            found["listed_ids"] = array([pair.transaction_id for pair in self.listed])
+            found["listed_positions"] = array([pair.position for pair in self.listed])
+        return found if self.window is None else found | self._find_ends(self.window)
+
+    def _find_ends(self, window: SnapshotRange) -> dict[str, int | str]:
+        """Say what was in progress for the lower snapshot and is over, and where what began later begins and ends."""
+        lower, upper = window.snapshots
+        start = start_of(lower, self.after)
+        found: dict[str, int | str] = {
+            "start_id": start.transaction_id, "start_position": start.position, "end_id": upper.xmax
+        }  # fmt: skip
+        if upper.in_progress:
+            found["upper"] = str(upper)
+        late = [] if self.after.transaction_id >= lower.xmax else lower.ended_since(upper)
+        return found | {"late": array(late)} if late else found
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Which messages are read along the positions: of a snapshot range, behind a position.
+
+    Attributes:
+        lower: the range's snapshots, as text; None: it has no such end.
+        upper: see `lower`.
+        after: the position behind which; None: from the lowest one.
+        up_to: the last position.
+        among: only those at these positions, an array as text.
+        size: rows of a page.
+
+    """
+
+    lower: str | None
+    upper: str | None
+    after: int | None
+    up_to: int | None = None
+    among: str | None = None
+    size: int | None = None
+
+    @property
+    def form(self) -> Form:
+        """Nothing: which numbers there are says all."""
+        return ()
+
+    @property
+    def numbers(self) -> dict[str, int | str]:
+        """What differs from batch to batch."""
+        found = {
+            "lower": self.lower, "upper": self.upper, "up_to": self.up_to, "among": self.among, "size": self.size,
+            "after": LOWEST_POSITION if self.after is None else self.after,
+        }  # fmt: skip
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Which messages are found by their transaction ids: of a snapshot range, as `Walk` says it.
+
+    They are of transactions that were in progress for the lower snapshot (`late`), or of those from `low` to before
+    `high`, without those that were in progress for the upper snapshot.
+    """
+
+    lower: str | None
+    upper: str | None
+    after: int | None = None
+    up_to: int | None = None
+    size: int | None = None
+
+    @property
+    def form(self) -> Form:
+        """What a statement over it depends on, but for which numbers there are."""
+        return (self.after is None,)
+
+    @property
+    def numbers(self) -> dict[str, int | str]:
+        """What differs from batch to batch."""
+        late, fresh = find_transactions(self.lower, self.upper)
+        found: dict[str, int | str | None] = {
+            "after": LOWEST_POSITION if self.after is None else self.after, "up_to": self.up_to, "size": self.size,
+            "late": array(late) if late else None,
+        }  # fmt: skip
+        if fresh is not None:
+            found["low"], found["high"] = fresh
+            if self.upper is not None and parse_snapshot(self.upper).in_progress:
+                found["upper"] = self.upper
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Filled(Protocol):
+    """What a statement is over: see `ReadRange`, `Walk` and `Lookup`."""
+
+    @property
+    def form(self) -> Form:
+        """What the statement depends on, but for which numbers there are."""
+
+    @property
+    def numbers(self) -> dict[str, int | str]:
+        """What differs from batch to batch: snapshots and arrays as text."""
 
 
 class Templates:
@@ -112,11 +231,22 @@ class Templates:
 
     def __init__(self) -> None:
         """Begin without one."""
-        self._known: dict[tuple[str, Form], Template] = {}
+        self._known: dict[tuple[object, ...], Template] = {}
 
-    def fill(self, name: str, wanted: ReadRange, compose: Callable[[], sql.Composable]) -> sql.Composed:
+    def fill(self, name: str, wanted: Filled, compose: Callable[[], sql.Composable]) -> sql.Composed:
         """Return the statement over this range; it is composed once for each form of a range."""
-        template = self._known.get((name, wanted.form))
-        if template is None:
-            template = self._known[name, wanted.form] = Template(compose())
-        return template.fill(wanted.numbers)
+        numbers = wanted.numbers
+        form = (name, wanted.form, *numbers)
+        if (template := self._known.get(form)) is None:
+            template = self._known[form] = Template(compose())
+        return template.fill(numbers)
+
+
+def array(numbers: Iterable[int]) -> str:
+    """Write an array of numbers as PostgreSQL reads it."""
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def start_of(lower: Snapshot, after: Checkpoint) -> Checkpoint:
+    """Return the pair after which the messages lie that the lower snapshot did not know."""
+    return after if after.transaction_id >= lower.xmax else Checkpoint(lower.xmax - 1, MAX_POSITION)

@@ -17,6 +17,7 @@ from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
+from outbox_worker.postgres.reading.read_range import Lookup
 from outbox_worker.postgres.reading.table import build_messages
 
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Message
     from outbox_worker.postgres.reading.range_scan import RangeScan
+    from outbox_worker.postgres.reading.read_range import Templates
 
 FEW: Final = 100
 """Messages, and transactions that were in progress at the range's beginning, each of which is looked up."""
 
 
 def fetch_news(
-    read: Callable[[sql.Composed], list[tuple[Any, ...]]], scan: RangeScan, lower: str, limit: int, small: int | None
+    read: Callable[[sql.Composed], list[tuple[Any, ...]]],
+    scan: RangeScan,
+    templates: Templates,
+    lower: str,
+    limit: int,
+    small: int | None,
 ) -> tuple[tuple[str, bool], tuple[Message, ...]] | None:
     """Read all that came since `lower`, in order, at most `limit` messages, payloads as text; `read` executes it.
 
@@ -47,8 +54,13 @@ def fetch_news(
     few = min(limit, FEW)
     if len(parse_snapshot(lower).in_progress) > few:
         return None
-    rows = scan.news(scan.table.outline(small), lower, few + 1)
-    found = read(load("fetch_news").format(rows=rows, payload=shipped_columns("n", small)))
+    wanted = Lookup(lower, None, size=few + 1)
+
+    def compose() -> sql.Composed:
+        rows = scan.news(scan.table.outline(small), wanted)
+        return load("fetch_news").format(rows=rows, payload=shipped_columns("n", small))
+
+    found = read(templates.fill("news", wanted, compose))
     now, standby, *_ = found[0]
     messages = build_messages(row[2:] for row in found if row[2] is not None)
     return ((now, standby), messages) if len(messages) <= few else None
