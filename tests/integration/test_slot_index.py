@@ -18,9 +18,10 @@ from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_core.spec import PartitionKey, Partitions
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
-from outbox_worker.postgres.reading.read_range import Lookup, Template, Walk
+from outbox_worker.postgres.reading.read_range import Lookup, Walk
 from outbox_worker.postgres.reading.slots import can_read_by_slot, ensure_slot_index
 from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.postgres.template import Template
 from outbox_worker.targets.batch_relation import build_batch_relation
 from tests.integration.test_query_plans import Explaining
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until

@@ -260,7 +260,7 @@ OWNER: Final = (
     fault(
         "no idle timeout",
         f"{WORKER}/postgres/transactions/transaction.py",
-        "idle=sql.Literal(str(self._idle_limit))",
+        "idle=sql.Literal(str(idle_limit))",
         'idle=sql.Literal("0")',
         "tests/contract/ownership/test_fence.py::test_a_transaction_that_its_process_leaves_idle_is_ended_by_the_server_within_the_lease[18]",
     ),

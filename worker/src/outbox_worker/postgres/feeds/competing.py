@@ -142,6 +142,14 @@ class BatchTaker:
         self._next = NextMessages(self.reader, competing.ageing)
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
+        named = {"schema": sql.Identifier(key.schema), "processor_id": sql.Literal(key.processor_id)}
+        self._lock_statement = load("lock_dispatch_position").format(
+            **named, claim_uid=sql.Literal(consumer.claim_uid)
+        )  # fmt: skip
+        delayed: sql.Composable = sql.SQL("NULL::timestamptz")
+        if self.reader.is_queue:
+            delayed = load("first_delayed").format(table=self.reader.table.identifier)
+        self._next_due_statement = load("fetch_next_due").format(**named, delayed=delayed)
 
     def take_left(
         self, connection: psycopg.Connection[Any], turn: Turn, limit: int | None = None
@@ -195,23 +203,11 @@ class BatchTaker:
 
     def find_next_due(self, connection: psycopg.Connection[Any]) -> float:
         """Return the seconds until what waits may be handled, if nothing is written meanwhile; inf: nothing waits."""
-        delayed: sql.Composable = sql.SQL("NULL::timestamptz")
-        if self.reader.is_queue:
-            delayed = load("first_delayed").format(table=self.reader.table.identifier)
-        statement = load("fetch_next_due").format(
-            schema=sql.Identifier(self._key.schema), processor_id=sql.Literal(self._key.processor_id), delayed=delayed
-        )
-        row = fetch_row(connection, statement)
+        row = fetch_row(connection, self._next_due_statement)
         return inf if row is None or row[0] is None else float(row[0])
 
     def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
-        cursor = connection.execute(
-            load("lock_dispatch_position").format(
-                schema=sql.Identifier(self._key.schema),
-                processor_id=sql.Literal(self._key.processor_id),
-                claim_uid=sql.Literal(self._consumer.claim_uid),
-            )
-        )
+        cursor = connection.execute(self._lock_statement)
         while cursor.nextset():
             pass
         rows = cursor.fetchall()

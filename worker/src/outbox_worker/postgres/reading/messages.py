@@ -31,9 +31,10 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
-from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Template, Templates, place
+from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates
 from outbox_worker.postgres.reading.shared_look import PartitionLook
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
+from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

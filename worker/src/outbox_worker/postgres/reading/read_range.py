@@ -1,11 +1,7 @@
-"""Which messages are read, and statements that differ in that alone: each is composed once.
-
-Numbers stay literals: with parameters the server may keep a plan that it made while the table was empty.
-"""
+"""Which messages are read, and statements that differ in that alone: each is composed once."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -14,9 +10,10 @@ from psycopg import sql
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, find_transactions
+from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.progress.snapshot import Snapshot
@@ -26,15 +23,6 @@ Relation: TypeAlias = sql.Composed
 """A SELECT of messages, to stand in another statement."""
 
 Form: TypeAlias = tuple[bool, ...]
-_MARK = "\0"
-"""No identifier and no literal of PostgreSQL can hold it."""
-_NUMBERS: Final = re.compile(r"[0-9:,{}-]+")
-"""A snapshot, or an array of numbers: nothing that ends a literal."""
-
-
-def place(name: str) -> sql.SQL:
-    """Mark the place of a number, of a snapshot or of an array of numbers in a statement, which says its type."""
-    return sql.SQL(f"'{_MARK}{name}{_MARK}'")
 
 
 def pair_place(name: str) -> sql.Composed:
@@ -45,31 +33,6 @@ def pair_place(name: str) -> sql.Composed:
 AFTER: Final = pair_place("after")
 UP_TO: Final = pair_place("up_to")
 """The ends of a `ReadRange`."""
-
-
-class Template:
-    """A statement with places."""
-
-    def __init__(self, composed: sql.Composable) -> None:
-        """Keep the text between the places."""
-        parts = composed.as_string(None).split(_MARK)
-        self._texts, self._names = parts[::2], parts[1::2]
-
-    def fill(self, numbers: Mapping[str, int | str]) -> sql.Composed:
-        """Return the statement with its numbers.
-
-        Raises:
-            KeyError: a place has no number.
-            ValueError: what is given is no number, no snapshot and no array of numbers.
-
-        """
-        texts = iter(self._texts)
-        filled = [next(texts)]
-        for name, text in zip(self._names, texts, strict=True):
-            value = numbers[name]
-            is_text = isinstance(value, str) and _NUMBERS.fullmatch(value)
-            filled += (str(value if is_text else int(value)), text)
-        return sql.Composed([sql.SQL("".join(filled))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from outbox_core.report import Reason
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.progress import checkpoints, numbers
+from outbox_worker.postgres.template import Template, place
 from outbox_worker.postgres.transactions.guard import MARK
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ class TransactionRunner:
     def __init__(self, key: ProcessorKey, *, lease: float, timeout: float, wal: WalWatch | None = None) -> None:
         """Keep the settings; seconds. `wal` waits for the same server's log, and is told of what we write there."""
         self._key = key
-        self._lock = sql.Literal(key.lock_name)
-        self._idle_limit = max(1, int(lease * _IDLE_SHARE * 1000))
-        self._statement_limit = max(1, int(timeout * 1000))
+        self._opening = _compose_opening(key, max(1, int(lease * _IDLE_SHARE * 1000)), max(1, int(timeout * 1000)))
         self.server_run: str | None = None
         """Of the server, in which everything was learned that a transaction may store; None: not asked yet."""
         self._next_look = 0.0
@@ -168,30 +167,13 @@ class TransactionRunner:
 
         """
         mark = uuid.uuid4().hex
-        cursor = connection.execute(self._opening(epoch, mark))
+        cursor = connection.execute(self._opening.fill({"epoch": epoch, "mark": mark}))
         while cursor.nextset():
             pass
         row = cursor.fetchone()
         if self.server_run is not None and (row is None or row[-1] != self.server_run):
             raise identity.crashed()
         return Transaction(connection, mark)
-
-    def _opening(self, epoch: int, mark: str) -> sql.Composed:
-        return sql.SQL(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
-            "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
-            "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
-            "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch} & 2147483647)::int), "
-            "{schema}.server_run()::text"
-        ).format(
-            schema=sql.Identifier(self._key.schema),
-            idle=sql.Literal(str(self._idle_limit)),
-            statement=sql.Literal(str(self._statement_limit)),
-            name=sql.Literal(MARK),
-            mark=sql.Literal(mark),
-            lock=self._lock,
-            epoch=sql.Literal(epoch),
-        )
 
     def _store_alone(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.StepOutcome:
         """Store a checkpoint that has no effects beside it, in one round trip.
@@ -206,7 +188,8 @@ class TransactionRunner:
         told = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
             sql.Identifier(self._key.schema), sql.Literal(run), stored
         )
-        text = (self._opening(lease.epoch, ""), stored if run is None else told, sql.SQL(self._closing))
+        opening = self._opening.fill({"epoch": lease.epoch, "mark": ""})
+        text = (opening, stored if run is None else told, sql.SQL(self._closing))
         try:
             cursor = connection.execute(sql.SQL("; ").join(text))
             cursor.nextset()
@@ -292,3 +275,20 @@ class TransactionRunner:
 
 
 _NOWHERE: Final = BEGINNING
+
+
+def _compose_opening(key: ProcessorKey, idle_limit: int, statement_limit: int) -> Template:
+    """Compose what begins a transaction, with settings that end with it; limits in milliseconds."""
+    text = sql.SQL(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+        "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
+        "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
+        "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch}::bigint & 2147483647)::int), "
+        "{schema}.server_run()::text"
+    )
+    composed = text.format(
+        schema=sql.Identifier(key.schema), idle=sql.Literal(str(idle_limit)),
+        statement=sql.Literal(str(statement_limit)), name=sql.Literal(MARK), mark=place("mark"),
+        lock=sql.Literal(key.lock_name), epoch=place("epoch"),
+    )  # fmt: skip
+    return Template(composed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import sql
 
-from outbox_worker.postgres.reading.read_range import Template, place
+from outbox_worker.postgres.template import Template, place
 
 LOWEST = -(2**63)
 
@@ -23,8 +23,8 @@ def test_places_get_numbers_and_the_rest_stays_as_it_is():
         assert filled == expected
 
 
-@pytest.mark.parametrize("text", ["10:12:10,11", "0:0:", "{1,-2,3}", "{}"])
-def test_a_place_gets_a_snapshot_or_an_array_of_numbers(text):
+@pytest.mark.parametrize("text", ["10:12:10,11", "0:0:", "{1,-2,3}", "{}", "0af9", ""])
+def test_a_place_gets_a_snapshot_an_array_or_a_hexadecimal_number(text):
     assert Template(place("seen")).fill({"seen": text}).as_string(None) == f"'{text}'"
 
 
@@ -33,7 +33,7 @@ def test_a_place_without_a_number_is_refused():
         Template(place("after")).fill({})
 
 
-@pytest.mark.parametrize("text", ["1; DROP TABLE t", "1'", "", "10:12:\n"])
+@pytest.mark.parametrize("text", ["1; DROP TABLE t", "1'", "10:12:\n", "\\"])
 def test_nothing_else_is_put_in(text):
     with pytest.raises(ValueError, match="invalid literal"):
         Template(place("after")).fill({"after": text})
