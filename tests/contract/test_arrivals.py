@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_core.partition import partition_of
+from outbox_core.partition import partition_of, slots_of
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import ResourceRef
-from outbox_core.spec import Partitions
+from outbox_core.spec import PartitionKey, Partitions
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases, rebalance
 from outbox_worker.postgres.ownership import partitions as divide
@@ -34,7 +34,7 @@ class Partition:
     def __init__(self, connection, shared, number=0, **source):
         self.connection = connection
         self.reader = MessageReader(build_source(**source), Slice(number, Partitions(count=COUNT)))
-        self.arrivals = PartitionArrivals(shared)
+        self.arrivals = PartitionArrivals(shared, slots_of(number, COUNT))
         self.after = Checkpoint(0, 0, SnapshotRange()) if source.get("cursor") == "Snapshot" else BEGINNING
 
     def is_at_end(self):
@@ -63,7 +63,7 @@ def _look_each_time(monkeypatch):
 @CURSORS
 def test_after_reads_in_vain_nothing_is_read_until_a_message_is_there(database, cursor):
     producer = database.direct()
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor=cursor)
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders", PartitionKey()), cursor=cursor)
     assert [partition.look() for _ in range(4)] == [[], [], None, None]
     producer.execute("CREATE TABLE of_others AS SELECT 1")
     assert partition.look() is None
@@ -74,16 +74,48 @@ def test_after_reads_in_vain_nothing_is_read_until_a_message_is_there(database, 
 
 
 @CURSORS
-def test_a_message_of_another_partition_costs_one_read(database, cursor):
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor=cursor)
+@pytest.mark.parametrize("count", [1, arrivals.FEW, arrivals.FEW + 1])
+@pytest.mark.parametrize("key", [PartitionKey(), None])
+def test_messages_of_another_partition_cost_no_read_or_one(database, cursor, key, count):
+    """One, where there are many of them, or where their slots would cost too much."""
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders", key), cursor=cursor)
+    partition.settle()
+    producer = database.direct()
+    for _ in range(2):
+        with producer.transaction():
+            producer.cursor().executemany(INSERT, [(KEYS[1], "p0")] * count)
+        first: list[str] | None = [] if key is None or count > arrivals.FEW else None
+        assert [partition.look() for _ in range(2)] == [first, None]
+    producer.execute(INSERT, (KEYS[0], "p0"))
+    assert len(partition.look()) == 1
+
+
+@CURSORS
+def test_messages_of_others_are_passed_by_a_read_now_and_then(database, cursor, monkeypatch):
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders", PartitionKey()), cursor=cursor)
     partition.settle()
     database.direct().execute(INSERT, (KEYS[1], "p0"))
+    assert [partition.look() for _ in range(2)] == [None, None]
+    monkeypatch.setattr(arrivals, "PASSED", 0.0)
     assert [partition.look() for _ in range(2)] == [[], None]
+
+
+def test_no_message_is_passed_below_which_another_may_be_committed(database):
+    shared, connection = Arrivals(build_source(), "orders", PartitionKey()), database.connect()
+    early, late = database.direct(), database.direct()
+    assert shared.look(connection).passed is None
+    with early.transaction():
+        early.execute(INSERT, (KEYS[0], "p0"))
+        late.execute(INSERT, (KEYS[1], "p0"))
+        seen = shared.look(connection)
+        assert seen.newest is not None
+        assert seen.passed is None
+    assert shared.look(connection).passed == seen.newest
 
 
 @CURSORS
 def test_what_was_begun_before_the_read_and_committed_after_newer_messages_is_found(database, cursor):
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor=cursor)
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders", PartitionKey()), cursor=cursor)
     early, late = database.direct(), database.direct()
     with early.transaction():
         early.execute(INSERT, (KEYS[0], "p0"))
@@ -95,7 +127,7 @@ def test_what_was_begun_before_the_read_and_committed_after_newer_messages_is_fo
 
 
 def test_partitions_that_are_due_together_share_a_look_until_the_server_wrote_something(database, monkeypatch):
-    shared, connection = Arrivals(build_source(), "orders"), database.connect()
+    shared, connection = Arrivals(build_source(), "orders", PartitionKey()), database.connect()
     partitions = [Partition(connection, shared, number) for number in range(COUNT)]
     for partition in partitions:
         partition.settle()
@@ -105,7 +137,8 @@ def test_partitions_that_are_due_together_share_a_look_until_the_server_wrote_so
     assert [partition.look() for partition in partitions] == [None, None]
     assert shared.look(connection) is seen
     shared.forget()
-    assert [len(partition.look()) for partition in partitions] == [0, 1]
+    assert partitions[0].look() is None
+    assert len(partitions[1].look()) == 1
 
 
 def test_while_the_number_of_partitions_is_to_change_each_reads_up_to_the_barrier(database):
@@ -116,7 +149,7 @@ def test_while_the_number_of_partitions_is_to_change_each_reads_up_to_the_barrie
     assert lease.epoch is not None
     by = "partition key"
     divide.begin(connection, key, count=COUNT, by=by, start=BEGINNING, epoch=lease.epoch, token=token)
-    partition = Partition(connection, Arrivals(build_source(), "orders"))
+    partition = Partition(connection, Arrivals(build_source(), "orders", PartitionKey()))
     partition.settle()
     assert rebalance.ask(connection, key, ours, generation=1, count=COUNT + 1, by=by) == COUNT
     assert [partition.look() for _ in range(3)] == [[], [], []]
@@ -126,7 +159,7 @@ def test_while_the_number_of_partitions_is_to_change_each_reads_up_to_the_barrie
 
 def test_a_range_that_is_read_again_is_not_taken_for_one_up_to_now(database):
     """Its messages are gone meanwhile, so that the read is in vain; what came since lies behind it."""
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"), cursor="Snapshot")
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders", PartitionKey()), cursor="Snapshot")
     producer = database.direct()
     partition.settle()
     producer.execute(INSERT, (KEYS[0], "p0"))
@@ -143,7 +176,7 @@ def test_a_range_that_is_read_again_is_not_taken_for_one_up_to_now(database):
 def test_wherever_nothing_is_read_nothing_would_be_found(database, seed, source, cursor):
     """Producers begin, store, commit and roll back as they like."""
     source = source | {"cursor": cursor}
-    chance, shared = random.Random(seed), Arrivals(build_source(**source), "orders")
+    chance, shared = random.Random(seed), Arrivals(build_source(**source), "orders", PartitionKey())
     producers = [database.direct() for _ in range(3)]
     for producer in producers:
         producer.autocommit = False
@@ -178,7 +211,7 @@ def test_after_a_crash_of_the_server_all_is_read_again():
     """Ids that were handed out before may be handed out again."""
     server = CrashingServer("18")
     try:
-        name, shared = server.create("outbox_template"), Arrivals(build_source(), "orders")
+        name, shared = server.create("outbox_template"), Arrivals(build_source(), "orders", PartitionKey())
         with server.connect(name) as connection:
             before = Partition(connection, shared)
             before.settle()
@@ -194,7 +227,7 @@ def test_after_a_crash_of_the_server_all_is_read_again():
 def test_a_row_that_a_user_stored_under_an_old_id_is_read_within_the_time_that_a_look_is_believed(
     database, monkeypatch
 ):
-    partition = Partition(database.connect(), Arrivals(build_source(), "orders"))
+    partition = Partition(database.connect(), Arrivals(build_source(), "orders", PartitionKey()))
     producer = database.direct()
     (old,) = producer.execute("SELECT pg_current_xact_id()::text").fetchone()
     partition.settle()

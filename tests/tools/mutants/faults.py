@@ -197,10 +197,24 @@ READING: Final = (
         "tests/contract/test_arrivals.py",
     ),
     fault(
+        "messages are passed below which others may still be committed",
+        f"{WORKER}/postgres/reading/arrivals.py",
+        "self.newest is not None and self.newest < self.bound else None",
+        "self.newest is not None else None",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
+        "a look that begins later than a partition has read is believed",
+        f"{WORKER}/postgres/reading/arrivals.py",
+        " or before.bound < self.since",
+        "",
+        "tests/contract/test_arrivals.py",
+    ),
+    fault(
         "what was seen before a crash of the server is believed after it",
         f"{WORKER}/postgres/reading/arrivals.py",
-        "self.run != before.run or ",
-        "",
+        "changed = self.run != before.run or ",
+        "changed = ",
         "tests/contract/test_arrivals.py",
     ),
     fault(

@@ -117,7 +117,11 @@ def open_databases(config: ProcessorConfig, connections: Path, application_name:
     source = Session(ConnectionFiles(connections / SOURCE), application_name, "the source's database" if remote else "")
     wal = WalWatch(partial(source.another, "waiting")) if config.engine is Engine.WORKER else None
     if not remote:
-        arrivals = None if config.delivery.partitions is None else Arrivals(config.source, config.processor_id)
+        arrivals, partitions = None, config.delivery.partitions
+        if partitions is not None:
+            # A key inside the payload would cost more to compute than a read in vain.
+            in_column = partitions.key.data is None and partitions.key.metadata is None
+            arrivals = Arrivals(config.source, config.processor_id, partitions.key if in_column else None)
         return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal, arrivals=arrivals)
     target = Session(ConnectionFiles(connections / TARGET), application_name, "the target's database")
     return Databases(config, target, source, wal=wal)

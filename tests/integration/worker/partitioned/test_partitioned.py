@@ -11,6 +11,7 @@ import pytest
 from outbox_core.partition import partition_of
 from outbox_core.report import ExitCode
 from outbox_core.spec import PartitionKey
+from outbox_worker.engine.partition_steps import PASSING_SECONDS
 from outbox_worker.postgres.reading.slots import can_read_by_slot
 from tests.support.divided import (
     COUNT,
@@ -51,6 +52,30 @@ def test_one_process_handles_all_partitions(outbox, workers, target, guarantee):
     assert [view.partition for view in report.checkpoints] == list(range(COUNT))
     assert report.lease is not None
     assert report.lease.held
+
+
+@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+def test_an_idle_partition_passes_no_message_that_may_still_be_committed(outbox, workers, cursor):
+    """It does not read while messages of others come, and says of those that it has examined them."""
+    start(outbox, workers, "pod-a", delivery={"pollInterval": "100ms"}, source={"cursor": cursor})
+    produce(outbox, KEYS)
+    wait_count(outbox, KEYS)
+    others = [n for n in range(KEYS) if partition_of(f"key-{n}", COUNT) != partition_of("key-0", COUNT)]
+    early = outbox.database.direct(autocommit=False)
+    insert = (
+        "INSERT INTO outbox.messages (partition_key, message_id, message_type, data) "
+        "VALUES ('key-' || %s::int, 'message-' || %s::int, 'OrderPlaced', jsonb_build_object('total', %s::int))"
+    )
+    early.execute(insert, (0, KEYS, KEYS))
+    until, count = time.monotonic() + 2 * PASSING_SECONDS, KEYS + 1
+    while time.monotonic() < until:
+        outbox.connection.execute(insert, (others[count % len(others)], count, count))
+        count += 1
+        time.sleep(0.05)
+    early.commit()
+    wait_count(outbox, count)
+    totals = outbox.connection.execute("SELECT total FROM handled ORDER BY total").fetchall()
+    assert [total for (total,) in totals] == list(range(count))
 
 
 def test_of_two_replicas_that_race_for_the_index_neither_fails_nor_advises_it_for_good(outbox, workers):

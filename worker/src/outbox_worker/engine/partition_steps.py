@@ -171,7 +171,7 @@ class PartitionFeed(Feed):
         """Read, then look for a barrier: a read before it is asked for cannot have gone beyond it."""
         after = state.cursor
         if after is not None and (seen := self._cursor.find_end(after)) is not None:
-            newest = seen.newest if self._passes_now() else None
+            newest = seen.passed if self._passes_now() else None
             return _pass(newest, state, outcomes.Fetched(_nothing(after, self._context.key.partition)))
         connection, known = self._context.databases.target.connection(), self._partitioning
         barrier = None if known is None else known.barrier

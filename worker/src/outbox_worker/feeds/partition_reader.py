@@ -80,7 +80,7 @@ class PartitionReader:
         config, partition = self._context.config, self._context.key.partition
         self.messages = reader_of(config, partition, barrier, self._ahead, self.lease_look, self._payloads, self._look)
         shared = None if self._reads_durably else self._context.databases.arrivals
-        self._arrivals = None if shared is None else PartitionArrivals(shared)
+        self._arrivals = None if shared is None else PartitionArrivals(shared, self.messages.slots)
 
     def _make_lease_look(self) -> LeaseLook | None:
         """For what is handed over and cannot be recalled; else the store looks at the lease, with the effects."""

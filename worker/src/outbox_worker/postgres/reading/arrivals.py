@@ -8,6 +8,9 @@ A read that finds nothing leaves nothing of the transactions that were over when
 that was not: its id is not below the oldest one that was open then (`pg_snapshot_xmin`). So a partition notes that
 bound, as it was before a read in vain, or of the snapshot up to which that read. Until the table has a message at or
 above it, another read would be in vain too. Now and then it reads all the same: a user may have changed the rows.
+
+Where a few messages came, the look says of which slots they are. A partition that has none of these slots, and had read
+what is older, has read all that the look could see.
 """
 
 from __future__ import annotations
@@ -22,21 +25,26 @@ from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import psycopg
 
     from outbox_core.message import Batch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.progress.snapshot_range import SnapshotRange
-    from outbox_core.spec import Source
+    from outbox_core.spec import PartitionKey, Source
 
 FRESH: Final = 0.005
 """Seconds for which a look is used: the partitions of a process are due at the same time."""
 BELIEVED: Final = 30.0
 """Seconds after which a partition reads again."""
+PASSED: Final = 5.0
+"""The same where messages of others came: only a read moves on the lower snapshot that `outbox prune` waits for."""
+FEW: Final = 100
+"""Messages whose slots one look finds."""
 
 _END: Final = sql.SQL("pg_snapshot_xmax(pg_current_snapshot())")
 """Rows with ids that the server has not reached count for nothing, and none does that has no id."""
@@ -52,6 +60,8 @@ class Seen:
         newest: the id of the newest message's transaction; None: there is no message.
         run: of the server.
         changes: the number of partitions is to change, and each partition has to read up to the barrier.
+        since: of messages whose transactions have at least this id, `slots` are the slots.
+        slots: None: there are too many.
 
     """
 
@@ -60,25 +70,50 @@ class Seen:
     newest: int | None
     run: str
     changes: bool
+    since: int = 0
+    slots: frozenset[int | None] | None = None
+
+    @property
+    def passed(self) -> int | None:
+        """The id of the newest message's transaction, if no message can come below it any more."""
+        return self.newest if self.newest is not None and self.newest < self.bound else None
 
     def has_none_since(self, before: Seen) -> bool:
         """Say whether it is certain that no message came since an earlier look, and none has to be passed by."""
-        if self.run != before.run or self.changes or before.changes or self.at - before.at > BELIEVED:
+        return self._continues(before) and (self.newest is None or self.newest < before.bound)
+
+    def has_none_of(self, slots: frozenset[int | None], before: Seen) -> bool:
+        """Say whether it is certain that no message of these slots came since an earlier look."""
+        if not self._continues(before) or self.slots is None or before.bound < self.since:
             return False
-        return self.newest is None or self.newest < before.bound
+        return slots.isdisjoint(self.slots)
+
+    def _continues(self, before: Seen) -> bool:
+        changed = self.run != before.run or self.changes or before.changes
+        return not changed and self.at - before.at <= BELIEVED
 
 
 class Arrivals:
     """Looks for the newest message of a source; shared by the partitions of a process, which one thread uses."""
 
-    def __init__(self, source: Source, processor_id: str) -> None:
-        """Compose the statement; nothing is looked at yet."""
-        composed = load("look_for_arrivals").format(
-            newest=RangeScan.whole(source).newest(below=_END), schema=sql.Identifier(source.schema_name),
-            processor_id=sql.Literal(processor_id),
-        )  # fmt: skip
-        self._statement = sql.SQL(composed.as_string(None))
+    def __init__(self, source: Source, processor_id: str, key: PartitionKey | None = None) -> None:
+        """Compose the statement; nothing is looked at yet. Without a `key` no slots are found."""
+        scan, few = RangeScan.whole(source), sql.Literal(FEW)
+        slots = sql.SQL("SELECT NULL::int AS slot FROM generate_series(0, {})").format(few)  # more than a few
+        if key is not None:
+            since = sql.SQL("{}::xid8").format(place("since"))
+            slots = scan.slots_since(scan.table.computed_slot(key), since, _END, FEW + 1)
+        self._statement = Template(
+            load("look_for_arrivals").format(
+                newest=scan.newest(below=_END),
+                schema=sql.Identifier(source.schema_name),
+                processor_id=sql.Literal(processor_id),
+                slots=slots,
+                few=sql.Literal(FEW),
+            )
+        )
         self._seen: Seen | None = None
+        self._since = 0
 
     def look(self, connection: psycopg.Connection[Any]) -> Seen:
         """Return what is there now, or was `FRESH` seconds ago.
@@ -89,8 +124,15 @@ class Arrivals:
         """
         now = time.monotonic()
         if self._seen is None or now - self._seen.at > FRESH:
-            bound, newest, run, changes = fetch_rows(connection, self._statement)[0]
-            self._seen = Seen(now, int(bound), None if newest is None else int(newest), run, changes)
+            since = self._since
+            found = fetch_rows(connection, self._statement.fill({"since": since}))[0]
+            bound, newest, run, changes, slots = found
+            self._seen = Seen(
+                now, int(bound), None if newest is None else int(newest), run, changes,
+                since, None if slots is None else frozenset(slots),
+            )  # fmt: skip
+            # A partition that had read in vain until now need not know again what came before.
+            self._since = int(bound)
         return self._seen
 
     def forget(self) -> None:
@@ -101,12 +143,16 @@ class Arrivals:
 class PartitionArrivals:
     """What one partition knows: where it read in vain, and what had been seen before."""
 
-    def __init__(self, shared: Arrivals) -> None:
-        """Know nothing."""
+    def __init__(self, shared: Arrivals, slots: Iterable[int | None]) -> None:
+        """Know nothing; `slots` are the partition's."""
         self._shared = shared
+        self._slots = frozenset(slots)
         self._place: tuple[Checkpoint, SnapshotRange | None] | None = None
         self._before: Seen | None = None
         self._vain: Seen | None = None
+        """Before the read in vain."""
+        self._known: Seen | None = None
+        """The latest look that showed no message of this partition since."""
 
     def find_end(self, connect: Callable[[], psycopg.Connection[Any]], after: Checkpoint) -> Seen | None:
         """Return the look that says that a read after this place would find nothing; None: read.
@@ -117,11 +163,17 @@ class PartitionArrivals:
         if self._place != (after, after.window):
             return None  # messages come: to look for the newest one would be for nothing
         self._before = seen = self._shared.look(connect())
-        return seen if self._vain is not None and seen.has_none_since(self._vain) else None
+        if self._vain is None or self._known is None:
+            return None
+        of_others = seen.at - self._vain.at <= PASSED and seen.has_none_of(self._slots, self._known)
+        if not of_others and not seen.has_none_since(self._vain):
+            return None
+        self._known = seen
+        return seen
 
     def note(self, batch: Batch) -> None:
         """Take what was read."""
-        self._place = self._vain = None
+        self._place = self._vain = self._known = None
         if batch.matched_count or batch.full:
             return
         window = batch.examined.window
@@ -131,3 +183,4 @@ class PartitionArrivals:
             self._vain = replace(self._before, bound=bound)
         else:
             self._vain = self._before
+        self._known = self._vain

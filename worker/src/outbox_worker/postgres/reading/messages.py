@@ -101,7 +101,8 @@ class MessageReader:
         self._lease_look = lease_look
         self._small = None if payloads is None else payloads.small
         self._partition = 0 if part is None else part.partition
-        self._slots = () if part is None else _slots_read(part, source)
+        self.slots: tuple[int | None, ...] = () if part is None else _slots_read(part, source)
+        """Hash slots of the partition."""
         self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
         barrier = None if part is None else part.barrier
         self._barrier = None if barrier is None or barrier.window is not None else barrier
@@ -109,7 +110,7 @@ class MessageReader:
         self._is_short = False
         computed = None if part is None else self._table.computed_slot(part.partitions.key)
         scan = RangeScan.of(source, self._table)
-        self._scan = replace(scan, slot=self._slot, computed_slot=computed, slots=self._slots)
+        self._scan = replace(scan, slot=self._slot, computed_slot=computed, slots=self.slots)
         self._types, self._publications = self._scan.types, self._scan.publications
         self._look = None
         if shared is not None and part is not None and self._types is None:
@@ -325,7 +326,7 @@ class MessageReader:
         return None if row is None else int(row[0])
 
     def _page(self, limit: int) -> int:
-        return min(limit, SHORT_PAGE) if self._is_short and self._slots else limit
+        return min(limit, SHORT_PAGE) if self._is_short and self.slots else limit
 
     def _fetch_messages(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
         return build_messages(self._fetch_rows(connection, self._messages(wanted), wanted.limit))
@@ -393,11 +394,11 @@ class MessageReader:
         time to parse and to plan. Else each slot has an arm of its own (`Merge Append`): of each no more is read than
         is returned, and one row.
         """
-        arms = [self._arm(columns, wanted, slot, only_matching=only_matching) for slot in self._slots]
+        arms = [self._arm(columns, wanted, slot, only_matching=only_matching) for slot in self.slots]
         if wanted.is_short or wanted.limit is None:
             each = self._arm(columns, wanted, sql.SQL("s.slot"), only_matching=only_matching)
-            named = sql.Literal([slot for slot in self._slots if slot is not None])
-            arms = arms[-1:] if None in self._slots else []
+            named = sql.Literal([slot for slot in self.slots if slot is not None])
+            arms = arms[-1:] if None in self.slots else []
             arms.append(
                 sql.SQL("(SELECT l.* FROM unnest({}::int[]) AS s (slot) CROSS JOIN LATERAL {} AS l)").format(
                     named, each

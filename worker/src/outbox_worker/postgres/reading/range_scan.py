@@ -168,22 +168,41 @@ class RangeScan:
         """Return the SELECT of the highest transaction id of a committed message, below a bound; of all partitions."""
         transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
         bound = sql.SQL("true") if below is None else sql.SQL("{} < {}").format(transaction_id, below)
-        conditions: list[sql.Composable] = [bound]
-        if self.publications:
-            column = sql.SQL("o.{}").format(self._name("publication_id"))
-            conditions = [
-                sql.SQL("{} = {} AND {}").format(column, sql.Literal(each), bound) for each in self.publications
-            ]
         # Backwards along the index, whichever of the two there is.
         arms = [
             sql.SQL("(SELECT {t} AS id FROM {table} AS o WHERE {where} ORDER BY {t} DESC, o.{p} DESC LIMIT 1)").format(
                 t=transaction_id, table=self.table.identifier, where=each, p=self._name("position")
             )
-            for each in conditions
+            for each in self._by_publication(bound)
         ]
         return sql.SQL("SELECT n.id::text FROM ({}) AS n ORDER BY n.id DESC LIMIT 1").format(
             sql.SQL(" UNION ALL ").join(arms)
         )
+
+    def slots_since(
+        self, slot: sql.Composable, since: sql.Composable, below: sql.Composable, most: int
+    ) -> sql.Composed:
+        """Return the SELECT of the slots of messages from one transaction id to before another; of all partitions.
+
+        Of at most `most` messages, or of so many of each publication.
+        """
+        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        bound = sql.SQL("{t} >= {since} AND {t} < {below}").format(t=transaction_id, since=since, below=below)
+        arms = [
+            sql.SQL("(SELECT {slot} AS slot FROM {table} AS o WHERE {where} ORDER BY {t}, o.{p} LIMIT {most})").format(
+                slot=slot, table=self.table.identifier, where=each, t=transaction_id, p=self._name("position"),
+                most=sql.Literal(most),
+            )
+            for each in self._by_publication(bound)
+        ]  # fmt: skip
+        return sql.SQL(" UNION ALL ").join(arms)
+
+    def _by_publication(self, condition: sql.Composable) -> list[sql.Composable]:
+        """Return the condition, or one for each publication: an index of publications begins with them."""
+        if not self.publications:
+            return [condition]
+        column = sql.SQL("o.{}").format(self._name("publication_id"))
+        return [sql.SQL("{} = {} AND {}").format(column, sql.Literal(each), condition) for each in self.publications]
 
     def first_unexamined(self, window: SnapshotRange) -> sql.Composed:
         """Return the SELECT of the lowest pair of a committed message that is not examined; of all partitions."""
