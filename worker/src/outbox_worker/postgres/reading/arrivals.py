@@ -9,8 +9,8 @@ that was not: its id is not below the oldest one that was open then (`pg_snapsho
 bound, as it was before a read in vain, or of the snapshot up to which that read. Until the table has a message at or
 above it, another read would be in vain too. Now and then it reads all the same: a user may have changed the rows.
 
-Where a few messages came, the look says of which slots they are. A partition that has none of these slots, and had read
-what is older, has read all that the look could see.
+Where a few messages came since the look before, a look says of which slots they are. A partition that has none of the
+slots that were named since it last knew that it has read everything still has.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Seen:
         newest: the id of the newest message's transaction; None: there is no message.
         run: of the server.
         changes: the number of partitions is to change, and each partition has to read up to the barrier.
-        since: of messages whose transactions have at least this id, `slots` are the slots.
-        slots: None: there are too many.
+        number: of the look.
 
     """
 
@@ -70,8 +69,7 @@ class Seen:
     newest: int | None
     run: str
     changes: bool
-    since: int = 0
-    slots: frozenset[int | None] | None = None
+    number: int = 0
 
     @property
     def passed(self) -> int | None:
@@ -80,15 +78,10 @@ class Seen:
 
     def has_none_since(self, before: Seen) -> bool:
         """Say whether it is certain that no message came since an earlier look, and none has to be passed by."""
-        return self._continues(before) and (self.newest is None or self.newest < before.bound)
+        return self.continues(before) and (self.newest is None or self.newest < before.bound)
 
-    def has_none_of(self, slots: frozenset[int | None], before: Seen) -> bool:
-        """Say whether it is certain that no message of these slots came since an earlier look."""
-        if not self._continues(before) or self.slots is None or before.bound < self.since:
-            return False
-        return slots.isdisjoint(self.slots)
-
-    def _continues(self, before: Seen) -> bool:
+    def continues(self, before: Seen) -> bool:
+        """Say whether what was seen before still counts."""
         changed = self.run != before.run or self.changes or before.changes
         return not changed and self.at - before.at <= BELIEVED
 
@@ -113,7 +106,12 @@ class Arrivals:
             )
         )
         self._seen: Seen | None = None
-        self._since = 0
+        self._last: Seen | None = None
+        """The latest look, forgotten or not: the next one goes on from its bound."""
+        self._unbroken = 0
+        """The look since which each one said of all messages of which slots they are."""
+        self._named: dict[int | None, int] = {}
+        """Of each slot the latest look that found a message of it."""
 
     def look(self, connection: psycopg.Connection[Any]) -> Seen:
         """Return what is there now, or was `FRESH` seconds ago.
@@ -124,16 +122,22 @@ class Arrivals:
         """
         now = time.monotonic()
         if self._seen is None or now - self._seen.at > FRESH:
-            since = self._since
-            found = fetch_rows(connection, self._statement.fill({"since": since}))[0]
-            bound, newest, run, changes, slots = found
-            self._seen = Seen(
-                now, int(bound), None if newest is None else int(newest), run, changes,
-                since, None if slots is None else frozenset(slots),
-            )  # fmt: skip
-            # A partition that had read in vain until now need not know again what came before.
-            self._since = int(bound)
+            last = self._last
+            statement = self._statement.fill({"since": 0 if last is None else last.bound})
+            bound, newest, run, changes, slots = fetch_rows(connection, statement)[0]
+            number = 1 if last is None else last.number + 1
+            seen = Seen(now, int(bound), None if newest is None else int(newest), run, changes, number)
+            if slots is None or last is None or last.run != run:
+                self._unbroken = number
+            else:
+                self._named |= dict.fromkeys(slots, number)
+            self._seen = self._last = seen
         return self._seen
+
+    def has_none_of(self, slots: Iterable[int | None], before: Seen) -> bool:
+        """Say whether it is certain that no message of these slots came between an earlier look and the latest one."""
+        known = before.number >= self._unbroken
+        return known and all(self._named.get(slot, 0) <= before.number for slot in slots)
 
     def forget(self) -> None:
         """Look again when asked: the server wrote something, or it may be another server."""
@@ -163,24 +167,26 @@ class PartitionArrivals:
         if self._place != (after, after.window):
             return None  # messages come: to look for the newest one would be for nothing
         self._before = seen = self._shared.look(connect())
-        if self._vain is None or self._known is None:
+        if self._vain is None:
             return None
-        of_others = seen.at - self._vain.at <= PASSED and seen.has_none_of(self._slots, self._known)
-        if not of_others and not seen.has_none_since(self._vain):
+        if not seen.has_none_since(self._vain) and not self._has_others_only(seen):
             return None
         self._known = seen
         return seen
+
+    def _has_others_only(self, seen: Seen) -> bool:
+        if self._vain is None or self._known is None or seen.at - self._vain.at > PASSED:
+            return False
+        return seen.continues(self._known) and self._shared.has_none_of(self._slots, self._known)
 
     def note(self, batch: Batch) -> None:
         """Take what was read."""
         self._place = self._vain = self._known = None
         if batch.matched_count or batch.full:
             return
-        window = batch.examined.window
-        self._place = (batch.examined, window)
-        if self._before is not None and window is not None and window.end is not None:
-            bound = min(self._before.bound, parse_snapshot(window.end).xmin)
-            self._vain = replace(self._before, bound=bound)
-        else:
-            self._vain = self._before
-        self._known = self._vain
+        window, before = batch.examined.window, self._before
+        self._place, self._vain = (batch.examined, window), before
+        if before is not None and window is not None and window.end is not None:
+            self._vain = replace(before, bound=min(before.bound, parse_snapshot(window.end).xmin))
+        # What a range that was opened before that look did not see may have come before it too.
+        self._known = before if self._vain == before else None
