@@ -9,8 +9,8 @@ that was not: its id is not below the oldest one that was open then (`pg_snapsho
 bound, as it was before a read in vain, or of the snapshot up to which that read. Until the table has a message at or
 above it, another read would be in vain too. Now and then it reads all the same: a user may have changed the rows.
 
-Where a few messages came since the look before, a look says of which slots they are. A partition that has none of the
-slots that were named since it last knew that it has read everything still has.
+Where a few messages came since the look before, a look also says of which slots they are. A partition that had read
+everything at some look still has, until a later look names one of its slots.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ PASSED: Final = 5.0
 FEW: Final = 100
 """Messages whose slots one look finds."""
 
+_LATEST: Final = 2**63 - 1
+"""An id that no transaction reaches: the first look has none to go on from."""
 _END: Final = sql.SQL("pg_snapshot_xmax(pg_current_snapshot())")
 """Rows with ids that the server has not reached count for nothing, and none does that has no id."""
 
@@ -123,7 +125,7 @@ class Arrivals:
         now = time.monotonic()
         if self._seen is None or now - self._seen.at > FRESH:
             last = self._last
-            statement = self._statement.fill({"since": 0 if last is None else last.bound})
+            statement = self._statement.fill({"since": _LATEST if last is None else last.bound})
             bound, newest, run, changes, slots = fetch_rows(connection, statement)[0]
             number = 1 if last is None else last.number + 1
             seen = Seen(now, int(bound), None if newest is None else int(newest), run, changes, number)
