@@ -93,20 +93,17 @@ class Arrivals:
 
     def __init__(self, source: Source, processor_id: str, key: PartitionKey | None = None) -> None:
         """Compose the statement; nothing is looked at yet. Without a `key` no slots are found."""
-        scan, few = RangeScan.whole(source), sql.Literal(FEW)
-        slots = sql.SQL("SELECT NULL::int AS slot FROM generate_series(0, {})").format(few)  # more than a few
+        scan, slots = RangeScan.whole(source), sql.Composed([sql.SQL("NULL")])
         if key is not None:
             since = sql.SQL("{}::xid8").format(place("since"))
-            slots = scan.slots_since(scan.table.computed_slot(key), since, _END, FEW + 1)
+            rows = scan.slots_since(scan.table.computed_slot(key), since, _END, FEW + 1)
+            slots = load("name_slots").format(rows=rows, few=sql.Literal(FEW))
         self._statement = Template(
             load("look_for_arrivals").format(
-                newest=scan.newest(below=_END),
-                schema=sql.Identifier(source.schema_name),
-                processor_id=sql.Literal(processor_id),
-                slots=slots,
-                few=sql.Literal(FEW),
+                newest=scan.newest(below=_END), schema=sql.Identifier(source.schema_name),
+                processor_id=sql.Literal(processor_id), slots=slots,
             )
-        )
+        )  # fmt: skip
         self._seen: Seen | None = None
         self._last: Seen | None = None
         """The latest look, forgotten or not: the next one goes on from its bound."""
@@ -138,8 +135,9 @@ class Arrivals:
 
     def has_none_of(self, slots: Iterable[int | None], before: Seen) -> bool:
         """Say whether it is certain that no message of these slots came between an earlier look and the latest one."""
-        known = before.number >= self._unbroken
-        return known and all(self._named.get(slot, 0) <= before.number for slot in slots)
+        if self._last is None or not self._last.continues(before) or before.number < self._unbroken:
+            return False
+        return all(self._named.get(slot, 0) <= before.number for slot in slots)
 
     def forget(self) -> None:
         """Look again when asked: the server wrote something, or it may be another server."""
@@ -171,15 +169,12 @@ class PartitionArrivals:
         self._before = seen = self._shared.look(connect())
         if self._vain is None:
             return None
-        if not seen.has_none_since(self._vain) and not self._has_others_only(seen):
-            return None
+        if not seen.has_none_since(self._vain):
+            is_recent = seen.at - self._vain.at <= PASSED
+            if not is_recent or self._known is None or not self._shared.has_none_of(self._slots, self._known):
+                return None
         self._known = seen
         return seen
-
-    def _has_others_only(self, seen: Seen) -> bool:
-        if self._vain is None or self._known is None or seen.at - self._vain.at > PASSED:
-            return False
-        return seen.continues(self._known) and self._shared.has_none_of(self._slots, self._known)
 
     def note(self, batch: Batch) -> None:
         """Take what was read."""

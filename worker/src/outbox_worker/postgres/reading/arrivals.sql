@@ -1,7 +1,11 @@
 -- name: look_for_arrivals
 -- The oldest transaction that may still be open, that of the newest message, the server's run, whether the number of
--- partitions is to change, and the slots of the messages since a transaction, null where there are many: of one snapshot.
+-- partitions is to change, and the slots of the messages since a transaction: of one snapshot.
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text, ({newest}), {schema}.server_run()::text,
        EXISTS (SELECT FROM {schema}.processor_partitions AS d
                WHERE d.processor_id = {processor_id} AND d.next_count IS NOT NULL),
-       (SELECT CASE WHEN count(*) <= {few} THEN coalesce(array_agg(DISTINCT s.slot), '{{}}') END FROM ({slots}) AS s)
+       {slots}
+
+-- name: name_slots
+-- The slots of some messages; null where there are more than a few.
+(SELECT CASE WHEN count(*) <= {few} THEN coalesce(array_agg(DISTINCT s.slot), '{{}}') END FROM ({rows}) AS s)
