@@ -37,6 +37,7 @@ SHARES = {
         "tests/acceptance/",
         "tests/chaos/",
     ),
+    "spark": ("tests/integration/spark/test_spark_",),
     "kafka": ("tests/integration/worker/kafka/", "tests/integration/worker/targets/test_nulls"),
     "rabbitmq": (
         "tests/integration/worker/targets/test_rabbitmq",
@@ -47,18 +48,18 @@ SHARES = {
         "tests/integration/demo/test_parts",
     ),
 }
-"""Files that need the cluster, chaos, or a broker: each share is one process's, which runs them in this order from the
-first second on.
+"""Files that need the cluster, chaos, Spark, or a broker: each share is one process's, which runs them in this order
+from the first second on.
 
 The first share is about operators that the chart installed, and only it changes the CRD; the second about operators
 that run as processes, each for its own test's namespace, and chaos at its end. A broker is started for its share
-alone, not in each process.
+alone, not in each process. A Spark test starts several JVMs: one test after the other, two cores are enough for
+them and for a Spark application on the cluster.
 """
 FIRST = (
     *(start for share in SHARES.values() for start in share),
     "tests/unit/",
     "tests/property/",
-    "tests/integration/spark/test_spark_",
     "tests/model/",
     "tests/integration/worker/partitioned/test_rebalance",
     "tests/integration/cli/trying/test_try",

@@ -193,6 +193,10 @@ class Cluster:
         for pod in self.items("Pod", namespace):
             state = [c.get("state") for c in (pod["status"].get("containerStatuses") or [])]
             lines.append(f"pod {pod['metadata']['name']} {pod['status'].get('phase')} {state}")
+            try:
+                lines += [f"  {line[:300]}" for line in self.log(namespace, pod["metadata"]["name"]).splitlines()[-30:]]
+            except ApiError as err:
+                lines.append(f"  no log: {err}")
         lines += [
             f"event {event['involvedObject'].get('name')} {event['reason']}: {event['message'][:300]}"
             for event in self.items("Event", namespace)[-30:]

@@ -151,7 +151,7 @@ class SparkFeed(Feed):
             stopping = self._context.shutdown.requested
             if prepared is not None or (stopping and not self._pipeline.stop_admitting()):
                 return prepared
-            if not stopping and (time.monotonic() > until or self._context.ownership.lease_lost):
+            if not stopping and (time.monotonic() > until or self._context.ownership.losses.lease):
                 return None
 
     def _answer_replay(

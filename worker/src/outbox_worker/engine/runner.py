@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.steps import StepContext, Steps
     from outbox_worker.observe.telemetry import Telemetry
+    from outbox_worker.ownership.heartbeat import Losses
     from outbox_worker.ownership.membership import Membership
 
 _log = get_logger("outbox.worker")
@@ -75,12 +76,20 @@ class Runner:
         return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK
 
     def find_interruption(self) -> outcomes.Outcome | None:
+        """Say what makes waiting pointless."""
+        return self._judge(self.context.ownership.losses)
+
+    def _judge(self, losses: Losses) -> outcomes.Outcome | None:
         """Say what makes waiting, or the step, pointless."""
         context, step = self.context, self.state.step
         if context.shutdown.requested and not self.state.is_last_work:
             return outcomes.StopRequested()
-        if step in NEEDS_CLAIM and (why := context.ownership.find_loss(of_lease=step in NEEDS_LEASE)):
-            return self._find_loss(why)
+        if losses.given_back and not losses.claim and (step in NEEDS_LEASE or self.state.rests):
+            context.ownership.drop_lease()
+            return outcomes.Released()
+        claim, lease = losses.claim if step in NEEDS_CLAIM else None, losses.lease if step in NEEDS_LEASE else None
+        if why := claim or lease:
+            return outcomes.OwnershipLost(why)
         if self._membership is None:
             return self._look_again()
         wanted = self._membership.is_assigned(context.key.partition)
@@ -95,20 +104,10 @@ class Runner:
         unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
         return outcomes.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
 
-    def _find_loss(self, why: str) -> outcomes.Outcome:
-        """Lost; or given back by the heartbeat, while another runner was busy."""
-        if self.context.ownership.claim_lost or not self.context.ownership.given_back:
-            return outcomes.OwnershipLost(why)
-        self.context.ownership.drop_lease()
-        return outcomes.Released()
-
     def advance(self, outcome: outcomes.Outcome | None = None) -> None:
         """Do the step, unless there is an `outcome` already or it is pointless, and decide what comes next."""
         before = self.state
-        outcome = outcome or self.find_interruption()
-        if outcome is None and not self.context.ownership.begin_step() and (before.step in NEEDS_LEASE or before.rests):
-            self.context.ownership.drop_lease()
-            outcome = outcomes.Released()
+        outcome = outcome or self._judge(self.context.ownership.begin_step())
         if before.step is Step.TAKE_HELD and self.context.throttle.prefers_fresh and self._found_fresh:
             before = replace(before, step=Step.FETCH)
         if outcome is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import override
 
@@ -38,6 +38,20 @@ if TYPE_CHECKING:
 LONGEST_BEAT: Final = 10.0
 """However long the lease: a claim that another pod of ours vacated is said again before its grace of 30 s is over."""
 _log = get_logger("outbox.heartbeat")
+
+
+class Losses(NamedTuple):
+    """Why what was granted to this process is not its any more, as far as it was told; None while it is."""
+
+    claim: str | None
+    """Who has the claim now."""
+    lease: str | None
+    """Why the lease is believed lost.
+
+    Also when it could not be renewed for as long as it lasts: a hint to stop starting work. The database judges.
+    """
+    given_back: bool
+    """The heartbeat gave the lease back while the process was busy with another partition."""
 
 
 class Ownership:
@@ -116,36 +130,24 @@ class Ownership:
             return self._claimed
 
     @property
-    def claim_lost(self) -> str | None:
-        """Who has the claim now; None while it is ours."""
+    def losses(self) -> Losses:
+        """What is believed lost."""
         with self._lock:
-            return self._claim_lost
+            return self._find_losses()
 
-    def find_loss(self, *, of_lease: bool) -> str | None:
-        """Say why the claim is lost, or else the lease, where that is asked for; None while they are ours."""
-        return self.claim_lost or (self.lease_lost if of_lease else None)
-
-    @property
-    def lease_lost(self) -> str | None:
-        """Why the lease is believed lost; None while it is ours.
-
-        Also when it could not be renewed for as long as it lasts: a hint to stop starting work. The database judges.
-        """
-        with self._lock:
-            if self._lease is not None and self._lease_lost is None:
-                silent = time.monotonic() - self._renewed
-                if silent > self._lease_seconds:
-                    return f"the lease was not renewed for {silent:.0f} s"
-            return self._lease_lost
-
-    def begin_step(self) -> bool:
-        """Keep the heartbeat from giving the lease back while a step is done under it; False.
-
-        It was given back already.
-        """
+    def begin_step(self) -> Losses:
+        """Say what is lost, and keep the heartbeat from giving the lease back while a step is done under it."""
         with self._lock:
             self._resting = False
-            return not self._given_back
+            return self._find_losses()
+
+    def _find_losses(self) -> Losses:
+        lease = self._lease_lost
+        if lease is None and self._lease is not None:
+            silent = time.monotonic() - self._renewed
+            if silent > self._lease_seconds:
+                lease = f"the lease was not renewed for {silent:.0f} s"
+        return Losses(self._claim_lost, lease, self._given_back)
 
     def note_decided(self, batch: ClaimedBatch | None, *, rests: bool) -> None:
         """Take what is in hand until the next step begins.
@@ -157,7 +159,7 @@ class Ownership:
         """
         with self._lock:
             self._batch = batch
-            self._resting = self._resting or rests
+            self._resting = rests
 
     def give_back(self, lease: HeldLease) -> bool:
         """Take the lease from a partition that rests; the caller releases it. False: it is in use, or another's."""
@@ -166,12 +168,6 @@ class Ownership:
                 return False
             self._given_back, self._lease_lost = True, "another replica shall own the partition"
             return True
-
-    @property
-    def given_back(self) -> bool:
-        """The lease was given back while the process was busy with another partition."""
-        with self._lock:
-            return self._given_back
 
     def enter(self, connection: Connection) -> None:
         """Let the heartbeat keep this connection's transaction from being idle while a handler computes."""
@@ -190,7 +186,8 @@ class Ownership:
         thread is frozen too, and the server ends the transaction as it should. So it should when the lease is lost: the
         next owner must not wait for a batch that will be refused.
         """
-        if self.find_loss(of_lease=True) is not None:
+        losses = self.losses
+        if losses.claim or losses.lease:
             return
         with self._lock:
             connection = self._busy
