@@ -99,16 +99,20 @@ def list_dead(
     payload: bool = False,
 ) -> list[DeadLetter]:
     """Return dead letters in the order of their numbers."""
-    parameters = wanted.parameters | {"limit": limit, "payload": payload}
+    parameters = {"numbers": find_dead(connection, schema, wanted, limit=limit), "payload": payload}
     with translated():
         rows = connection.execute(in_schema("list_dead_letters", schema), parameters).fetchall()
     return [DeadLetter(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 
-def find_dead(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> list[int]:
-    """Return the numbers of dead letters, in their order."""
+def find_dead(
+    connection: psycopg.Connection[Any], schema: str, wanted: Filter, *, limit: int | None = None
+) -> list[int]:
+    """Return the numbers of dead letters, in their order; no limit: of all."""
     with translated():
-        rows = connection.execute(in_schema("find_dead_letters", schema), wanted.parameters).fetchall()
+        rows = connection.execute(
+            in_schema("find_dead_letters", schema), wanted.parameters | {"limit": limit}
+        ).fetchall()
     return [number for (number,) in rows]
 
 

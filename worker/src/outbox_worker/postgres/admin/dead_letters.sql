@@ -1,5 +1,5 @@
 -- name: list_dead_letters
--- Dead letters that all given filters let through, in the order in which they died.
+-- What is shown of dead letters, in the order in which they died.
 SELECT d.id, d.processor_id, d.partition, d.key, d.message_id, d.message_type, d.transaction_id::text AS t, d.position,
        d.attempts, d.error_class, d.error, d.blocks, d.died_at, CASE WHEN %(payload)s THEN d.data END AS data,
        CASE WHEN d.blocks THEN (
@@ -8,20 +8,11 @@ SELECT d.id, d.processor_id, d.partition, d.key, d.message_id, d.message_type, d
                                    AND h.key_hash = d.key_hash AND h.key = d.key LIMIT 1000) AS h)
        ELSE 0 END AS behind
 FROM {schema}.dead_letters AS d
-WHERE (%(processor_id)s::text IS NULL OR d.processor_id = %(processor_id)s)
-  AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s::bigint[]))
-  AND (%(keys)s::text[] IS NULL OR d.key = ANY (%(keys)s::text[]))
-  AND (%(message_ids)s::text[] IS NULL OR d.message_id = ANY (%(message_ids)s::text[]))
-  AND (%(types)s::text[] IS NULL OR d.message_type = ANY (%(types)s::text[]))
-  AND (%(classes)s::text[] IS NULL OR d.error_class = ANY (%(classes)s::text[]))
-  AND (%(text)s::text IS NULL OR position(lower(%(text)s::text) IN lower(d.error)) > 0)
-  AND (%(since)s::timestamptz IS NULL OR d.died_at >= %(since)s::timestamptz)
-  AND (%(until)s::timestamptz IS NULL OR d.died_at < %(until)s::timestamptz)
+WHERE d.id = ANY (%(numbers)s::bigint[])
 ORDER BY d.id
-LIMIT %(limit)s
 
 -- name: find_dead_letters
--- The numbers of the dead letters that the filters let through, in the order in which they died.
+-- The numbers of the dead letters that all given filters let through, in the order in which they died.
 SELECT d.id
 FROM {schema}.dead_letters AS d
 WHERE (%(processor_id)s::text IS NULL OR d.processor_id = %(processor_id)s)
@@ -34,6 +25,7 @@ WHERE (%(processor_id)s::text IS NULL OR d.processor_id = %(processor_id)s)
   AND (%(since)s::timestamptz IS NULL OR d.died_at >= %(since)s::timestamptz)
   AND (%(until)s::timestamptz IS NULL OR d.died_at < %(until)s::timestamptz)
 ORDER BY d.id
+LIMIT %(limit)s
 
 -- name: list_held_messages
 -- Held messages, those that wait for a person first; what is behind another of its key only as a number.

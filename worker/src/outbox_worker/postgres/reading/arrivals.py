@@ -133,6 +133,11 @@ class Arrivals:
             self._seen = self._last = seen
         return self._seen
 
+    @property
+    def latest(self) -> Seen | None:
+        """The look made last, however long ago; None: there was none."""
+        return self._last
+
     def has_none_of(self, slots: Iterable[int | None], before: Seen) -> bool:
         """Say whether it is certain that no message of these slots came between an earlier look and the latest one."""
         if self._last is None or not self._last.continues(before) or before.number < self._unbroken:
@@ -163,9 +168,10 @@ class PartitionArrivals:
 
         To be asked before each read.
         """
-        self._before = None
+        # Where messages come, to look for the newest one would be for nothing.
+        self._before = self._shared.latest
         if self._place != (after, after.window):
-            return None  # messages come: to look for the newest one would be for nothing
+            return None
         self._before = seen = self._shared.look(connect())
         if self._vain is None:
             return None

@@ -7,8 +7,6 @@ was not confirmed has to be sent again anyway.
 
 from __future__ import annotations
 
-import select
-import ssl
 import struct
 import time
 from dataclasses import dataclass
@@ -18,19 +16,16 @@ from pamqp import commands, exceptions, frame, header, heartbeat
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.targets.amqp.broker import build_unavailable, open_socket
 from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
 from outbox_worker.targets.amqp.encoder import CHANNEL
+from outbox_worker.targets.amqp.wire import CONNECT_SECONDS, HEARTBEAT_SECONDS, Wire
 
 if TYPE_CHECKING:
     from outbox_worker.targets.amqp.broker import BrokerAddress
 
-_CONNECT_SECONDS: Final = 10.0
-_HEARTBEAT_SECONDS: Final = 60
 _FRAME_MAX: Final = 131_072
 _BLOCKED_PATIENCE: Final = 10.0
 """How long a batch waits for a broker that blocks publishers (disk or memory alarm) before it says so in status."""
-_SEND_PIECE: Final = 262_144
 _FRAME: Final = struct.Struct(">BHI")
 _CAPABILITIES: Final[dict[str, Any]] = {
     "publisher_confirms": True,
@@ -63,27 +58,24 @@ class AmqpConnection:
 
         """
         self._address = address
-        self._received = bytearray()
         self._inbox: list[Any] = []
-        self._error: OutboxError | None = None
-        self._last_sent = self._last_received = time.monotonic()
-        self._heartbeat = float(_HEARTBEAT_SECONDS)
         self.frame_max = _FRAME_MAX
         self.blocked: str | None = None
+        self._blocked_since = 0.0
         self.confirms = ConfirmTracker()
         self.returned: list[Returned] = []
         self._returning: commands.Basic.Return | None = None
-        self._socket = open_socket(address, _CONNECT_SECONDS)
+        self._wire = Wire(address, beat=heartbeat.Heartbeat().marshal(), take=self._take_frames)
         try:
             self._log_in(name)
         except BaseException:
-            self._socket.close()
+            self._wire.close()
             raise
 
     def _log_in(self, name: str) -> None:
-        deadline = time.monotonic() + _CONNECT_SECONDS
+        deadline = time.monotonic() + CONNECT_SECONDS
         login = f"\0{self._address.username}\0{self._address.password}"
-        self.exchange(header.ProtocolHeader().marshal(), deadline)
+        self._exchange(header.ProtocolHeader().marshal(), deadline)
         self._call(None, commands.Connection.Start, deadline, channel=0)
         properties: dict[str, Any] = {
             "product": "outbox-operator",
@@ -93,10 +85,10 @@ class AmqpConnection:
         start = commands.Connection.StartOk(client_properties=properties, mechanism="PLAIN", response=login)
         tune = self._call(start, commands.Connection.Tune, deadline, channel=0)
         self.frame_max = min(tune.frame_max or _FRAME_MAX, _FRAME_MAX)
-        seconds = min(tune.heartbeat or _HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS)
-        self._heartbeat = float(seconds)
+        seconds = min(tune.heartbeat or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS)
+        self._wire.heartbeat = float(seconds)
         tuned = commands.Connection.TuneOk(channel_max=CHANNEL, frame_max=self.frame_max, heartbeat=seconds)
-        self.exchange(frame.marshal(tuned, 0), deadline)
+        self._exchange(frame.marshal(tuned, 0), deadline)
         opening = commands.Connection.Open(virtual_host=self._address.vhost)
         self._call(opening, commands.Connection.OpenOk, deadline, channel=0)
         self._call(commands.Channel.Open(), commands.Channel.OpenOk, deadline, channel=CHANNEL)
@@ -105,18 +97,18 @@ class AmqpConnection:
     def _call(self, method: Any, answer: type[_Method], deadline: float, *, channel: int) -> _Method:
         """Send a method and wait for its answer."""
         data = frame.marshal(method, channel) if method is not None else b""
-        self.exchange(data, deadline, until=answer)
+        self._exchange(data, deadline, until=answer)
         found = next(each for each in self._inbox if isinstance(each, answer))
         self._inbox.clear()
         return found
 
     def publish(self, data: bytes, *, deadline: float) -> None:
         """Write frames of messages (their tags were taken from `confirms`) and take what the broker says meanwhile."""
-        self.exchange(data, deadline)
+        self._exchange(data, deadline)
 
     def await_confirms(self, last: int, *, deadline: float) -> None:
         """Return when every message published up to this delivery tag is answered for."""
-        self.exchange(b"", deadline, confirmed=last)
+        self._exchange(b"", deadline, confirmed=last)
 
     def keep_alive(self) -> None:
         """Send and take heartbeats; call it every few seconds while idle.
@@ -125,94 +117,40 @@ class AmqpConnection:
             OutboxError: the broker closed the connection or is silent.
 
         """
-        self.exchange(b"", time.monotonic() + _CONNECT_SECONDS)
+        self._exchange(b"", time.monotonic() + CONNECT_SECONDS)
 
     def close(self) -> None:
         """Say good-bye if that needs no waiting, and close. Never raises."""
-        try:
-            closing = commands.Connection.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
-            self._socket.send(frame.marshal(closing, 0))
-        except (OSError, ValueError):
-            pass  # it is gone already
-        finally:
-            self._socket.close()
+        closing = commands.Connection.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
+        self._wire.close(frame.marshal(closing, 0))
 
-    def exchange(
+    def _exchange(
         self, data: bytes, deadline: float, *, until: type[object] | None = None, confirmed: int | None = None
     ) -> None:
-        """Write all of `data` while reading; then go on reading until what was asked for is there.
+        """Write all of the data while reading; then go on reading until what was asked for is there.
 
         Raises:
             OutboxError: the broker refused, closed, blocked for too long, or did not answer before the deadline.
 
         """
-        view = memoryview(data)
-        blocked_since: float | None = None
-        while True:
-            self._receive()
-            if not view and self._is_done(until, confirmed):
-                return
-            now = time.monotonic()
-            blocked_since = (blocked_since or now) if self.blocked is not None else None
-            self._check_times(now, deadline, blocked_since)
-            readable, writable, _ = select.select([self._socket], [self._socket] if view else [], [], 0.2)
-            if writable:
-                view = view[self._send(view[:_SEND_PIECE]) :]
-            elif not readable and not view:
-                self._beat(now)
+        began = time.monotonic()
+
+        def check(now: float) -> None:
+            if self.blocked is not None and now - max(began, self._blocked_since) > _BLOCKED_PATIENCE:
+                raise self._wire.unavailable(f"blocks publishers ({self.blocked}); free its disk or memory")
+
+        self._wire.exchange(data, deadline, lambda: self._is_done(until, confirmed), check)
 
     def _is_done(self, until: type[object] | None, confirmed: int | None) -> bool:
         if until is not None:
             return any(isinstance(each, until) for each in self._inbox)
-        if confirmed is not None:
-            return self.confirms.are_answered(confirmed)
-        self._beat(time.monotonic())
-        return True
+        return confirmed is None or self.confirms.are_answered(confirmed)
 
-    def _check_times(self, now: float, deadline: float, blocked_since: float | None) -> None:
-        if self.blocked is not None and blocked_since is not None and now - blocked_since > _BLOCKED_PATIENCE:
-            raise self._unavailable(f"blocks publishers ({self.blocked}); free its disk or memory")
-        if now > deadline:
-            raise self._unavailable("did not answer in time")
-        if now - self._last_received > 2 * self._heartbeat:
-            raise self._unavailable("is silent, heartbeats are missing")
-
-    def _beat(self, now: float) -> None:
-        if now - self._last_sent > self._heartbeat / 3:
-            self._send(memoryview(heartbeat.Heartbeat().marshal()))
-
-    def _send(self, piece: memoryview) -> int:
-        try:
-            sent = self._socket.send(piece)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-        except OSError as err:
-            self._receive()  # the broker's own words, if it said any before it closed
-            raise self._unavailable(f"broke the connection ({err.strerror or err})") from err
-        self._last_sent = time.monotonic()
-        return sent
-
-    def _receive(self) -> None:
-        """Take all that has arrived; raise what the broker closed for."""
-        while True:
-            try:
-                data = self._socket.recv(65536)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except OSError as err:
-                raise self._unavailable(f"broke the connection ({err.strerror or err})") from err
-            if not data:
-                raise self._unavailable("closed the connection")
-            self._last_received = time.monotonic()
-            self._received += data
-            self._take_frames()
-
-    def _take_frames(self) -> None:
+    def _take_frames(self, view: bytes) -> int:
         start = 0
-        view = bytes(self._received)
         while len(view) - start >= _FRAME.size:
             if view.startswith(b"AMQP", start):
-                raise self._unavailable("does not speak AMQP 0-9-1")
+                raise self._wire.unavailable("does not speak AMQP 0-9-1")
             _, _, size = _FRAME.unpack_from(view, start)
             end = start + _FRAME.size + size + 1
             if len(view) < end:
@@ -224,10 +162,10 @@ class AmqpConnection:
             try:
                 _, _, value = frame.unmarshal(view[start:end])
             except exceptions.UnmarshalingException as err:
-                raise self._unavailable("sent a frame that cannot be read") from err
+                raise self._wire.unavailable("sent a frame that cannot be read") from err
             start = end
             self._dispatch(value)
-        del self._received[:start]
+        return start
 
     def _dispatch(self, value: Any) -> None:
         match value:
@@ -238,7 +176,7 @@ class AmqpConnection:
             case header.ContentHeader() if self._returning is not None:
                 self._take_returned(self._returning, value)
             case commands.Connection.Blocked():
-                self.blocked = value.reason
+                self.blocked, self._blocked_since = value.reason, time.monotonic()
             case commands.Connection.Unblocked():
                 self.blocked = None
             case commands.Connection.Close():
@@ -268,7 +206,7 @@ class AmqpConnection:
                 "correct `vhost` in the target's Secret",
                 reason=Reason.CONNECTION_SECRET_INVALID,
             )
-        return self._unavailable(f"closed the connection ({code} {text})")
+        return self._wire.unavailable(f"closed the connection ({code} {text})")
 
     def _channel_closed(self, code: int, text: str) -> OutboxError:
         if code == 404:
@@ -283,7 +221,4 @@ class AmqpConnection:
             )
         if code in (311, 406):
             return HandlerError(f"RabbitMQ at {self._address}: {text}", reason=Reason.MESSAGE_REJECTED)
-        return self._unavailable(f"closed the channel ({code} {text})")
-
-    def _unavailable(self, what: str) -> TransientError:
-        return build_unavailable(self._address, what)
+        return self._wire.unavailable(f"closed the channel ({code} {text})")

@@ -7,27 +7,20 @@ is closed and a new one is made: nothing is resumed.
 
 from __future__ import annotations
 
-import select
-import ssl
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.targets.amqp.broker import build_unavailable, open_socket
+from outbox_worker.targets.amqp.wire import CONNECT_SECONDS, HEARTBEAT_SECONDS, Wire
 from outbox_worker.targets.streams import frames
 from outbox_worker.targets.streams.frames import Code, Key, Received
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from outbox_worker.targets.amqp.broker import BrokerAddress
 
-_CONNECT_SECONDS: Final = 10.0
-_HEARTBEAT_SECONDS: Final = 60
 _FRAME_MAX: Final = 1_048_576
-_SEND_PIECE: Final = 262_144
 _MOST_PUBLISHERS: Final = 200
 """Of 256 that a connection can have."""
 
@@ -82,19 +75,16 @@ class StreamConnection:
         """
         self._address = address
         self._stream = stream
-        self._received = bytearray()
         self._answers: dict[int, Received] = {}
         self._tuned = False
         self._requests = 0
-        self._last_sent = self._last_received = time.monotonic()
-        self._heartbeat = float(_HEARTBEAT_SECONDS)
         self._publishers: dict[str, int] = {}
         self.outstanding: set[tuple[int, int]] = set()
         """Publisher and number of each message that was published and is not confirmed."""
         self.frame_max = _FRAME_MAX
         self.advertised = ("", 0)
         """Where this node says that it is."""
-        self._socket = open_socket(address, _CONNECT_SECONDS)
+        self._wire = Wire(address, beat=frames.frame(Key.HEARTBEAT), take=self._take_frames)
         try:
             self._log_in(name)
         except BaseException:
@@ -102,14 +92,14 @@ class StreamConnection:
             raise
 
     def _log_in(self, name: str) -> None:
-        deadline = time.monotonic() + _CONNECT_SECONDS
+        deadline = time.monotonic() + CONNECT_SECONDS
         who = {"product": "outbox-operator", "connection_name": name}
         self._ask(Key.PEER_PROPERTIES, frames.properties(who), deadline=deadline)
         self._ask(Key.SASL_HANDSHAKE, deadline=deadline)
         login = f"\0{self._address.username}\0{self._address.password}".encode()
         self._ask(Key.SASL_AUTHENTICATE, frames.string("PLAIN"), frames.octets(login), deadline=deadline)
-        self._exchange(b"", deadline, lambda: self._tuned)
-        tuned = frames.frame(Key.TUNE, frames.number(self.frame_max), frames.number(int(self._heartbeat)))
+        self._wire.exchange(b"", deadline, lambda: self._tuned)
+        tuned = frames.frame(Key.TUNE, frames.number(self.frame_max), frames.number(int(self._wire.heartbeat)))
         opening = self._ask(Key.OPEN, frames.string(self._address.vhost), deadline=deadline, before=tuned)
         about = opening.properties()
         port = about.get("advertised_port", "")
@@ -132,7 +122,7 @@ class StreamConnection:
         code, leader = found.medium(), found.medium()
         self._check(code)
         if leader not in brokers:
-            raise self._unavailable(f"has no leader for stream {self._stream!r} now")
+            raise self._wire.unavailable(f"has no leader for stream {self._stream!r} now")
         return brokers[leader]
 
     def declare(self, reference: str) -> tuple[int, int]:
@@ -146,7 +136,7 @@ class StreamConnection:
         if found is None:
             found = len(self._publishers)
             if found >= _MOST_PUBLISHERS:
-                raise self._unavailable("was asked for too many publishers on one connection, which is made anew")
+                raise self._wire.unavailable("was asked for too many publishers on one connection, which is made anew")
             names = frames.string(reference) + frames.string(self._stream)
             self._ask(Key.DECLARE_PUBLISHER, frames.short(found), names, deadline=self._soon())
             self._publishers[reference] = found
@@ -163,11 +153,11 @@ class StreamConnection:
     def publish(self, publisher: int, entries: list[tuple[int, bytes]], *, deadline: float) -> None:
         """Write one frame of messages with their numbers, and take what the broker says meanwhile."""
         self.outstanding.update((publisher, number) for number, _ in entries)
-        self._exchange(frames.publish(publisher, entries), deadline, lambda: True)
+        self._wire.exchange(frames.publish(publisher, entries), deadline, lambda: True)
 
     def await_confirms(self, *, deadline: float) -> None:
         """Return when the broker has confirmed everything that was published."""
-        self._exchange(b"", deadline, lambda: not self.outstanding)
+        self._wire.exchange(b"", deadline, lambda: not self.outstanding)
 
     def keep_alive(self) -> None:
         """Answer heartbeats.
@@ -176,91 +166,30 @@ class StreamConnection:
             TransientError: the broker closed the connection.
 
         """
-        self._exchange(b"", self._soon(), lambda: True)
+        self._wire.exchange(b"", self._soon(), lambda: True)
 
     def close(self) -> None:
         """Drop the connection; what was not confirmed may or may not be in the stream."""
-        self._socket.close()
+        self._wire.close()
 
     def _soon(self) -> float:
-        return time.monotonic() + _CONNECT_SECONDS
+        return time.monotonic() + CONNECT_SECONDS
 
     def _ask(self, key: Key, *fields: bytes, deadline: float, before: bytes = b"", coded: bool = True) -> Received:
         """Send a request, wait for its answer and check that it is yes; `coded`: it has a code."""
         self._requests += 1
         request = self._requests
         sent = before + frames.frame(key, frames.number(request), *fields)
-        self._exchange(sent, deadline, lambda: request in self._answers)
+        self._wire.exchange(sent, deadline, lambda: request in self._answers)
         found = self._answers.pop(request)
         if coded:
             self._check(found.medium())
         return found
 
-    def _exchange(self, data: bytes, deadline: float, is_done: Callable[[], bool]) -> None:
-        """Write all of the data, reading meanwhile, until it is done."""
-        view = memoryview(data)
-        while True:
-            self._receive()
-            now = time.monotonic()
-            if not view:
-                self._beat(now)
-                if is_done():
-                    return
-            if now > deadline:
-                raise self._unavailable("did not answer in time; it may be blocked by its alarms (disk, memory)")
-            if now - self._last_received > 2 * self._heartbeat:
-                raise self._unavailable("is silent, heartbeats are missing")
-            _, writable, _ = select.select([self._socket], [self._socket] if view else [], [], 0.2)
-            if writable:
-                view = view[self._send(view[:_SEND_PIECE]) :]
-
-    def _beat(self, now: float) -> None:
-        if now - self._last_sent > self._heartbeat / 3:
-            self._send(memoryview(frames.frame(Key.HEARTBEAT)))
-
-    def _send(self, piece: memoryview) -> int:
-        try:
-            sent = self._socket.send(piece)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-        except OSError as err:
-            self._receive()  # the broker's own words, if it said any before it closed
-            raise self._unavailable(f"broke the connection ({err.strerror or err})") from err
-        self._last_sent = time.monotonic()
-        return sent
-
-    def _receive(self) -> None:
-        """Take all that has arrived.
-
-        An answer before the end counts: the broker says "no such virtual host" and closes, and a process that reads
-        late finds both. Only a call that finds nothing but the end raises.
-
-        Raises:
-            TransientError: the broker closed the connection, or it broke.
-
-        """
-        took = False
-        while True:
-            try:
-                data = self._socket.recv(65536)
-                ended = None if data else "closed the connection"
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except OSError as err:
-                data, ended = b"", f"broke the connection ({err.strerror or err})"
-            if ended and took:
-                return
-            if ended:
-                raise self._unavailable(ended)
-            took = True
-            self._last_received = time.monotonic()
-            self._received += data
-            self._take_frames()
-
-    def _take_frames(self) -> None:
-        start, view = 0, bytes(self._received)
+    def _take_frames(self, view: bytes) -> int:
+        start = 0
         if view.startswith(b"AMQP"):
-            raise self._unavailable(
+            raise self._wire.unavailable(
                 "speaks AMQP here, not the protocol of streams: their port is 5552, or 5551 for TLS"
             )
         while len(view) - start >= frames.SIZE.size:
@@ -271,9 +200,9 @@ class StreamConnection:
             try:
                 self._dispatch(frames.read_frame(view[begin:end]))
             except frames.UnreadableError as err:
-                raise self._unavailable("sent a frame that cannot be read") from err
+                raise self._wire.unavailable("sent a frame that cannot be read") from err
             start = end
-        del self._received[:start]
+        return start
 
     def _dispatch(self, found: Received) -> None:
         if found.is_answer:
@@ -291,15 +220,17 @@ class StreamConnection:
             case Key.METADATA_UPDATE:
                 code, stream = found.medium(), found.string()
                 if stream == self._stream:
-                    raise self._unavailable(f"says that stream {stream!r} has changed ({frames.describe_code(code)})")
+                    raise self._wire.unavailable(
+                        f"says that stream {stream!r} has changed ({frames.describe_code(code)})"
+                    )
             case Key.TUNE:
                 self.frame_max = min(found.number() or _FRAME_MAX, _FRAME_MAX)
-                self._heartbeat = float(min(found.number() or _HEARTBEAT_SECONDS, _HEARTBEAT_SECONDS))
+                self._wire.heartbeat = float(min(found.number() or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS))
                 self._tuned = True
             case Key.CLOSE:
                 found.number()
                 code, why = found.medium(), found.string()
-                raise self._unavailable(f"closed the connection ({frames.describe_code(code)}: {why})")
+                raise self._wire.unavailable(f"closed the connection ({frames.describe_code(code)}: {why})")
             case _:
                 return  # heartbeats, and what later versions say
 
@@ -334,7 +265,6 @@ class StreamConnection:
                     reason=Reason.PERMISSION_DENIED,
                 )
             case _:
-                return self._unavailable(f"refused a request about {self._stream!r} ({frames.describe_code(code)})")
-
-    def _unavailable(self, what: str) -> TransientError:
-        return build_unavailable(self._address, what)
+                return self._wire.unavailable(
+                    f"refused a request about {self._stream!r} ({frames.describe_code(code)})"
+                )
