@@ -110,7 +110,7 @@ def random_cases(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="session")
 def servers() -> Iterator[postgres.Servers]:
     """PostgreSQL servers by version, started when first asked for."""
-    running = postgres.Servers()
+    running = postgres.Servers(parent=postgres.find_memory())
     yield running
     running.stop()
 

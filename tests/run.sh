@@ -13,6 +13,8 @@ if [ -z "${OUTBOX_KEEP_CLUSTER:-}" ]; then
 fi
 tests/tools/cluster/up.sh --hold $$ "make test"
 tests/tools/cluster/images.sh
+# Directories of PostgreSQL servers that a killed run left in memory (tests/support/servers/postgres.py).
+[ ! -d /dev/shm ] || find /dev/shm -maxdepth 1 -name 'outbox-*' -mmin +180 -exec rm -rf {} +
 status=0
 # tests/conftest.py says what begins first; unit tests run shuffled in `make check`.
 layers=(tests/unit tests/property tests/model tests/contract tests/migration tests/integration tests/chart tests/chaos tests/acceptance)

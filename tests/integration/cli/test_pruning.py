@@ -14,7 +14,7 @@ from outbox_core.partition import partition_of
 from outbox_worker.engine.partition_steps import PASSING_SECONDS
 from outbox_worker.postgres.progress import checkpoints
 from tests.integration.cli.conftest import Cli
-from tests.support.servers.postgres import Servers, wait_until
+from tests.support.servers.postgres import Servers, find_memory, wait_until
 from tests.support.worker import Outbox, build_config
 
 REMOTE = "--no-remote-readers"
@@ -30,7 +30,7 @@ RUNNING = {
 @pytest.fixture(scope="module")
 def servers():
     """Servers of their own: transactions of other databases hold back what a queue's checkpoint says."""
-    own = Servers()
+    own = Servers(parent=find_memory())
     yield own
     own.stop()
 

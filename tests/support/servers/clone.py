@@ -103,7 +103,7 @@ class Primary(PostgresServer):
     @contextlib.contextmanager
     def copied(self, *, standby: bool) -> Iterator[Clone]:
         """A base backup, opened by itself or following this server."""
-        directory = postgres._own_directory("outbox-clone-")
+        directory = postgres._own_directory("outbox-clone-", postgres.find_memory())
         command = [
             str(binaries(VERSION) / "pg_basebackup"), "-D", str(directory / "data"), "-h", "127.0.0.1", "-p",
             str(self.port), "-U", "postgres", "-X", "stream", "-c", "fast", "--no-sync", *(["-R"] if standby else []),
@@ -135,7 +135,7 @@ class Primary(PostgresServer):
         the same control file; the latter only where it does not see that the directory is of 14.
         """
         old = postgres._own_directory("outbox-programs-")
-        new = postgres._own_directory("outbox-upgraded-")
+        new = postgres._own_directory("outbox-upgraded-", postgres.find_memory())
         clone = None
         try:
             (old / "pg_controldata").symlink_to(binaries(VERSION) / "pg_controldata")

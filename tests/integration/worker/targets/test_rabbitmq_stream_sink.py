@@ -188,7 +188,7 @@ def test_an_idle_connection_that_the_broker_closed_is_made_anew(rabbitmq, make, 
 
 def test_an_answer_counts_although_the_broker_has_closed_since(rabbitmq, make, monkeypatch):
     """It answers that there is no such virtual host and closes: a process that reads late finds both at once."""
-    monkeypatch.setattr("outbox_worker.targets.streams.connection.select", Late)
+    monkeypatch.setattr("outbox_worker.targets.amqp.wire.select", Late)
     with pytest.raises(ConfigurationError, match="refuses the virtual host nowhere"):
         make(uri=rabbitmq.stream_uri + "nowhere").deliver(batch(message(1)), 1)
 
