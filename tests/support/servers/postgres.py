@@ -53,7 +53,7 @@ ROLES = ("owner", "producer", "processor", "stranger")
 
 _DISK = Path("/tmp")
 _ROOM = 12 * 2**30
-"""Bytes. The servers of `make test` have about 3 GiB at most."""
+"""Bytes; the servers of `make test` took 1.5 GiB at most."""
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "fsync": "off",
