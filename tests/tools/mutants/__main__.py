@@ -129,7 +129,11 @@ def main() -> int:
     """Try the chosen faults; return the exit code."""
     parser = argparse.ArgumentParser(prog="make mutants", description="Plants known faults, and sees them caught.")
     parser.add_argument("--only", default="", help="faults whose names have one of these words, commas between")
-    faults = select_faults(parser.parse_args().only)
+    words = parser.parse_args().only
+    faults = select_faults(words)
+    if not faults:
+        print(f"no fault's name in tests/tools/mutants has one of these words: {words}", file=sys.stderr)
+        return 2
     if lost := find_lost(faults, CHECKOUT):
         print("\n".join(lost), file=sys.stderr)
         return 2
