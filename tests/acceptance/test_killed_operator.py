@@ -97,7 +97,7 @@ def test_while_it_is_away_workers_go_on_and_a_change_waits(room: Room, release: 
         assert orders.pods() == []
 
 
-def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(
+def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_can_be_taken(
     room: Room, release: Installed, tmp_path: Path
 ):
     with OperatorProcess(release, tmp_path) as operator:
@@ -107,12 +107,14 @@ def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_lapses(
         orders.delete()
         wait("the resource is gone", lambda: not orders.read(), within=10)
         orders.until_no_pods()
-        ((vacated,),) = room.shop.query("SELECT vacated_at IS NOT NULL FROM outbox.processor_claims")
-        assert vacated
+        vacated = room.shop.query(
+            "UPDATE outbox.processor_claims SET vacated_at = NULL WHERE vacated_at IS NOT NULL RETURNING name"
+        )
+        assert vacated == [("orders",)]
         operator.start()
-        # The same cluster knows that the holder is gone: its next resource need not wait for the grace.
+        # As if the pod could not vacate it: such a claim has no end, but the same cluster knows that the holder is gone.
         heir = room.processor("heir", processorId="orders")
-        heir.until_ready(within=45)
+        heir.until_ready()
 
 
 @pytest.mark.calm

@@ -188,6 +188,7 @@ class TestWhoseFault:
             (KafkaError.CLUSTER_AUTHORIZATION_FAILED, Reason.PERMISSION_DENIED, ConfigurationError, "operation Write"),
             (KafkaError.UNKNOWN_TOPIC_OR_PART, Reason.MESSAGE_UNROUTABLE, TransientError, "create the topic"),
             (KafkaError._UNKNOWN_TOPIC, Reason.MESSAGE_UNROUTABLE, TransientError, "no topic t"),
+            (KafkaError._DESTROY, Reason.MESSAGE_UNROUTABLE, TransientError, "no topic t"),
             (KafkaError._TRANSPORT, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
             (KafkaError._SSL, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
             (KafkaError.NOT_ENOUGH_REPLICAS, Reason.TARGET_UNAVAILABLE, TransientError, "NOT_ENOUGH_REPLICAS"),

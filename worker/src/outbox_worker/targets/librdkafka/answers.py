@@ -62,8 +62,10 @@ _TOPIC_MISSING: Final = frozenset(
         KafkaError._UNKNOWN_PARTITION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._DESTROY,
     }
 )
+"""The last is how librdkafka answers for what it holds of a partition that the topic does not have any more."""
 
 
 def is_refusal(error: KafkaError) -> bool:
