@@ -112,7 +112,7 @@ def test_deleted_while_it_is_away_the_resource_goes_and_its_claim_can_be_taken(
         )
         assert vacated == [("orders",)]
         operator.start()
-        # As if the pod could not vacate it: such a claim has no end, but the same cluster knows that the holder is gone.
+        # As if the pod could not vacate it: such a claim has no end, but its cluster knows that the holder is gone.
         heir = room.processor("heir", processorId="orders")
         heir.until_ready()
 
