@@ -36,7 +36,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- While a message with this key is pending (no consumer has taken it yet), a second one is not stored, with any id: as ON CONFLICT DO
 -- NOTHING, also in that it waits for a transaction that is storing the same key. The key of the one that is pending is not locked:
--- the consumer that takes that one deletes the key, and must not wait for a producer. promote_delayed frees a key before it comes here.
+-- the consumer that takes that one deletes the key, and must not wait for a producer. promote_waiting frees a key before it comes here.
 DECLARE
     v_kept int;
 BEGIN

@@ -110,20 +110,6 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".set_aside(
-    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_rows :"schema".held_messages[],
-    p_action text, p_attempts int, p_error_class text, p_error text, p_wait interval, p_blocks boolean
-) RETURNS int
-LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
-AS $function$
--- hold_messages() as workers of a former version call it: of `p_rows` those with attempts > 0 failed, all with one verdict.
-    SELECT hold_messages(p_processor_id, p_partition, p_epoch, p_owner_token, p_rows,
-        (SELECT coalesce(jsonb_agg(jsonb_build_object(
-            't', r.transaction_id::text, 'p', r.position, 'action', p_action, 'attempts', p_attempts,
-            'class', p_error_class, 'error', p_error, 'wait', extract(epoch FROM p_wait), 'blocks', p_blocks)), '[]')
-         FROM unnest(p_rows) AS r WHERE r.attempts > 0))
-$function$;
-
 CREATE OR REPLACE FUNCTION :"schema".take_due_messages(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_limit int, p_payload boolean
 ) RETURNS TABLE (
@@ -288,18 +274,6 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".fail_held_message(
-    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint,
-    p_action text, p_attempts int, p_error_class text, p_error text, p_wait interval, p_blocks boolean
-) RETURNS int
-LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
-AS $function$
--- fail_held_messages() as workers of a former version call it, for one message.
-    SELECT fail_held_messages(p_processor_id, p_partition, p_epoch, p_owner_token, jsonb_build_array(jsonb_build_object(
-        't', p_transaction_id::text, 'p', p_position, 'action', p_action, 'attempts', p_attempts,
-        'class', p_error_class, 'error', p_error, 'wait', extract(epoch FROM p_wait), 'blocks', p_blocks)))
-$function$;
-
 CREATE OR REPLACE FUNCTION :"schema".review_lane(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean
 ) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int, suspects int)
@@ -457,43 +431,5 @@ BEGIN
         END IF;
     END IF;
     RETURN coalesce(cardinality(v_keys), 0);
-END
-$function$;
-
-CREATE OR REPLACE FUNCTION :"schema".try_parts(p_prepare text, p_parts text[]) RETURNS int
-LANGUAGE plpgsql
-AS $function$
--- Runs a statement over one part of a batch after the other, with the caller's rights, each in a subtransaction, until one part
--- is refused; says how many were not. p_prepare: the statement, as PREPARE outbox_part. p_parts: the arguments of each EXECUTE.
--- What is no message's fault (a lost connection, a deadlock, no disk, a timeout) is raised to the caller.
-DECLARE
-    v_through int := 0;
-    v_part text;
-BEGIN
-    IF NOT EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = 'outbox_part' AND s.statement = p_prepare) THEN
-        IF EXISTS (SELECT 1 FROM pg_prepared_statements s WHERE s.name = 'outbox_part') THEN
-            EXECUTE 'DEALLOCATE outbox_part';
-        END IF;
-        EXECUTE p_prepare;
-    END IF;
-    FOREACH v_part IN ARRAY p_parts LOOP
-        BEGIN
-            EXECUTE 'EXECUTE outbox_part (' || v_part || ')';
-            BEGIN
-                -- Undone again, so that constraints that wait for the commit go on waiting.
-                SET CONSTRAINTS ALL IMMEDIATE;
-                RAISE EXCEPTION USING ERRCODE = 'OBX00';
-            EXCEPTION WHEN SQLSTATE 'OBX00' THEN
-                NULL;
-            END;
-        EXCEPTION WHEN OTHERS THEN
-            IF left(SQLSTATE, 2) IN ('08', '25', '40', '53', '55', '57', '58', 'XX') THEN
-                RAISE;
-            END IF;
-            RETURN v_through;
-        END;
-        v_through := v_through + 1;
-    END LOOP;
-    RETURN v_through;
 END
 $function$;

@@ -6,6 +6,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from outbox_core.processor.failing import Action, Failure, Verdict
 from outbox_core.processor.outcomes import HeldLease
@@ -55,18 +56,20 @@ def hold(connection, position, *, behind=False, blocks=True, attempts=0, crash_c
     )
 
 
-def set_aside(connection, lease, rows, verdict):
-    """`rows` are position, attempts (1: it failed), and an interval from now, of key k."""
+def hold_rows(connection, lease, rows, verdict):
+    """Hold messages of key k; `rows` are position, attempts (1: it failed, with the verdict), an interval from now."""
+    judged = [
+        {"t": "700", "p": position, "action": verdict.action.value, "attempts": verdict.attempts, "class": "E",
+         "error": "no", "wait": verdict.wait, "blocks": verdict.blocks}
+        for position, attempts, _ in rows if attempts
+    ]  # fmt: skip
     return connection.execute(
-        "SELECT outbox.set_aside('orders', 0, %s, %s, (SELECT array_agg(ROW(NULL, 0, 'k', NULL, 0, '700', n, n::text, "
-        "'t', 'default', NULL, '{}', NULL, NULL, false, false, a, 0, NULL, NULL, NULL, clock_timestamp() + d::interval)"
-        "::outbox.held_messages ORDER BY n) FROM unnest(%s::int[], %s::int[], %s::text[]) AS r (n, a, d)), "
-        "%s, %s, 'E', 'no', %s, %s)",
-        (
-            lease.epoch, lease.token, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows],
-            verdict.action.value, verdict.attempts, verdict.wait and timedelta(seconds=verdict.wait), verdict.blocks,
-        ),
-    ).fetchone()  # fmt: skip
+        "SELECT outbox.hold_messages('orders', 0, %s, %s, (SELECT array_agg(ROW(NULL, 0, 'k', NULL, 0, '700', n, "
+        "n::text, 't', 'default', NULL, '{}', NULL, NULL, false, false, a, 0, NULL, NULL, NULL, "
+        "clock_timestamp() + d::interval)::outbox.held_messages ORDER BY n) "
+        "FROM unnest(%s::int[], %s::int[], %s::text[]) AS r (n, a, d)), %s)",
+        (lease.epoch, lease.token, *map(list, zip(*rows, strict=True)), Jsonb(judged)),
+    ).fetchone()
 
 
 def take(connection, lease, limit=10):
@@ -96,13 +99,13 @@ def drain(connection, lease, limit=10):
 )
 def test_nothing_waits_behind_what_blocks_nothing(connection, lease, verdict):
     """A delayed message of the batch became due while the message before it, of its key, was handled and failed."""
-    set_aside(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s"), (4, 0, "1 hour")], verdict)
+    hold_rows(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s"), (4, 0, "1 hour")], verdict)
     assert drain(connection, lease) == [2, 3]
 
 
 def test_what_became_due_waits_behind_what_blocks_its_key(connection, lease):
     verdict = Verdict(Action.HOLD, 1, "E", "no", 0.05, blocks=True)
-    set_aside(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s")], verdict)
+    hold_rows(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s")], verdict)
     assert take(connection, lease) == []
     connection.execute("SELECT pg_sleep(0.1)")
     assert drain(connection, lease) == [1, 2, 3]
