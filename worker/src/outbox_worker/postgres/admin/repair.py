@@ -41,8 +41,6 @@ PAGES: Final = 1000
 MOST_USED_UP: Final = 200_000_000
 """Ids that are used up to make room; a server freezes its tables after as many."""
 _USED_AT_ONCE: Final = 5_000
-_LOWEST: Final = 3
-"""The first id that a server hands out."""
 
 
 class RepairError(OutboxError):
