@@ -15,8 +15,8 @@ run_tests() {
   esac
 }
 
-# Five processes: two have the cluster, one Spark, two a broker, and most tests wait. tests/conftest.py says which of them begin first.
-run_tests -m "not calm" --numprocesses=5 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
+# Four processes keep two cores busy; with five, tests of the cluster took up to twice as long and the whole no less. tests/conftest.py says which of them begin first.
+run_tests -m "not calm" --numprocesses=4 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
 # What promises seconds is measured when nothing else runs.
 run_tests -m calm --durations=5 --junitxml="$reports/calm.xml" "$@"
 if [ -z "$chosen" ]; then
