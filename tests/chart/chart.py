@@ -147,7 +147,8 @@ def _rendered(values: str, namespace: str) -> str:
 
 def render(values: Values, namespace: str = NAMESPACE) -> list[Manifest]:
     """What a release of these values consists of, `helm test` pods included."""
-    return [manifest for manifest in yaml.safe_load_all(_rendered(json.dumps(values), namespace)) if manifest]
+    rendered = _rendered(json.dumps(values), namespace)
+    return [manifest for manifest in yaml.load_all(rendered, yaml.CSafeLoader) if manifest]
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
