@@ -24,12 +24,14 @@ def outbox(empty_database):
 
 
 def test_migrate(outbox):
-    dry, first, again = outbox("migrate", "--dry-run"), outbox("migrate"), outbox("migrate", "--phase", "all")
+    dry, first, again = outbox("migrate", "--dry-run"), outbox("migrate"), outbox("migrate")
+    after = [outbox("migrate", "--phase", phase) for phase in ("post", "all")]
 
-    assert (dry.returncode, first.returncode, again.returncode) == (0, 0, 0)
+    assert {each.returncode for each in (dry, first, again, *after)} == {0}
     assert dry.stdout.splitlines()[0] == "would apply 0001_pre_baseline"
     assert first.stdout == dry.stdout.replace("would apply", "applied")
     assert again.stdout == "nothing to apply\n"
+    assert [each.stdout for each in after] == ["applied 0005_post_former_functions\n", "nothing to apply\n"]
 
 
 def test_adopt(outbox, empty_database):
