@@ -71,7 +71,7 @@ def write(database: Database) -> None:
 def test_a_commit_ends_the_wait(watch):
     waiting, database = watch
     settle(waiting)
-    waiting.note_found()  # the server looks often from now on
+    waiting.found = True  # the server looks often from now on
     assert await_news(waiting, LONGEST) is None
     began = time.monotonic()
     write(database)
@@ -90,7 +90,7 @@ def test_looks_in_vain_are_counted_until_something_is_found_or_the_log_rests(wat
     known = [each for each in counted if each is not None]
     assert len(known) == 3
     assert known == sorted(set(known)), "an insert and its commit may be told as two"
-    waiting.note_found()
+    waiting.found = True
     write(database)
     assert await_news(waiting) == 0
     settle(waiting)

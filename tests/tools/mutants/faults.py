@@ -294,10 +294,10 @@ OWNER: Final = (
     ),
     fault(
         "the circuit breaker's probe is a retry",
-        f"{CORE}/breaker.py",
-        "        return self.phase is not Phase.CLOSED\n",
-        "        return False\n",
-        "tests/unit/core/test_breaker.py",
+        f"{CORE}/processor/turns.py",
+        " or breaker is not Phase.CLOSED",
+        "",
+        "tests/unit/core/processor/test_turns.py",
     ),
     fault(
         "Parquet is shown before its manifest commits",

@@ -52,7 +52,8 @@ def longest_report() -> Report:
         holder=OTHER, holder_pod="q" * 250, needs_person=True,
     )  # fmt: skip
     full = process()
-    full.set_state(replace(initial_state(0), state=WorkerState.BLOCKED, reason=Reason.NOT_OWNER, message="é" * 3000))
+    blocked = replace(initial_state(0), state=WorkerState.BLOCKED, reason=Reason.NOT_OWNER, message="é" * 3000)
+    full.watch(0, lambda: blocked)
     full.set_error("ü" * 9000)
     full.set_claim_holder(OTHER)
     full.set_observed(
@@ -91,7 +92,8 @@ def test_what_the_owner_stored_is_newer_than_what_was_seen():
     status.set_observed(checkpoints=[CheckpointView(pair="5:5")])
     assert [view.pair for view in status.report().checkpoints] == ["5:5"]
     lease = HeldLease(0, 4, UUID(int=4))
-    status.set_state(replace(initial_state(0), lease=lease, stored=Checkpoint(6, 6), state=WorkerState.ACTIVE))
+    owner = replace(initial_state(0), lease=lease, stored=Checkpoint(6, 6), state=WorkerState.ACTIVE)
+    status.watch(0, lambda: owner)
     report = status.report()
     assert [view.pair for view in report.checkpoints] == ["6:6"]
     assert report.lease is not None

@@ -67,11 +67,6 @@ class Breaker:
     openings: int = 0
     probed: int = 0
 
-    @property
-    def prefers_fresh(self) -> bool:
-        """A due retry must wait until the outbox was looked at and has nothing fresh."""
-        return self.phase is not Phase.CLOSED
-
     def limit(self, most: int, *, retried: bool) -> int:
         """Return how many messages may be tried at once: one as a probe, and no more retries than one in doubt."""
         if self.phase is Phase.CLOSED or (self.phase is Phase.HALF_OPEN and not self.openings and not retried):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outbox_core.breaker import Phase
 from outbox_core.processor.turns import (
     FRESH_SHARE,
     LONGEST_OWED,
@@ -39,6 +40,11 @@ def test_where_nothing_fresh_waits_the_others_go_on():
     turns = decide_after_turn(Turns(), Turn.AGAIN, 5.0)
     assert decide_turn(decide_after_nothing(turns, Turn.FRESH)) is Turn.AGAIN
     assert decide_after_nothing(turns, Turn.AGAIN) == turns
+
+
+@pytest.mark.parametrize("phase", [Phase.OPEN, Phase.HALF_OPEN])
+def test_while_the_breaker_is_not_closed_what_failed_waits_until_nothing_fresh_is_found(phase):
+    assert decide_turn(Turns(), phase) is Turn.FRESH
 
 
 def test_a_turn_that_ran_into_a_time_out_is_not_made_up_for_in_hours():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.message import Batch
-from outbox_core.processor.turns import Turn
 
 if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
@@ -50,11 +49,6 @@ class ClaimedBatch:
     crash_count: int = 0
     excluded: tuple[int, ...] = ()
     again: bool = False
-
-    @property
-    def turn(self) -> Turn:
-        """Whose turn it is while this is in hand."""
-        return Turn.AGAIN if self.again else Turn.FRESH
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ def decide_next(
         chance: a random number, 0 to 1, for jitter.
 
     """
+    if isinstance(outcome, outcomes.ConsumerOutcome):
+        return competing.after_step(state, outcome, now, policy)
     after = _decide(state, outcome, now, policy, chance)
     if state.claimed is not None:
         return competing.share_time(state, after, outcome, now, policy)
@@ -71,10 +73,8 @@ def decide_next(
 
 
 def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy checks that none is missing
-    state: ProcessorState, outcome: outcomes.Outcome, now: float, policy: Policy, chance: float
+    state: ProcessorState, outcome: outcomes.StepOutcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
-    if isinstance(outcome, outcomes.ConsumerOutcome):
-        return competing.after_step(state, outcome, now, policy)
     if isinstance(outcome, outcomes.HeldOutcome):
         return after_holding(state, outcome, now, policy)
     match outcome:

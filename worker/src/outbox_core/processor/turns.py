@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from outbox_core.breaker import Phase
+
 FRESH_SHARE: Final = 9.0
 """How much longer than messages that failed before fresh ones are worked on, while both are there."""
 LONGEST_OWED: Final = 60.0
@@ -32,9 +34,12 @@ class Turns:
     owed: float = 0.0
 
 
-def decide_turn(turns: Turns) -> Turn:
-    """Say what is looked for next; where that finds nothing, tell `decide_after_nothing` and ask again."""
-    return Turn.FRESH if turns.owed > 0 else Turn.AGAIN
+def decide_turn(turns: Turns, breaker: Phase = Phase.CLOSED) -> Turn:
+    """Say what is looked for next; where that finds nothing, tell `decide_after_nothing` and ask again.
+
+    While the target's breaker is not closed, a due retry waits until the outbox was looked at and has nothing fresh.
+    """
+    return Turn.FRESH if turns.owed > 0 or breaker is not Phase.CLOSED else Turn.AGAIN
 
 
 def decide_after_turn(turns: Turns, turn: Turn, seconds: float) -> Turns:

@@ -40,6 +40,7 @@ class SnapshotRange:
         upper: the snapshot that ends the range, fixed until the range is read.
         position: of the last message examined inside the range; None: none, or the places in it are pairs.
         plan: a reader's note of how its last page was found, never stored.
+        snapshots: both ends, read; one that is not there sees nothing.
 
     """
 
@@ -47,9 +48,10 @@ class SnapshotRange:
     upper: str | None = None
     position: int | None = None
     plan: Plan = field(default=Plan.BY_TRANSACTION, compare=False)
+    snapshots: tuple[Snapshot, Snapshot] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse half a range.
+        """Read both ends, and refuse half a range.
 
         Raises:
             ValueError: a text is no snapshot, or there is a position and no upper end.
@@ -58,9 +60,8 @@ class SnapshotRange:
         if self.upper is None and self.position is not None:
             msg = "half a snapshot range: a position lies before an upper snapshot, and there is none"
             raise ValueError(msg)
-        for text in (self.lower, self.upper):
-            if text is not None:
-                parse_snapshot(text)
+        ends = parse_snapshot(self.lower or NOTHING), parse_snapshot(self.upper or NOTHING)
+        object.__setattr__(self, "snapshots", ends)
 
     @property
     def is_open(self) -> bool:
@@ -76,11 +77,6 @@ class SnapshotRange:
     def after(self) -> int:
         """The position behind which the rest of the range lies."""
         return LOWEST_POSITION if self.position is None else self.position
-
-    @property
-    def snapshots(self) -> tuple[Snapshot, Snapshot]:
-        """Both ends; one that is not there sees nothing."""
-        return parse_snapshot(self.lower or NOTHING), parse_snapshot(self.upper or NOTHING)
 
     def rewound(self, position: int) -> SnapshotRange:
         """Go back so that every message at or above a position is handled again, and none is passed over.

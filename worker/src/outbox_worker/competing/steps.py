@@ -116,13 +116,15 @@ class CompetingSteps:
 
     def _take(self, state: ProcessorState) -> Outcome:
         throttle, claimed, promoted = self._context.throttle, state.claimed, 0
+        most = throttle.limit(self._size)
         if claimed is None:
-            turn = Turn.FRESH if throttle.prefers_fresh else decide_turn(state.turns)
-            found, promoted = self._find(turn, settled=state.is_settled)
+            turn = decide_turn(state.turns, throttle.breaker.phase)
+            found, promoted = self._find(turn, most, settled=state.is_settled)
             if isinstance(found, NothingTaken):
                 return self._say_when(found, promoted) if state.is_settled else replace(found, promoted=promoted)
             claimed = found
-        most = throttle.limit(self._size, retried=claimed.again)
+        if claimed.again:
+            most = throttle.limit(self._size, retried=True)
         if state.limit is not None:
             most = min(most, state.limit)
         if (block := self._block_of(claimed, state)) is not None:
@@ -140,27 +142,26 @@ class CompetingSteps:
             return replace(found, promoted=promoted)
         return replace(found, next_due=self._taker.find_next_due(self._target.connection()))
 
-    def _find(self, turn: Turn, *, settled: bool) -> tuple[ClaimedBatch | NothingTaken, int]:
+    def _find(self, turn: Turn, most: int, *, settled: bool) -> tuple[ClaimedBatch | NothingTaken, int]:
         """Find a batch of the one kind or else of the other; with how many messages of a queue were promoted.
 
-        `settled`: most likely there is none.
+        `most`: so many fresh ones; `settled`: most likely there is none.
         """
         promoted = 0
         if turn is Turn.AGAIN:
             again, promoted = self._find_again()
             if again is not None:
                 return again, 0
-        found = self._find_fresh(settled=settled)
+        found = self._find_fresh(most, settled=settled)
         if turn is Turn.AGAIN or not isinstance(found, NothingTaken) or found.contended or found.moved:
             return found, promoted
         again, promoted = self._find_again()
         if again is not None:
             return again, 0
-        return (self._find_fresh(settled=False), promoted) if promoted else (found, 0)
+        return (self._find_fresh(most, settled=False), promoted) if promoted else (found, 0)
 
-    def _find_fresh(self, *, settled: bool) -> ClaimedBatch | NothingTaken:
+    def _find_fresh(self, most: int, *, settled: bool) -> ClaimedBatch | NothingTaken:
         connection = self._target.connection()
-        most = self._context.throttle.limit(self._size)
         if time.monotonic() >= self._next_look[Turn.FRESH]:
             claimed = self._taker.take_left(connection, Turn.FRESH, most)
             if claimed is not None:

@@ -83,7 +83,7 @@ class Loop:
     def _advance(self, runner: Runner) -> None:
         runner.advance()
         if self._wal is not None and runner.state.batch is not None:
-            self._wal.note_found()
+            self._wal.found = True
 
     def _wait(self, live: Sequence[Runner], seconds: float) -> None:
         """Wait so long, or until woken, or until the source wrote something that may be a message."""

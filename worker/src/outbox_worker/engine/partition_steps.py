@@ -182,9 +182,10 @@ class PartitionFeed(Feed):
         now = self._look(connection)
         if not isinstance(fetched, outcomes.Fetched) or now is None:
             return fetched
-        if self._membership.note_count(now.count):
+        if now is not known and self._membership.note_count(now.count):
             return outcomes.Revoked()
-        if now.has_same_barrier(known):
+        if now is known or now.has_same_barrier(known):
+            self._partitioning = now
             if now.next_count is None:
                 return _pass(newest, state, fetched)
             return self._stop_at(now, state, fetched, settled=settled)
@@ -213,7 +214,7 @@ class PartitionFeed(Feed):
         """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
         key = self._context.key
         now = rebalance.fetch(connection, key)
-        if now is None or now.is_drawn:
+        if now is None or now.next_count is None or now.is_drawn:
             return now
         rebalance.draw(connection, key, self._context.config.resource.uid)
         return rebalance.fetch(connection, key)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.breaker import Phase
 from outbox_core.errors import OutboxError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
+from outbox_core.processor.turns import Turn, Turns, decide_turn
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Engine
@@ -63,7 +65,7 @@ class Runner:
         self._found_fresh = True
         """The last look at the outbox gave the target something, or there was none yet."""
         self._shown = state
-        context.status.set_state(state, context.key.partition)
+        context.status.watch(context.key.partition, lambda: self._shown)
 
     @property
     def share(self) -> float:
@@ -92,14 +94,17 @@ class Runner:
             return outcomes.OwnershipLost(why)
         if self._membership is None:
             return self._look_again()
-        wanted = self._membership.is_assigned(context.key.partition)
+        wanted = context.key.partition in self._membership.assigned
         if wanted and step is Step.PARK:
             return outcomes.Assigned()
         return outcomes.Revoked() if not wanted and step in CAN_YIELD else self._look_again()
 
     def _look_again(self) -> outcomes.Outcome | None:
         """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
-        if self.state.step is not Step.FETCH or (seen := self.context.watch.take(self.context.key.partition)) is None:
+        watch = self.context.watch
+        if self.state.step is not Step.FETCH or not watch.seen:
+            return None
+        if (seen := watch.take(self.context.key.partition)) is None:
             return None
         unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
         return outcomes.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None
@@ -108,7 +113,8 @@ class Runner:
         """Do the step, unless there is an `outcome` already or it is pointless, and decide what comes next."""
         before = self.state
         outcome = outcome or self._judge(self.context.ownership.begin_step())
-        if before.step is Step.TAKE_HELD and self.context.throttle.prefers_fresh and self._found_fresh:
+        phase = self.context.throttle.breaker.phase
+        if before.step is Step.TAKE_HELD and self._found_fresh and decide_turn(Turns(), phase) is Turn.FRESH:
             before = replace(before, step=Step.FETCH)
         if outcome is None:
             blocked = self.context.throttle.find_obstacle(time.monotonic()) if before.step in USES_TARGET else None
@@ -117,10 +123,8 @@ class Runner:
             self._found_fresh = outcome.batch.matched_count > 0
         self._count(before, outcome)
         self.state = decide_next(before, outcome, time.monotonic(), self._policy, self._random.random())
-        self.context.ownership.note_decided(self.state.claimed, rests=self.state.rests)
-        before_shown, self._shown = self._shown, self.context.throttle.shown(self.state)
-        self._tell(before, outcome, before_shown)
-        self.context.status.set_state(self._shown, self.context.key.partition)
+        self.context.ownership.decided = self.state
+        self._tell(before, outcome)
 
     def _perform(self, state: ProcessorState) -> outcomes.Outcome:
         if state.step in _HANDLING and state.batch is not None:
@@ -198,8 +202,8 @@ class Runner:
         elif keys:
             self.context.throttle.fail_messages(keys, time.monotonic(), more=more, retried=retried)
 
-    def _tell(self, before: ProcessorState, outcome: outcomes.Outcome, shown: ProcessorState) -> None:
-        """Log what a person would want to read later: changes, refusals, failures. Not every batch."""
+    def _tell(self, before: ProcessorState, outcome: outcomes.Outcome) -> None:
+        """Tell the status, and log what a person would want to read later: changes, refusals, failures; no batches."""
         after = self.state
         if isinstance(outcome, outcomes.Rejected):
             _log.warning(
@@ -225,7 +229,10 @@ class Runner:
                     "retryInSeconds": round(max(0.0, after.due - time.monotonic()), 3),
                 },
             )
-        told = self._shown
+        throttle, shown = self.context.throttle, self._shown
+        self._shown = told = after if throttle.breaker.phase is Phase.CLOSED else throttle.shown(after)
+        if (shown.state, shown.reason, shown.message) != (told.state, told.reason, told.message):
+            self.context.status.note_change(self.context.key.partition, told)
         if (shown.state, shown.message) != (told.state, told.message):
             _log.info(
                 "state",

@@ -45,17 +45,18 @@ class HeldWatch:
     def __init__(self) -> None:
         """Nothing was seen."""
         self._lock = threading.Lock()
-        self._seen: dict[int, Seen] = {}
+        self.seen: dict[int, Seen] = {}
+        """What nobody has taken yet, by partition."""
 
     def note(self, seen: Mapping[int, Seen]) -> None:
         """Take what was seen, by partition."""
         with self._lock:
-            self._seen = dict(seen)
+            self.seen = dict(seen)
 
     def take(self, partition: int) -> Seen | None:
         """Return what was seen of a partition since it was last asked for."""
         with self._lock:
-            return self._seen.pop(partition, None)
+            return self.seen.pop(partition, None)
 
 
 class Throttle:
@@ -64,7 +65,7 @@ class Throttle:
     def __init__(self, delivery: Delivery) -> None:
         """Begin closed, with a full bucket."""
         self._delivery = delivery
-        self._breaker = CLOSED
+        self.breaker = CLOSED
         self._bucket: rate.Bucket | None = None
         self.share = 1.0
         """Of the processor's rate, this process's: that of the partitions it owns, or one of all consumers."""
@@ -73,17 +74,12 @@ class Throttle:
     def phase(self) -> Phase:
         """What the breaker lets through, for people: steady during pauses and probes."""
         longest = self._delivery.retry.max_backoff.total_seconds() + _LATE
-        return decide_shown_phase(self._breaker, time.monotonic(), longest)
-
-    @property
-    def prefers_fresh(self) -> bool:
-        """A due retry must wait until the outbox was looked at and has nothing fresh."""
-        return self._breaker.prefers_fresh
+        return decide_shown_phase(self.breaker, time.monotonic(), longest)
 
     def find_obstacle(self, now: float) -> outcomes.Throttled | None:
         """Say whether nothing may be handed over now, and for how long."""
-        if self._breaker is not CLOSED:
-            self._breaker, wait = decide_admission(self._breaker, now)
+        if self.breaker is not CLOSED:
+            self.breaker, wait = decide_admission(self.breaker, now)
             if wait > 0:
                 return outcomes.Throttled(wait, Reason.CIRCUIT_OPEN, self._describe())
         limit = self._delivery.rate_limit
@@ -95,9 +91,10 @@ class Throttle:
         return None
 
     def shown(self, state: ProcessorState) -> ProcessorState:
-        """Return what is told of a partition: between two probes, and while one fails, no more than that it waits."""
-        if self._breaker.phase is Phase.CLOSED:
-            return state
+        """Return what is told of a partition while the breaker is not closed.
+
+        Between two probes, and while one fails, no more than that it waits.
+        """
         waits = state.state is WorkerState.ACTIVE or (state.state is WorkerState.RETRYING and not state.failures)
         if not waits or self.phase is not Phase.OPEN:
             return state
@@ -108,7 +105,7 @@ class Throttle:
     def _describe(self) -> str:
         """Say why it is open, without what changes with every probe."""
         settings = self._delivery.circuit_breaker
-        by_messages = len(self._breaker.keys) > self._breaker.faults
+        by_messages = len(self.breaker.keys) > self.breaker.faults
         who = f"messages of {settings.failures} keys or more" if by_messages else "the target"
         return f"{who} failed in a row: until a message is handled one is tried only now and then"
 
@@ -121,8 +118,8 @@ class Throttle:
 
     def limit(self, most: int, *, retried: bool = False) -> int:
         """Return how many messages the next batch may have; `retried`: one of messages that are tried again."""
-        if self._breaker is not CLOSED:
-            most = self._breaker.limit(most, retried=retried)
+        if self.breaker is not CLOSED:
+            most = self.breaker.limit(most, retried=retried)
         return most if self._bucket is None else max(1, min(most, int(self._bucket.tokens)))
 
     def begin(self, messages: int) -> None:
@@ -132,15 +129,15 @@ class Throttle:
 
     def succeed(self, messages: int = 1) -> None:
         """The target took them."""
-        if self._breaker is not CLOSED:
-            self._breaker = decide_after_success(self._breaker, self._delivery.circuit_breaker, max(1, messages))
+        if self.breaker is not CLOSED:
+            self.breaker = decide_after_success(self.breaker, self._delivery.circuit_breaker, max(1, messages))
 
     def fail(self, error: OutboxError, batch: Batch, now: float) -> None:
         """The target, or a message, failed; several messages together prove nothing yet."""
         settings = self._delivery.circuit_breaker
         if retry.classify_error(error, self._delivery.retry) is retry.ErrorKind.OUTSIDE:
             if error.reason is Reason.TARGET_UNAVAILABLE or isinstance(error, HandlerError):
-                self._breaker = decide_after_fault(self._breaker, settings, now)
+                self.breaker = decide_after_fault(self.breaker, settings, now)
         elif batch.matched_count == 1:
             message = batch.messages[0] if batch.messages else None
             key: Hashable = batch.examined if message is None else message.partition_key or message.message_id
@@ -157,7 +154,7 @@ class Throttle:
 
         """
         if retried:
-            self._breaker = decide_after_retry(self._breaker, now)
+            self.breaker = decide_after_retry(self.breaker, now)
         else:
             settings = self._delivery.circuit_breaker
-            self._breaker = decide_after_messages(self._breaker, settings, keys, now, more=more)
+            self.breaker = decide_after_messages(self.breaker, settings, keys, now, more=more)

@@ -72,7 +72,7 @@ class ProcessStatus:
         self._lock = threading.Lock()
         self._config = config
         self._identity = identity
-        self._states = {0: initial}
+        self._ask: dict[int, Callable[[], ProcessorState]] = {0: lambda: initial}
         self._words: dict[int, Word] = {}
         self._observed = Observed()
         self._claim_holder: ResourceRef | None = None
@@ -94,6 +94,10 @@ class ProcessStatus:
             return summarize(self._states)
 
     @property
+    def _states(self) -> dict[int, ProcessorState]:
+        return {partition: ask() for partition, ask in self._ask.items()}
+
+    @property
     def intent(self) -> Intent | None:
         """What the operator last said about the claim."""
         with self._lock:
@@ -104,13 +108,14 @@ class ProcessStatus:
         with self._lock:
             self._intent = intent
 
-    def set_state(self, state: ProcessorState, partition: int = 0) -> None:
-        """Take the loop's state of one partition."""
+    def watch(self, partition: int, ask: Callable[[], ProcessorState]) -> None:
+        """Take whom to ask for the state of one partition, in any thread, whenever somebody wants to know it."""
         with self._lock:
-            before, told = self._states.get(partition), (state.state, state.reason, state.message)
-            self._states[partition] = state
-            if before is not None and (before.state, before.reason, before.message) == told:
-                return
+            self._ask[partition] = ask
+
+    def note_change(self, partition: int, state: ProcessorState) -> None:
+        """Take what is to be said of a partition in the database: its state, reason or message changed."""
+        with self._lock:
             if state.state in _TOLD:
                 self._words[partition] = Word(partition, state.state, state.reason, state.message[:_WORD])
             elif state.state in _NOT_OURS:
@@ -125,7 +130,7 @@ class ProcessStatus:
     def rebalance(self, count: int, initial: ProcessorState) -> None:
         """Forget the partitions: there are `count` now."""
         with self._lock:
-            self._states = dict.fromkeys(range(count), initial)
+            self._ask = dict.fromkeys(range(count), lambda: initial)
             self._words = {}
             self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
 
@@ -223,8 +228,9 @@ class ProcessStatus:
 
     def _lease_view(self) -> LeaseView | None:
         """Of several partitions: that this process owns some; `leases` says which."""
-        owned = [state for state in self._states.values() if state.owns]
-        if len(self._states) > 1:
+        states = self._states
+        owned = [state for state in states.values() if state.owns]
+        if len(states) > 1:
             return LeaseView(pod=self._identity.pod, held=True) if owned else None
         if owned:
             # A consumer in mode Competing has no lease, and works like an owner.

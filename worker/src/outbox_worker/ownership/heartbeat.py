@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.outcomes import HeldLease
+    from outbox_core.processor.state import ProcessorState
     from outbox_core.report import ResourceRef
     from outbox_worker.observe.observer import Observer
     from outbox_worker.observe.speaker import Speaker
@@ -67,9 +68,11 @@ class Ownership:
         self._lease_lost: str | None = None
         self._claim_lost: str | None = None
         self._busy: Connection | None = None
-        self._resting = False
         self._given_back = False
-        self._batch: ClaimedBatch | None = None
+        self.decided: ProcessorState | None = None
+        """What the main thread decided last; it alone writes it."""
+        self._begun: ProcessorState | None = None
+        """The state whose step the main thread began last."""
 
     def note_claim(self) -> None:
         """Remember that the claim is ours: from now on the heartbeat says so again."""
@@ -114,8 +117,7 @@ class Ownership:
     @property
     def batch(self) -> ClaimedBatch | None:
         """The batch that this process believes to be its own, in mode Competing."""
-        with self._lock:
-            return self._batch
+        return None if self.decided is None else self.decided.claimed
 
     @property
     def lease(self) -> HeldLease | None:
@@ -138,7 +140,7 @@ class Ownership:
     def begin_step(self) -> Losses:
         """Say what is lost, and keep the heartbeat from giving the lease back while a step is done under it."""
         with self._lock:
-            self._resting = False
+            self._begun = self.decided
             return self._find_losses()
 
     def _find_losses(self) -> Losses:
@@ -149,22 +151,11 @@ class Ownership:
                 lease = f"the lease was not renewed for {silent:.0f} s"
         return Losses(self._claim_lost, lease, self._given_back)
 
-    def note_decided(self, batch: ClaimedBatch | None, *, rests: bool) -> None:
-        """Take what is in hand until the next step begins.
-
-        Args:
-            batch: in mode Competing, the one that the heartbeat renews.
-            rests: nothing is: the lease may be given back.
-
-        """
-        with self._lock:
-            self._batch = batch
-            self._resting = rests
-
     def give_back(self, lease: HeldLease) -> bool:
         """Take the lease from a partition that rests; the caller releases it. False: it is in use, or another's."""
         with self._lock:
-            if not self._resting or self._given_back or self._lease != lease:
+            rests = self.decided is not None and self.decided is not self._begun and self.decided.rests
+            if not rests or self._given_back or self._lease != lease:
                 return False
             self._given_back, self._lease_lost = True, "another replica shall own the partition"
             return True

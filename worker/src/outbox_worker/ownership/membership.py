@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Membership:
-    """What the heartbeat last saw. One attribute is replaced whole, so threads need no lock."""
+    """What the heartbeat last saw. Attributes are replaced whole, so threads need no lock."""
 
     def __init__(self, count: int, token: UUID, *, asked: int | None = None) -> None:
         """Want nothing until the first look.
@@ -28,11 +28,10 @@ class Membership:
         self.token = token
         self.asked = count if asked is None else asked
         self._found = count
-        self._seen: tuple[frozenset[int], tuple[SeenLease, ...]] = (frozenset(), ())
-
-    def is_assigned(self, partition: int) -> bool:
-        """Say whether this process shall own the partition; none of those that are no more."""
-        return partition in self._seen[0] and self._found == self.count
+        self.assigned: frozenset[int] = frozenset()
+        """The partitions that this process shall own; none of those that are no more."""
+        self.leases: tuple[SeenLease, ...] = ()
+        """Live leases of the whole processor."""
 
     @property
     def found(self) -> int:
@@ -48,16 +47,14 @@ class Membership:
         """Take how many there are (None: not divided yet); return `outdated`, which stays so once it is."""
         if count is not None and not self.outdated:
             self._found = count
+        if self.outdated:
+            self.assigned = frozenset()
         return self.outdated
-
-    @property
-    def leases(self) -> tuple[SeenLease, ...]:
-        """Live leases of the whole processor."""
-        return self._seen[1]
 
     def note(self, seen: SeenOwners) -> bool:
         """Take what the database has; say whether this process shall own other partitions than before."""
-        assigned = decide_assigned(seen, self.token)
-        changed = assigned != self._seen[0]
-        self._seen = (assigned, seen.leases)
-        return changed
+        assigned, before = decide_assigned(seen, self.token), self.assigned
+        self.assigned, self.leases = assigned, seen.leases
+        if self.outdated:  # looked at last: the main thread may learn it at this moment
+            self.assigned = frozenset()
+        return assigned != before

@@ -49,7 +49,7 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
         code = FAILED
     finally:
         databases.discard()
-    status.set_state(state)
+    status.watch(0, lambda: state)
     report = status.report()
     sys.stdout.write(report.model_dump_json(by_alias=True) + "\n")
     write_termination(report, settings.termination_log)

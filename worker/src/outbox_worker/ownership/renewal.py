@@ -151,7 +151,7 @@ class MembershipRenewal(Renewal):
         it would be renewed without end.
         """
         held = {lease: ownership for ownership in self._ownerships if (lease := ownership.lease) is not None}
-        unwanted = frozenset(lease for lease in held if not self._membership.is_assigned(lease.partition))
+        unwanted = frozenset(lease for lease in held if lease.partition not in self._membership.assigned)
         self._leaving += [lease for lease in unwanted & self._unwanted if held[lease].give_back(lease)]
         self._unwanted = unwanted
         while self._leaving:

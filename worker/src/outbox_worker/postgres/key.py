@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -14,17 +14,18 @@ class ProcessorKey:
         schema: where checkpoints, claims, leases and functions are (`source.schemaName`).
         processor_id: the processor.
         partition: 0 while nothing is partitioned.
+        names: the key as arguments of a function, which nobody changes.
 
     """
 
     schema: str
     processor_id: str
     partition: int = 0
+    names: dict[str, Any] = field(init=False, repr=False, compare=False)
 
-    @property
-    def names(self) -> dict[str, Any]:
-        """The key as arguments of a function."""
-        return {"processor_id": self.processor_id, "partition": self.partition}
+    def __post_init__(self) -> None:
+        """Name the arguments once: each batch uses them."""
+        object.__setattr__(self, "names", {"processor_id": self.processor_id, "partition": self.partition})
 
     @property
     def lock_name(self) -> str:

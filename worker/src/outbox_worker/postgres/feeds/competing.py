@@ -23,7 +23,7 @@ from outbox_core.progress.snapshot import Snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.errors import translate, translated
 from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
 from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
@@ -187,12 +187,13 @@ class BatchTaker:
         """
         most = self._most(limit)
         try:
-            with translated():
-                dispatch_positions, now = self._lock(connection)
-                if not dispatch_positions:
-                    return NothingTaken(contended=True)
-                found = self._next.find(connection, dispatch_positions, now, most)
-                return NothingTaken() if found is None else self._claim(connection, found)
+            dispatch_positions, now = self._lock(connection)
+            if not dispatch_positions:
+                return NothingTaken(contended=True)
+            found = self._next.find(connection, dispatch_positions, now, most)
+            return NothingTaken() if found is None else self._claim(connection, found)
+        except psycopg.Error as err:
+            raise translate(err) from err
         finally:
             _end(connection)
 
@@ -216,6 +217,7 @@ class BatchTaker:
     def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
         dispatch_position, wanted, examined = found.dispatch_position, found.wanted, found.examined
         upto = examined.upto if examined else dispatch_position.after
+        delayed = examined.delayed if examined else ()
         self._next.note_handed_out(found)
         cursor = connection.execute(
             load("claim_next").format(
@@ -230,7 +232,7 @@ class BatchTaker:
                 whole=sql.Literal(found.whole),
                 messages=sql.Literal(examined.matched if examined else 0),
                 keys=sql.Literal(examined.keys if examined else None),
-                delayed=self.reader.copies(wanted, upto, examined.delayed if examined else ()),
+                delayed=self.reader.copies(wanted, upto, delayed) if delayed else self.reader.no_copies,
                 owner=sql.Literal(self._consumer.owner),
                 pod=sql.Literal(self._consumer.pod),
                 lease=sql.Literal(self._consumer.lease),

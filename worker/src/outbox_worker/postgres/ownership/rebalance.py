@@ -5,6 +5,7 @@ Each call is one statement. What the barrier is and why no worker has read beyon
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
@@ -50,10 +51,10 @@ def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitionin
     row = fetch_row(connection, in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id})
     if row is None:
         return None
-    count, by, next_count, transaction_id, position, mark, snapshot = row
-    return build_partitioning(count, by, next_count, transaction_id, position, mark, snapshot)
+    return build_partitioning(*row)
 
 
+@lru_cache(maxsize=64)
 def build_partitioning(
     count: int,
     by: str,
@@ -63,7 +64,7 @@ def build_partitioning(
     mark: str | None,
     snapshot: str | None,
 ) -> Partitioning:
-    """Return what a row of the table says, ids and snapshot as text."""
+    """Return what a row of the table says, ids and snapshot as text: while it stays the same, the same object."""
     if mark is not None:
         return Partitioning(count, by, next_count, snapshot_barrier(snapshot), int(mark))
     pair = None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)

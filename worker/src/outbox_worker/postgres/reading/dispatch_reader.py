@@ -73,6 +73,8 @@ class DispatchReader:
             RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
         )
         self._templates = Templates()
+        self.no_copies = sql.SQL("'{{}}'::{}[]").format(sql.Identifier(self._schema, "competing_copies"))
+        """What `copies` returns for no position."""
         self.filters = self._scan.types is not None or bool(self._scan.publications)
         """Some rows are examined and passed over."""
 
@@ -86,9 +88,6 @@ class DispatchReader:
 
     def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
         """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
-        copied = sql.SQL("{}[]").format(sql.Identifier(self._schema, "competing_copies"))
-        if not positions:
-            return sql.SQL("'{{}}'::{}").format(copied)
         rows = self._rows("text", lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
         return load("copied_rows").format(
             rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,

@@ -52,9 +52,13 @@ class WalWatch:
         self._waits = False
         self._place = _NOWHERE
         """Where the log was, written and flushed, before the last look at the outbox."""
+        self.is_working = False
+        """This server was seen to tell where its log is."""
         self._longest = LONGEST
         self._composed: tuple[tuple[float, float, int, str | None, str | None] | None, bytes] = (None, b"")
         self._useless = 0
+        self.found = False
+        """The last look found messages: the loop says so before it asks again whether the log moved."""
         self._own = self._outdated = False
         self._found_at = self._paused_until = self._moved_at = self._known_until = 0.0
 
@@ -84,6 +88,8 @@ class WalWatch:
         log was seen to move lately: each heartbeat moves it. And no longer than the statement may take, and a moment
         for the next one: a connection may be lost without a sign.
         """
+        if self.found:
+            self._useless, self._found_at, self.found = OWN, time.monotonic(), False
         moved, now = self._look(), time.monotonic()
         return moved, now < self._known_until and now - self._moved_at < BELIEVED
 
@@ -120,23 +126,14 @@ class WalWatch:
         now = time.monotonic()
         if self._place != _NOWHERE:
             self._moved_at = now
-        self._place, self._known_until = (written, flushed), 0.0
+        self._place, self._known_until, self.is_working = (written, flushed), 0.0, True
         self._paused_until = now + wake_wait(max(0, self._useless))
         self._useless += 1
         return True
 
-    def note_found(self) -> None:
-        """Called when a look found messages."""
-        self._useless, self._found_at = OWN, time.monotonic()
-
-    @property
-    def is_working(self) -> bool:
-        """Whether this server was seen to tell where its log is."""
-        return self._place != _NOWHERE
-
     def note_own(self, written: str, flushed: str) -> None:
         """Take where the log was after a commit of ours, so that it needs not be asked; a look is due because of it."""
-        self._place, self._known_until, self._own = (written, flushed), 0.0, True
+        self._place, self._known_until, self._own, self.is_working = (written, flushed), 0.0, True, True
         self._outdated = self._waits  # what the statement under way waits for is that commit
 
     def take_own(self) -> bool:
@@ -149,7 +146,7 @@ class WalWatch:
     def close(self) -> None:
         """Close the connection, in every state; what another one sees is compared with nothing."""
         self._waits, self._place, self._known_until = False, _NOWHERE, 0.0
-        self._own = self._outdated = False
+        self._own = self._outdated = self.is_working = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None
