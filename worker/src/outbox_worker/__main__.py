@@ -4,7 +4,11 @@ import logging
 import os
 import sys
 
-from outbox_worker.main import main
+from outbox_worker.early_stop import end_when_told
+
+end_when_told()
+
+from outbox_worker.main import main  # noqa: E402 - it takes seconds
 
 code = main()
 logging.shutdown()
