@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,12 +86,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=rank)
-
-
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: the search for cycles need not go through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -1,4 +1,4 @@
-"""A pod that is told to stop while its process still imports."""
+"""A pod that is told to stop while its process still imports: the worker's, the Spark driver's, the operator's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 from tests.support.servers.postgres import wait_until
 
 
-@pytest.mark.parametrize("package", ["outbox_worker", "outbox_spark"])
-def test_as_process_1_of_a_container_it_ends_at_once(package, tmp_path):
+@pytest.mark.parametrize(
+    ("package", "imported"), [("outbox_worker", "psycopg"), ("outbox_spark", "psycopg"), ("outbox_operator", "kopf")]
+)
+def test_as_process_1_of_a_container_it_ends_at_once_and_not_as_if_it_had_done_its_work(package, imported, tmp_path):
     reached = tmp_path / "reached"
-    (tmp_path / "psycopg.py").write_text(
+    (tmp_path / f"{imported}.py").write_text(
         f"import pathlib, time\npathlib.Path({str(reached)!r}).touch()\ntime.sleep(300)\n"
     )
     paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
@@ -26,6 +28,6 @@ def test_as_process_1_of_a_container_it_ends_at_once(package, tmp_path):
             wait_until(reached.exists, "it imports", 60.0)
             (process,) = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
             os.kill(int(process), signal.SIGTERM)
-            assert container.wait(20.0) == 0
+            assert container.wait(20.0) == 128 + signal.SIGTERM
         finally:
             container.kill()

@@ -12,6 +12,7 @@ from outbox_core.progress.checkpoint import (
     StoreAnswer,
     parse_checkpoint,
 )
+from outbox_core.progress.snapshot_range import SnapshotRange
 
 checkpoints = st.builds(
     Checkpoint,
@@ -57,6 +58,12 @@ def test_the_beginning_lies_before_the_first_row_a_database_can_have() -> None:
 def test_what_is_no_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_checkpoint(text)
+
+
+@pytest.mark.parametrize("ends", [("", None), (None, ""), ("5:9", None), (None, "5:x:")])
+def test_a_snapshot_range_whose_end_is_no_snapshot_is_refused(ends: tuple[str | None, str | None]) -> None:
+    with pytest.raises(ValueError, match="is not a snapshot"):
+        SnapshotRange(*ends)
 
 
 @pytest.mark.parametrize("answer", list(StoreAnswer))

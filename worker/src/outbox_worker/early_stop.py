@@ -7,9 +7,10 @@ import signal
 
 
 def end_when_told() -> None:
-    """End at SIGTERM with exit code 0, until `Shutdown` takes the signal.
+    """End at SIGTERM, until `Shutdown` takes the signal.
 
     In a container this is process 1, and for that the kernel ignores a signal without a handler (pid_namespaces(7)):
-    the pod would go on starting, and stay until its grace period is over.
+    the pod would go on starting, and stay until its grace period is over. The exit code is that of a process which the
+    signal ended, not 0: nothing was done, and a Job must not take it for done.
     """
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))

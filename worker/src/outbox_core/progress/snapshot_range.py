@@ -60,8 +60,8 @@ class SnapshotRange:
         if self.upper is None and self.position is not None:
             msg = "half a snapshot range: a position lies before an upper snapshot, and there is none"
             raise ValueError(msg)
-        ends = parse_snapshot(self.lower or NOTHING), parse_snapshot(self.upper or NOTHING)
-        object.__setattr__(self, "snapshots", ends)
+        lower, upper = (parse_snapshot(NOTHING if text is None else text) for text in (self.lower, self.upper))
+        object.__setattr__(self, "snapshots", (lower, upper))
 
     @property
     def is_open(self) -> bool:

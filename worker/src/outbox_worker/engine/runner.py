@@ -203,7 +203,7 @@ class Runner:
             self.context.throttle.fail_messages(keys, time.monotonic(), more=more, retried=retried)
 
     def _tell(self, before: ProcessorState, outcome: outcomes.Outcome) -> None:
-        """Tell the status, and log what a person would want to read later: changes, refusals, failures; no batches."""
+        """Tell the status and the log what a person would want to read later: changes, refusals, failures. No batch."""
         after = self.state
         if isinstance(outcome, outcomes.Rejected):
             _log.warning(

@@ -46,7 +46,7 @@ class HeldWatch:
         """Nothing was seen."""
         self._lock = threading.Lock()
         self.seen: dict[int, Seen] = {}
-        """What nobody has taken yet, by partition."""
+        """What no runner has taken yet, by partition."""
 
     def note(self, seen: Mapping[int, Seen]) -> None:
         """Take what was seen, by partition."""

@@ -109,7 +109,7 @@ class ProcessStatus:
             self._intent = intent
 
     def watch(self, partition: int, ask: Callable[[], ProcessorState]) -> None:
-        """Take whom to ask for the state of one partition, in any thread, whenever somebody wants to know it."""
+        """Take whom to ask for the state of one partition; any thread may ask, for each report."""
         with self._lock:
             self._ask[partition] = ask
 

@@ -14,7 +14,7 @@ class ProcessorKey:
         schema: where checkpoints, claims, leases and functions are (`source.schemaName`).
         processor_id: the processor.
         partition: 0 while nothing is partitioned.
-        names: the key as arguments of a function, which nobody changes.
+        names: the key as arguments of a function; not to be changed.
 
     """
 

@@ -87,7 +87,7 @@ class DispatchReader:
         return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
 
     def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
-        """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
+        """Return the array of the range's messages at these positions, at least one, for `cut_batch` to keep."""
         rows = self._rows("text", lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
         return load("copied_rows").format(
             rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
