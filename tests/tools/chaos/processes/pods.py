@@ -30,6 +30,8 @@ STOP_SECONDS: Final = 30.0
 """Of grace, as a pod has."""
 ROLL_SECONDS: Final = 0.7
 """Between two processes of a rollout."""
+ENDED_BY_SIGTERM: Final = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""By the kernel, before the process asked to be told of it; by its own handler, from then on."""
 _FIRST_PORT: Final = 10_001
 _ports = iter(range(_FIRST_PORT, 20_000))
 
@@ -191,6 +193,6 @@ class Pods:
             self.ended_by_themselves.append(f"{pod.name} did not end within {STOP_SECONDS:g} s of SIGTERM")
             pod.worker.kill()
         else:
-            # One that has not come to say "started" had not yet asked to be told of signals, and has done nothing.
-            if status != 0 and not (status == -signal.SIGTERM and '"started"' not in pod.worker.log()):
+            # One that has not come to say "started" was ended by the signal, while it still imported: it did nothing.
+            if status != 0 and not (status in ENDED_BY_SIGTERM and '"started"' not in pod.worker.log()):
                 self.ended_by_themselves.append(f"{pod.name} ended with {status} after SIGTERM")
