@@ -31,8 +31,10 @@ OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNRO
 _FIRST_IDLE_WAIT: Final = 0.01
 _FIRST_WAKE_WAIT: Final = 0.0001
 """A commit is visible this soon after it is flushed, and others that come with it are handled in one batch."""
-_LONGEST_WAKE_WAIT: Final = 0.1
-"""A server that writes for others all the time is asked ten times a second."""
+_DOUBLED: Final = 10
+"""Looks in vain until waits stop doubling, at a tenth of a second; from then on each is a tenth longer."""
+_LONGEST_WAKE_WAIT: Final = 0.5
+"""A server that writes for others all the time is asked twice a second."""
 _LARGEST_EXPONENT: Final = 30
 """2**30 initial waits is longer than any ceiling; larger exponents would overflow a float."""
 
@@ -136,9 +138,13 @@ def claim_backoff(refusals: int, chance: float) -> float:
 def wake_wait(useless: int) -> float:
     """Seconds until a look because the server wrote something, after `useless` such looks in a row in vain.
 
-    Below 0: it wrote our own checkpoint, which is visible to us.
+    Where messages come several times a second a look is soon; the longer none came the rarer they are, and the fewer
+    looks are worth it. Below 0: it wrote our own checkpoint, which is visible to us.
     """
-    return 0.0 if useless < 0 else min(_FIRST_WAKE_WAIT * 2.0 ** min(useless, _LARGEST_EXPONENT), _LONGEST_WAKE_WAIT)
+    if useless < 0:
+        return 0.0
+    doubled, longer = min(useless, _DOUBLED), min(max(0, useless - _DOUBLED), _LARGEST_EXPONENT)
+    return min(_FIRST_WAKE_WAIT * 2.0**doubled * 1.1**longer, _LONGEST_WAKE_WAIT)
 
 
 def idle_wait(idle_looks: int, poll_interval: float) -> float:

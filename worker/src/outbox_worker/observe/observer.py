@@ -1,15 +1,20 @@
-"""Looks around in the database for status and metrics, on the heartbeat's connection, every two seconds."""
+"""Looks around in the database for status and metrics, on the heartbeat's connection, every two seconds.
+
+Where nothing waits and the server wrote nothing since, there is nothing new to look at.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import CheckpointView
 from outbox_worker.engine.throttle import HeldWatch
+from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.progress import conflicts
+from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.stall import HighWaterMarkObserver
 
 if TYPE_CHECKING:
@@ -44,6 +49,8 @@ class Observer:
         """
         self._apart = remote_target
         self._stored: Stored = {}
+        self._empty_at: list[tuple[Any, ...]] | None = None
+        """Where the server's log was before a look that found nothing waiting: there another one finds no more."""
         self._key = key
         self._status = status
         self._sight = sight
@@ -65,9 +72,13 @@ class Observer:
             self._reader = reader
 
     def observe(self, connection: Connection) -> None:
-        """Look once. A count that takes too long is left out."""
+        """Look once, where there may be something new. A count that takes too long is left out."""
         if not self.ready:
             return
+        place = fetch_rows(connection, load("fetch_wal_place"))
+        if place and place == self._empty_at:
+            return
+        self._empty_at = None
         enough = time.monotonic() + self._budget
         self._sight.look(connection, self._limit)
         with limited(connection, self._limit):
@@ -84,20 +95,32 @@ class Observer:
             if self._sight.by_lease:
                 self.watch.note(seen)
         self._stored = stored
-        if not self._apart:
-            self.observe_source(connection, enough)
+        if not self._apart and self.observe_source(connection, enough) and not failures.held:
+            self._empty_at = place
 
-    def observe_source(self, connection: Connection, enough: float | None = None) -> None:
-        """Look at what waits in the source's database behind the checkpoints last seen, and at its high-water mark."""
+    def observe_source(self, connection: Connection, enough: float | None = None) -> bool:
+        """Look at what waits in the source's database behind the checkpoints last seen, and at its high-water mark.
+
+        Returns:
+            Nothing waits, as far as there is a checkpoint to count from.
+
+        """
         reader, bound = self._reader, self._high_water_mark
         if reader is None or bound is None:
-            return
+            return False
         enough = time.monotonic() + self._budget if enough is None else enough
+        is_empty = True
         if self._sight.by_lease and time.monotonic() < enough:
             # Who holds the high-water mark is promised within seconds; counting may take all the time there is, every
             # time.
             with limited(connection, self._limit):
-                self._status.set_observed(bound=bound.observe(connection))
-        if self._stored and time.monotonic() < enough:
-            lag = self._sight.measure(connection, reader, self._stored, enough, self._limit)
-            self._status.set_observed(lag=lag)
+                mark = bound.observe(connection)
+            self._status.set_observed(bound=mark)
+            is_empty = not mark.age_seconds
+        if self._stored:
+            lag = None
+            if time.monotonic() < enough:
+                lag = self._sight.measure(connection, reader, self._stored, enough, self._limit)
+                self._status.set_observed(lag=lag)
+            is_empty = is_empty and lag is not None and not lag.messages
+        return is_empty

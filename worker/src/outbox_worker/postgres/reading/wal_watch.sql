@@ -23,3 +23,7 @@ LIMIT 1
 -- name: fetch_log_threshold
 -- Milliseconds from which a statement is logged; 0: each, -1: none.
 SELECT setting::int FROM pg_settings WHERE name = 'log_min_duration_statement'
+
+-- name: fetch_wal_place
+-- Where the log is, and by whom this was said: a pooler may lend another session, of another server. No row: a standby.
+SELECT pg_backend_pid(), pg_current_wal_insert_lsn()::text WHERE NOT pg_is_in_recovery()
