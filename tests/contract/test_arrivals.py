@@ -20,7 +20,7 @@ from outbox_worker.postgres.reading import arrivals
 from outbox_worker.postgres.reading.arrivals import Arrivals, PartitionArrivals
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from tests.support.servers.crash import CrashingServer
-from tests.support.servers.postgres import build_source
+from tests.support.servers.postgres import build_source, wait_until
 
 COUNT = 2
 INSERT = "INSERT INTO outbox.messages (partition_key, publication_id, message_type, data) VALUES (%s, %s, 't', '{}')"
@@ -238,3 +238,21 @@ def test_a_row_that_a_user_stored_under_an_old_id_is_read_within_the_time_that_a
     assert partition.look() is None
     monkeypatch.setattr(arrivals, "BELIEVED", 0.0)
     assert len(partition.look()) == 1
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["the newest transaction", "an older one"])
+def test_a_look_says_whether_a_transaction_is_in_progress(database, newest):
+    open_one, other = database.direct(autocommit=False), database.direct()
+    connection, shared = database.connect(), Arrivals(build_source(), "orders")
+
+    def saw_all():
+        shared.forget()
+        return shared.look(connection).saw_all
+
+    wait_until(saw_all, "nothing is in progress", 30.0)
+    open_one.execute("SELECT pg_current_xact_id()")
+    if not newest:
+        other.execute("SELECT pg_current_xact_id()")
+    assert not saw_all()
+    open_one.commit()
+    wait_until(saw_all, "nothing is in progress any more", 30.0)

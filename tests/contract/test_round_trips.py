@@ -23,7 +23,7 @@ from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.snapshots import FEW, fetch_snapshot
 from outbox_worker.postgres.transactions.transaction import StoreRequest, TransactionRunner
-from tests.support.servers.postgres import build_source
+from tests.support.servers.postgres import build_source, wait_until
 
 if TYPE_CHECKING:
     from typing import Self
@@ -91,6 +91,25 @@ def test_a_small_range_and_its_snapshot_are_read_with_one_statement(database, co
     assert (ids(batch), batch.full, counting.sent - before) == (["a", "b"], False, 1)
     assert ids(reader.fetch(counting, batch.examined, 1000)) == []
     assert counting.sent - before == 2
+
+
+@pytest.mark.parametrize("read", [MessageReader.fetch, MessageReader.fetch_extent], ids=["messages", "the extent"])
+def test_a_look_in_vain_says_whether_a_transaction_was_in_progress(database, read):
+    connection, writer = database.direct(), database.direct(autocommit=False)
+    reader, start = MessageReader(build_source()), begin_now(connection)
+
+    def saw_all():
+        return read(reader, connection, start, 1000).saw_all
+
+    for _ in range(5):  # after some looks in vain the snapshot is asked for alone
+        wait_until(saw_all, "nothing is in progress", 30.0)
+        writer.execute("SELECT pg_current_xact_id()")
+        assert not saw_all()
+        writer.commit()
+    insert(writer, "a")
+    assert not saw_all()
+    writer.commit()
+    assert ids(reader.fetch(connection, start, 1000)) == ["a"]
 
 
 def test_what_commits_late_is_of_a_later_range_and_nothing_is_read_twice(database, counting):

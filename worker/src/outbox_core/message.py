@@ -95,6 +95,7 @@ class Batch:
         only: a small part of another batch: its messages, which are found faster one by one than as a range.
         places: where the messages are that are to be handled now, and their keys; None where that was not asked.
         positions: among which those of its messages are, as an array of the server, where that makes them found faster.
+        saw_all: no transaction was in progress as it was read: nothing that was committed by then was not visible yet.
 
     """
 
@@ -112,6 +113,7 @@ class Batch:
     only: tuple[Checkpoint, ...] = ()
     places: Places | None = None
     positions: str | None = None
+    saw_all: bool = False
 
     @property
     def is_retried(self) -> bool:

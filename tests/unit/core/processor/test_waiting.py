@@ -17,6 +17,7 @@ def test_a_source_that_moved_is_looked_at_soon_and_then_closely():
     assert NOW < moved.due < NOW + 0.001
     own = decide(idle, outcomes.SourceMoved(useless=-1))
     assert (own.due, own.idle) == (NOW, 0), "our own checkpoint is visible to us"
+    assert not decide(owner(idle=1, saw_all=True), outcomes.SourceMoved(useless=1)).saw_all
     in_vain = decide(idle, outcomes.SourceMoved(useless=100))
     assert in_vain.due == NOW + 0.5, "others write all the time"
     assert in_vain.idle == SETTLED_LOOKS - 1, "what is not visible yet is looked for once more"
@@ -44,13 +45,16 @@ def test_only_an_idle_owner_awaits_messages(state, awaits):
         (owner(idle=SETTLED_LOOKS), 4.5),
         (owner(idle=SETTLED_LOOKS, held_due=NOW + 2.0), 2.0),
         (owner(idle=SETTLED_LOOKS - 1), 0.0),
+        (owner(idle=1, saw_all=True), 4.5),
+        (owner(idle=0, saw_all=True), 0.0),
         (owner(idle=SETTLED_LOOKS, unstored_rows=1), 0.0),
         (owner(idle=SETTLED_LOOKS, step=Step.TAKE_HELD), 0.0),
         (owner(idle=SETTLED_LOOKS, state=WorkerState.RETRYING), 0.0),
         (owner(idle=SETTLED_LOOKS, lease=None, joined=True), 4.5),
         (owner(idle=SETTLED_LOOKS, lease=None, joined=True, held_due=NOW + 2.0), 2.0),
     ],
-    ids=["idle", "a held message is due", "it looked lately", "a place is to be stored", "held messages come next",
+    ids=["idle", "a held message is due", "it looked lately", "nothing was in progress",
+         "it found something", "a place is to be stored", "held messages come next",
          "the breaker is open", "mode Competing", "mode Competing, a message is due"],
 )  # fmt: skip
 def test_while_the_source_writes_nothing_an_idle_owner_looks_less_often(state, later):

@@ -226,7 +226,7 @@ def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, p
         return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
     state = replace(
-        state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1,
+        state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1, saw_all=batch.saw_all,
         unstored_since=state.unstored_since if state.unstored_rows else now,
         unstored_rows=state.unstored_rows + (max(batch.examined_count, 1) if moved else 0),
         turns=decide_after_nothing(state.turns, Turn.FRESH),
@@ -448,7 +448,8 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
 def _sooner(state: ProcessorState, useless: int, now: float) -> ProcessorState:
     """Look for messages now, or soon where looks were in vain; what is not visible yet is looked for again."""
     due = min(state.due, now + retry.wake_wait(useless))
-    return replace(state, step=Step.FETCH, due=due, idle=min(state.idle, SETTLED_LOOKS - 1) if useless > 0 else 0)
+    idle = min(state.idle, SETTLED_LOOKS - 1) if useless > 0 else 0
+    return replace(state, step=Step.FETCH, due=due, idle=idle, saw_all=False)
 
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:

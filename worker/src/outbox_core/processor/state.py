@@ -151,6 +151,7 @@ class ProcessorState:
         attempt: failures of the batch in hand that count; 0 when the last one succeeded.
         failures: faults in a row that do not count as attempts.
         idle: looks in a row that found nothing.
+        saw_all: the last of them saw everything that was committed by then.
         exhausted: attempts ran out.
         stopped: where, and what is told about it.
         given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
@@ -193,6 +194,7 @@ class ProcessorState:
     attempt: int = 0
     failures: int = 0
     idle: int = 0
+    saw_all: bool = False
     exhausted: bool = False
     stopped: Stopped | None = None
     given_up: str | None = None
@@ -237,9 +239,12 @@ class ProcessorState:
     def due_at_rest(self) -> float:
         """When the step is due as long as the source's server writes nothing: no message can have come meanwhile.
 
+        What was written before may become visible later, for a commit may wait for a standby: that is looked for,
+        unless no transaction was in progress at the last look.
+
         Not put off are held messages, and a place that is to be stored.
         """
-        certain = self.awaits_messages and self.idle >= SETTLED_LOOKS
+        certain = self.awaits_messages and (self.idle >= SETTLED_LOOKS or (self.idle > 0 and self.saw_all))
         if self.step is not Step.FETCH or not certain or self.unstored_rows:
             return self.due
         return max(self.due, min(self.due + _REST, self.held_due))

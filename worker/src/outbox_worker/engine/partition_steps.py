@@ -172,7 +172,8 @@ class PartitionFeed(Feed):
         after = state.cursor
         if after is not None and (seen := self._cursor.find_end(after)) is not None:
             newest = seen.passed if self._passes_now() else None
-            return _pass(newest, state, outcomes.Fetched(_nothing(after, self._context.key.partition)))
+            nothing = _nothing(after, self._context.key.partition, saw_all=seen.saw_all)
+            return _pass(newest, state, outcomes.Fetched(nothing))
         connection, known = self._context.databases.target.connection(), self._partitioning
         barrier = None if known is None else known.barrier
         # Before reading: from here on nothing more can appear below the barrier.
@@ -243,8 +244,8 @@ class PartitionFeed(Feed):
         return outcomes.Fetched(replace(batch, examined=now.barrier), at_once=True)
 
 
-def _nothing(after: Checkpoint, partition: int) -> Batch:
-    return Batch(after, after, (), 0, full=False, partition=partition)
+def _nothing(after: Checkpoint, partition: int, *, saw_all: bool = False) -> Batch:
+    return Batch(after, after, (), 0, full=False, partition=partition, saw_all=saw_all)
 
 
 def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) -> outcomes.Fetched:

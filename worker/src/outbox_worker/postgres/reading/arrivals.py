@@ -59,6 +59,7 @@ class Seen:
     Attributes:
         at: when.
         bound: every transaction with a lower id was over.
+        saw_all: none was in progress.
         newest: the id of the newest message's transaction; None: there is no message.
         run: of the server.
         changes: the number of partitions is to change, and each partition has to read up to the barrier.
@@ -68,6 +69,7 @@ class Seen:
 
     at: float
     bound: int
+    saw_all: bool
     newest: int | None
     run: str
     changes: bool
@@ -123,9 +125,9 @@ class Arrivals:
         if self._seen is None or now - self._seen.at > FRESH:
             last = self._last
             statement = self._statement.fill({"since": _LATEST if last is None else last.bound})
-            bound, newest, run, changes, slots = fetch_rows(connection, statement)[0]
+            bound, saw_all, newest, run, changes, slots = fetch_rows(connection, statement)[0]
             number = 1 if last is None else last.number + 1
-            seen = Seen(now, int(bound), None if newest is None else int(newest), run, changes, number)
+            seen = Seen(now, int(bound), saw_all, None if newest is None else int(newest), run, changes, number)
             if slots is None or last is None or last.run != run:
                 self._unbroken = number
             else:

@@ -30,7 +30,13 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array
-from outbox_worker.postgres.reading.snapshots import check_snapshot, fetch_news, is_later, take_snapshot
+from outbox_worker.postgres.reading.snapshots import (
+    check_snapshot,
+    fetch_news,
+    fetch_present,
+    is_later,
+    take_snapshot,
+)
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 
 if TYPE_CHECKING:
@@ -97,6 +103,8 @@ class SnapshotReader:
         self._templates = Templates()
         self._in_vain = 0
         """Looks in a row that found nothing."""
+        self._saw_all = False
+        """The snapshot taken last is of a moment when no transaction was in progress."""
         self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str | None] | None = None
         self._shared = look
 
@@ -168,7 +176,7 @@ class SnapshotReader:
         self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int, *, with_messages: bool
     ) -> Batch:
         """Read the next page: of the open range, or where that is read, of a new one up to now."""
-        window = after.window or SnapshotRange()
+        window, self._saw_all = after.window or SnapshotRange(), False
         if window.is_open:
             # The range was opened some time ago: what was committed since lies behind it, unread.
             batch = self._page(connection, after, window, limit, with_messages=with_messages, is_newest=False)
@@ -201,6 +209,7 @@ class SnapshotReader:
         if found is None:
             return None
         upper, messages = check_snapshot(found[0], end), found[1]
+        self._saw_all = found[0][2]
         self._opened = (connection, after, end, upper) if messages else None
         if not messages:
             return self._empty(after, upper)
@@ -224,14 +233,17 @@ class SnapshotReader:
         if self._end is not None:
             # A user may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
             return self._end if is_later(self._end, end) else end
-        return check_snapshot((take_snapshot(connection, self._scan if self._apart else None, end), False), end)
+        if self._apart:
+            return check_snapshot((take_snapshot(connection, self._scan, end), False), end)
+        upper, self._saw_all = fetch_present(connection)
+        return check_snapshot((upper, False), end)
 
     def _empty(self, after: Checkpoint, upper: str | None) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a range was closed by it."""
         self._in_vain += 1
         was_open = after.window is not None and after.window.is_open
         closed = Checkpoint(0, after.position + was_open, SnapshotRange(upper))
-        return Batch(after, closed, (), 0, full=False, matched_count=0, partition=self._partition)
+        return Batch(after, closed, (), 0, full=False, partition=self._partition, saw_all=self._saw_all)
 
     def _page(
         self,

@@ -57,8 +57,11 @@ FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM nu
 LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
 
 -- name: fetch_snapshot
--- What is over and what is in progress, now; and whether this is a standby, which cannot tell.
-SELECT pg_current_snapshot()::text, pg_is_in_recovery()
+-- What is over and what is in progress, now; whether this is a standby, which cannot tell; and whether nothing is in progress:
+-- not in the snapshot, nor since, by the next id that the server will hand out.
+SELECT s.now::text, pg_is_in_recovery(),
+       pg_snapshot_xmin(s.now) = pg_snapshot_xmax(s.now) AND age(pg_snapshot_xmax(s.now)::xid) = 0
+FROM (SELECT pg_current_snapshot() AS now) AS s
 
 -- name: fetch_newest
 -- What is over and what is in progress, now; whether this is a standby, which cannot tell; and the highest transaction id

@@ -41,14 +41,14 @@ def fetch_news(
     lower: str,
     limit: int,
     small: int | None,
-) -> tuple[tuple[str, bool], tuple[Message, ...]] | None:
+) -> tuple[tuple[str, bool, bool], tuple[Message, ...]] | None:
     """Read all that came since `lower`, in order, at most `limit` messages, payloads as text; `read` executes it.
 
     Payloads of more than `small` bytes are empty; None: none is.
 
     Returns:
-        The snapshot that ends the range and whether the server is a standby, and the messages; None: there may be more
-        than a few of them.
+        The snapshot that ends the range, whether the server is a standby and whether no transaction was in progress;
+        and the messages. None: there may be more than a few of them.
 
     """
     few = min(limit, FEW)
@@ -61,20 +61,25 @@ def fetch_news(
         return load("fetch_news").format(rows=rows, payload=shipped_columns("n", small))
 
     found = read(templates.fill("news", wanted, compose))
-    now, standby, *_ = found[0]
-    messages = build_messages(row[2:] for row in found if row[2] is not None)
-    return ((now, standby), messages) if len(messages) <= few else None
+    messages = build_messages(row[3:] for row in found if row[3] is not None)
+    return (found[0][:3], messages) if len(messages) <= few else None
 
 
 def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
-    """Take a snapshot.
+    """Take a snapshot; otherwise like `fetch_present`."""
+    return fetch_present(connection)[0]
+
+
+def fetch_present(connection: psycopg.Connection[Any]) -> tuple[str, bool]:
+    """Take a snapshot, and say whether no transaction was in progress. Not to be asked twice in one transaction.
 
     Raises:
         ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
 
     """
     with translated():
-        return check_snapshot(connection.execute(load("fetch_snapshot")).fetchone(), None)
+        row = connection.execute(load("fetch_snapshot")).fetchone()
+    return check_snapshot(row, None), row is not None and row[2]
 
 
 def check_snapshot(row: tuple[Any, ...] | None, lower: str | None) -> str:
