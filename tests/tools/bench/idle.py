@@ -5,6 +5,7 @@ Candidates run one at a time, from start to end, with the product's default leas
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ SERVER = Figure("PostgreSQL, % of a core", higher_is_better=False, steady=False)
 TRANSACTIONS = Figure("transactions/s", higher_is_better=False, steady=False)
 FIGURES = (PROCESS, SERVER, TRANSACTIONS)
 _SETTLE = 3.0
+_BETWEEN = 0.02
+"""Seconds between two commits of the other program: about 50 a second."""
 _TRANSACTIONS = "SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database"
 
 
@@ -42,6 +45,25 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
         f"{alone.values[TRANSACTIONS.name]:.1f} transactions/s; both are subtracted"
     )
     return measured
+
+
+def measure_beside_a_writer(case: Case, place: Place, options: Options) -> Measured:
+    """Do the same while another program commits all the time, into a table that nothing reads."""
+    stopped = threading.Event()
+    writer = threading.Thread(target=_write, args=(place, stopped))
+    writer.start()
+    try:
+        return measure(case, place, options)
+    finally:
+        stopped.set()
+        writer.join()
+
+
+def _write(place: Place, stopped: threading.Event) -> None:
+    with place.database.direct() as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS public.others (number bigint)")
+        while not stopped.wait(_BETWEEN):
+            connection.execute("INSERT INTO public.others VALUES (1)")
 
 
 def _take_turn(

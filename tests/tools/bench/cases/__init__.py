@@ -35,6 +35,7 @@ CASES: dict[str, Case] = {
         partitioned.PARTITIONED_SQL,
         latency.LATENCY,
         idle.IDLE,
+        idle.BESIDE_A_WRITER,
         growth.GROWTH,
     )
 }

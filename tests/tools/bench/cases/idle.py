@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.tools.bench import idle
@@ -36,8 +37,16 @@ def _candidates() -> list[Candidate]:
 IDLE = Case(
     name="idle",
     title="Idle: no message arrives",
-    about="CPU time of the process and of PostgreSQL, and transactions, while nothing is committed; less is better.",
+    about="CPU time of the process and of PostgreSQL, and transactions, while no message is committed; less is better.",
     candidates=_candidates,
     measure=idle.measure,
     figures=idle.FIGURES,
+)
+
+BESIDE_A_WRITER = replace(
+    IDLE,
+    name="idle-beside-a-writer",
+    title="Idle: no message arrives, and another program commits",
+    about=f"{IDLE.about} Meanwhile another program commits 50 times a second into a table that nothing reads.",
+    measure=idle.measure_beside_a_writer,
 )

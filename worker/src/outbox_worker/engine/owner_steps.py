@@ -300,7 +300,8 @@ class OwnerSteps:
 
         Returns what our role cannot end, for people.
         """
-        stuck = ownership.end_stuck_transactions(self._connection(), self._context.key, epoch=None)
+        key = self._context.key
+        stuck = ownership.end_stuck_transactions(self._connection(), key, {key.partition: None})
         if stuck.ended:
             _log.warning("ended transactions of a former owner's process that were stuck", extra={"count": stuck.ended})
         return stuck.left

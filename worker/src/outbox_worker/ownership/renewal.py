@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -14,7 +13,7 @@ from outbox_worker.postgres.ownership import leases as calls
 from outbox_worker.postgres.ownership import partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
 
     from outbox_worker.competing.consumer import ThisConsumer
@@ -67,7 +66,7 @@ class LeaseRenewal(Renewal):
         renewed = calls.renew_lease(connection, self._key, epoch=held.epoch, token=held.token, lease=self._lease)
         _note(self._ownership, held, renewed=renewed)
         if renewed:
-            _end_stuck_transactions(connection, self._key, held)
+            _end_stuck_transactions(connection, self._key, [held])
         return not renewed
 
 
@@ -93,7 +92,6 @@ class MembershipRenewal(Renewal):
         self._membership = membership
         self._claim_uid = claim_uid
         self._pod = pod
-        self._since: dict[HeldLease, float] = {}
         self._unwanted: frozenset[HeldLease] = frozenset()
         self._leaving: list[HeldLease] = []
         self._orphans: frozenset[HeldLease] = frozenset()
@@ -108,21 +106,13 @@ class MembershipRenewal(Renewal):
             connection, self._key, claim_uid=self._claim_uid, pod=self._pod, token=self._membership.token,
             lease=self._lease,
         )  # fmt: skip
-        now, lost = time.monotonic(), False
+        renewed = {lease for _, lease in held if epochs.get(lease.partition) == lease.epoch}
         for ownership, lease in held:
-            renewed = epochs.get(lease.partition) == lease.epoch
-            _note(ownership, lease, renewed=renewed)
-            lost = lost or not renewed
-            # Only after a move: then a former owner's process may be stuck. One statement for each partition and beat
-            # all the time would cost as much as handling.
-            since = self._since.setdefault(lease, now)
-            if renewed and now - since < 2 * self._lease.total_seconds():
-                key = replace(self._key, partition=lease.partition)
-                _end_stuck_transactions(connection, key, lease)
+            _note(ownership, lease, renewed=lease in renewed)
+        if renewed:
+            _end_stuck_transactions(connection, self._key, renewed)
         self._find_orphans(epochs)
-        current = {lease for _, lease in held}
-        self._since = {lease: since for lease, since in self._since.items() if lease in current}
-        return lost
+        return len(renewed) < len(held)
 
     def _find_orphans(self, epochs: Mapping[int, int]) -> None:
         """Let go of what is renewed with this token and no runner knows of: the answer to acquiring it was lost.
@@ -203,7 +193,7 @@ def _note(ownership: Ownership, lease: HeldLease, *, renewed: bool) -> None:
         ownership.lose_lease(lease, f"the lease of epoch {lease.epoch} lapsed or is another's")
 
 
-def _end_stuck_transactions(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
-    stuck = calls.end_stuck_transactions(connection, key, epoch=lease.epoch)
+def _end_stuck_transactions(connection: Connection, key: ProcessorKey, leases: Iterable[HeldLease]) -> None:
+    stuck = calls.end_stuck_transactions(connection, key, {lease.partition: lease.epoch for lease in leases})
     if stuck.ended:
         _log.warning("ended transactions that a former owner left stuck", extra={"count": stuck.ended})

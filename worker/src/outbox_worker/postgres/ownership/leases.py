@@ -6,7 +6,7 @@ meant for a connection in autocommit or a transaction of its own, never for the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
@@ -15,7 +15,7 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
     from uuid import UUID
 
@@ -173,13 +173,18 @@ class Stuck:
     left: str = ""
 
 
-def end_stuck_transactions(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int | None) -> Stuck:
+def end_stuck_transactions(
+    connection: psycopg.Connection[Any], key: ProcessorKey, epochs: Mapping[int, int | None]
+) -> Stuck:
     """End transactions of former owners that hold locks while the server waits for their process.
 
-    Does nothing while another owner is live; `epoch` is our own, None before we have one. Sessions of other roles need
-    pg_read_all_stats to be seen and pg_signal_backend to be ended.
+    Does nothing while another owner is live; `epochs` are our own, of each partition that is asked about, None before
+    we have one. Sessions of other roles need pg_read_all_stats to be seen and pg_signal_backend to be ended.
     """
-    parameters = key.names | {"epoch": epoch, "lock_name": key.lock_name}
+    parameters = {
+        "processor_id": key.processor_id, "partitions": list(epochs), "epochs": list(epochs.values()),
+        "lock_names": [replace(key, partition=partition).lock_name for partition in epochs],
+    }  # fmt: skip
     with translated():
         row = connection.execute(in_schema("end_stuck_transactions", key.schema), parameters).fetchone()
     return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))

@@ -8,21 +8,23 @@ WHERE processor_id = %(processor_id)s
 -- End what former owners left open while the server waits for their process: in a COPY, in a pipeline, with a result
 -- that no client fetches, no idle timeout runs. Each holds a shared advisory lock on (processor, epoch). Only once the lease
 -- lapsed, or is ours: then none of them can store any more, and what stored and did not commit is handled again.
+-- All partitions that are asked about at once: to look at the server's locks and sessions takes milliseconds.
 -- Of a session that our role may not see or not end: how many there are, and one of them.
 WITH held AS (
     SELECT a.pid, r.rolname, r.rolsuper, a.state IS NULL AS hidden,
            a.state = 'active' AND a.wait_event_type = 'Client' AS stuck,
            pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE') AND NOT r.rolsuper AS ours_to_end
-    FROM pg_locks AS k
+    FROM unnest(%(partitions)s::integer[], %(epochs)s::bigint[], %(lock_names)s::text[]) AS o (partition, epoch, lock_name)
+    JOIN {schema}.processor_leases AS l
+      ON l.processor_id = %(processor_id)s AND l.partition = o.partition
+     AND (l.expires_at <= clock_timestamp() OR l.epoch = o.epoch)
+    JOIN pg_locks AS k
+      ON k.locktype = 'advisory' AND k.objsubid = 2
+     AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+     AND k.classid::bigint = hashtext(o.lock_name) & 4294967295
+     AND k.objid::bigint IS DISTINCT FROM o.epoch & 2147483647
     JOIN pg_stat_activity AS a ON a.pid = k.pid
     JOIN pg_roles AS r ON r.oid = a.usesysid
-    WHERE (SELECT l.expires_at <= clock_timestamp() OR l.epoch = %(epoch)s
-           FROM {schema}.processor_leases AS l
-           WHERE l.processor_id = %(processor_id)s AND l.partition = %(partition)s)
-      AND k.locktype = 'advisory' AND k.objsubid = 2
-      AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-      AND k.classid::bigint = hashtext(%(lock_name)s) & 4294967295
-      AND k.objid::bigint IS DISTINCT FROM %(epoch)s & 2147483647
 )
 SELECT count(CASE WHEN h.stuck AND h.ours_to_end THEN pg_terminate_backend(h.pid)::int END),
        min(h.pid) FILTER (WHERE h.hidden OR h.stuck AND NOT h.ours_to_end),
