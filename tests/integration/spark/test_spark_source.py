@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
 
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_spark.offsets import OffsetRange
+from outbox_spark.options import parse_options
+from outbox_spark.reader import RangeReader
 from tests.support.spark import start_notebook_session
 
 if TYPE_CHECKING:
@@ -133,3 +139,56 @@ def test_nulls_stay_null_and_times_are_brought_into_what_python_holds(notebook, 
     assert [tuple(row)[:4] for row in found.collect()] == [
         (None, None, None, None), ("t", "p", "{}", 9999), ("t", "p", "{}", 1), ("t", "p", "{}", 1)
     ]  # fmt: skip
+
+
+AWKWARD = ("", "NULL", "\\N", "\\.", ",", '"', '""', "a\r\nb\rc\n", " blank ", "\N{SNOWMAN}\u2028", "x" * 2_000_000)
+"""What CSV quotes, or must not take for null."""
+
+
+def test_every_text_is_read_as_it_was_written(database):
+    """Each is on a page of its own, and all on one."""
+    with database.direct() as connection:
+        connection.cursor().executemany(
+            "INSERT INTO outbox.messages (message_type, partition_key, data) VALUES (%s, %s, to_jsonb(%s::text))",
+            [(text, None if text == "NULL" else text, text) for text in AWKWARD],
+        )
+        stored = connection.execute(
+            "SELECT position, message_type, partition_key, data::text FROM outbox.messages ORDER BY position"
+        ).fetchall()
+    assert [row[1] for row in stored] == list(AWKWARD)
+    for size in ("1", "5000"):
+        reader = RangeReader(parse_options(options(database, fetchSize=size)))
+        pages = list(reader.read(OffsetRange(BEGINNING, reader.fetch_settled())))
+        assert len(pages) == (len(AWKWARD) if size == "1" else 1)
+        found = [row for page in pages for row in page.to_pylist()]
+        columns = ("position", "message_type", "partition_key", "data")
+        assert [tuple(row[column] for column in columns) for row in found] == stored
+
+
+WITHOUT_PANDAS = """
+import sys
+
+from outbox_core.progress.checkpoint import BEGINNING
+from outbox_spark.offsets import OffsetRange
+from outbox_spark.options import parse_options
+from outbox_spark.reader import RangeReader
+from outbox_spark.writing.staging import StagingTable, copy_rows
+
+reader = RangeReader(parse_options({"connection": sys.argv[1]}))
+pages = reader.read(OffsetRange(BEGINNING, reader.fetch_settled()))
+table = StagingTable("public", "staged", ("message_type", "data"))
+done = copy_rows(sys.argv[1], table, (page.select(table.columns) for page in pages))
+assert "pandas" not in sys.modules
+assert done.column("loaded")[0].as_py() == 1
+"""
+
+
+def test_reading_and_staging_import_no_pandas(database):
+    """Pandas takes two seconds of processor time in each Python worker, before its first row."""
+    with database.direct() as connection:
+        connection.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('t', '{}')")
+        connection.execute("CREATE TABLE public.staged (outbox_attempt uuid, message_type text, data jsonb)")
+    directory = str(database.files().directory)
+    subprocess.run([sys.executable, "-c", WITHOUT_PANDAS, directory], check=True, timeout=60)
+    with database.direct() as connection:
+        assert connection.execute("SELECT message_type, data::text FROM public.staged").fetchall() == [("t", "{}")]

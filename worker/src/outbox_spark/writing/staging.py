@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import struct
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -197,7 +198,7 @@ def staging_name(processor_id: str, epoch: int, columns: tuple[tuple[str, str], 
 def to_csv(batch: pa.RecordBatch, attempt: str) -> bytes:
     """Write rows as PostgreSQL's COPY reads CSV: NULL is nothing, an empty string is quoted."""
     tagged = pa.Table.from_arrays(
-        [pa.repeat(pa.scalar(attempt), batch.num_rows), *batch.columns], names=[_ATTEMPT, *batch.schema.names]
+        [pa.repeat(_one(attempt)[0], batch.num_rows), *batch.columns], names=[_ATTEMPT, *batch.schema.names]
     )
     out = io.BytesIO()
     csv.write_csv(tagged, out, csv.WriteOptions(include_header=False, quoting_style="needed"))
@@ -253,4 +254,11 @@ def copy_rows(directory: str, table: StagingTable, batches: Iterator[pa.RecordBa
     finally:
         if connection is not None:
             connection.close()
-    return pa.RecordBatch.from_pydict({"attempt": [attempt], "loaded": [loaded]})
+    return pa.RecordBatch.from_arrays([_one(attempt), _one(str(loaded)).cast(pa.int64())], names=["attempt", "loaded"])
+
+
+def _one(text: str) -> pa.Array:
+    """Make a column of one text, without importing pandas as `pyarrow.array` would (see `reader.parse_page`)."""
+    encoded = text.encode()
+    offsets = struct.pack("=2i", 0, len(encoded))
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(encoded)])
