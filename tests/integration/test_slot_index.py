@@ -24,6 +24,7 @@ from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.template import Template
 from outbox_worker.targets.batch_relation import build_batch_relation
 from tests.integration.test_query_plans import Explaining
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
 from tests.support.worker import build_config
 
@@ -73,7 +74,7 @@ def test_the_partitions_together_are_the_outbox_and_each_is_in_order(seeded, key
         assert [message.checkpoint.position for message in batch.messages] == expected
 
 
-@pytest.mark.parametrize("count", [2, 8, 64])
+@pytest.mark.parametrize("count", [2, *at_night(8), 64])
 @pytest.mark.parametrize("fields", [{}, {"messageTypes": ["t1"]}, {"publications": ["p7", "p8"]}], ids=str)
 @pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
 @AFTER_A_SHORT_PAGE
@@ -106,7 +107,7 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics,
         assert sum(n.get("Rows Removed by Filter", 0) for n in nodes) == 0
 
 
-@pytest.mark.parametrize("count", [2, 8, 64])
+@pytest.mark.parametrize("count", [2, *at_night(8), 64])
 @pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
 def test_what_a_page_of_a_backlog_found_is_not_looked_for_again(seeded, count, has_statistics):
     """With the cursor Snapshot a page passes the rows of the other partitions, the statement over it does not."""
@@ -308,7 +309,7 @@ def test_rows_with_neither_key_nor_id_are_of_one_partition(unnamed, line):
         assert [message.checkpoint.position for message in batch.messages] == expected
 
 
-@pytest.mark.parametrize("count", [2, 8, 64])
+@pytest.mark.parametrize("count", [2, *at_night(8), 64])
 @AFTER_A_SHORT_PAGE
 def test_rows_with_neither_key_nor_id_are_read_by_the_index_of_slots(analyzed, count, short):
     database, has_statistics = analyzed

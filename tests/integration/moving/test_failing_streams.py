@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import build_config
 
@@ -75,7 +76,7 @@ def of_keys(produced):
     return {key: [each for each, its in produced if its == key] for key in {key for _, key in produced}}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *at_night(2)])
 @pytest.mark.parametrize("blocks", ["Key", "Nothing"])
 @pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"], indirect=True)
 @pytest.mark.parametrize("mode", [pytest.param(ORDERED, id="ordered"), pytest.param(PARTITIONED, id="partitioned")])
@@ -110,7 +111,7 @@ def test_each_message_is_handled_once(apart, place, mode, cursor, blocks, seed):
         assert of_keys([(each, key_of[each]) for each in found]) == of_keys(stream.produced)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *at_night(2)])
 def test_each_message_is_handled_once_by_consumers(apart, seed):
     apart.outbox.connection.execute("CREATE TABLE seen (n serial PRIMARY KEY, message_id text, total int, pair text)")
     apart.outbox.connection.execute(REFUSED)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[3]
 STATE: Final = Path(os.environ.get("OUTBOX_STATE") or "/var/lib/outbox-operator")
 REGISTRY: Final = os.environ.get("OUTBOX_REGISTRY") or "localhost"
-POLL_SECONDS: Final = 0.25
+POLL_SECONDS: Final = (0.1, 0.7)
+"""Between two looks: at first, and after some seconds. A look costs the API server and this process 5 ms or more."""
 RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 PLURALS: Final = {
@@ -209,11 +210,11 @@ T = TypeVar("T")
 
 def wait(what: str, look: Callable[[], T], *, within: float, explain: Callable[[], str] | None = None) -> T:
     """Look until what is seen is true, and answer it; a failure says what the cluster looks like."""
-    deadline = time.monotonic() + within
+    began, (least, most) = time.monotonic(), POLL_SECONDS
     while not (found := look()):
-        if time.monotonic() > deadline:
+        if (waited := time.monotonic() - began) > within:
             raise AssertionError(f"waited {within:.0f} s in vain: {what}\n{explain() if explain else repr(found)}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(min(least + waited / 10, most))
     return found
 
 

@@ -78,7 +78,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
         waited = time.monotonic() - began
         if waited > seconds:
             raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(min(0.01 + waited / 10, 0.1))
+        time.sleep(min(0.01 + waited / 10, 0.2))
 
 
 # Each process begins elsewhere, also where its `random` has a fixed seed.

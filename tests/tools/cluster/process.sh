@@ -35,7 +35,7 @@ start_process() {
   (
     cd "$OUTBOX_STATE" || exit 1
     for fd in ${HELD_LOCKS[@]+"${HELD_LOCKS[@]}"}; do exec {fd}>&-; done
-    GOGC=400 GOMEMLIMIT=1GiB exec setsid nohup "$@" </dev/null >"$LOGS/$name.log" 2>&1
+    GOGC=400 GOMEMLIMIT=2GiB exec setsid nohup "$@" </dev/null >"$LOGS/$name.log" 2>&1
   ) &
   pid=$!
   echo "$pid $(identity "$pid")" >"$PIDS/$name"

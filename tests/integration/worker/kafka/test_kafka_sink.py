@@ -26,6 +26,7 @@ from outbox_worker.targets.kafka import KafkaSink
 from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.records import RecordBuilder
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
+from tests.support.nightly import at_night
 from tests.support.servers.kafka import Topic, headers
 from tests.support.servers.postgres import free_port
 from tests.support.worker import build_config
@@ -166,7 +167,7 @@ class TestRefusals:
             assert topic.wait_for(2) == ["m-1", "m-3"]
 
     @pytest.mark.parametrize("blocks", ["Key", "Nothing", "Partition"])
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", [0, *at_night(1, 2)])
     def test_each_key_keeps_its_order_and_waits_behind_what_failed(self, kafka, make, blocks, seed):
         """Requests of some 300 messages; refused ones among the first that a producer sends, and among later ones."""
         rng = random.Random(seed)
