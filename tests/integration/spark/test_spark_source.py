@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
 from outbox_spark.reader import RangeReader
+from outbox_spark.source import OutboxStreamReader
+from tests.support.servers.postgres import wait_until
 from tests.support.spark import start_notebook_session
 
 if TYPE_CHECKING:
@@ -120,6 +123,28 @@ def test_a_range_read_again_gives_the_same_rows(notebook, database):
     assert sorted(again.select("position", "message_id").collect()) == first
 
 
+def test_who_plans_a_stream_keeps_a_connection_and_opens_another_where_the_server_ended_it(database):
+    produce(database, 3)
+    planner = OutboxStreamReader(parse_options(options(database)))
+    server = database.direct()
+
+    def sessions() -> list[int]:
+        named = "SELECT pid FROM pg_stat_activity WHERE application_name = 'outbox-spark-reader'"
+        return [pid for (pid,) in server.execute(named).fetchall()]
+
+    def look() -> list[int]:
+        assert planner.latestOffset(planner.initialOffset(), ReadMaxRows(10))["position"] == 3
+        return sessions()
+
+    (first,) = look()
+    assert look() == [first]
+    server.execute("SELECT pg_terminate_backend(%s, 10000)", (first,))
+    (second,) = look()
+    assert second != first
+    planner.stop()
+    wait_until(lambda: not sessions(), "it is closed")
+
+
 def test_a_password_is_no_option(notebook, database):
     with pytest.raises(AnalysisException, match="option password is not taken"):
         notebook.read.format("outbox").options(**options(database, password="secret")).load().count()
@@ -172,6 +197,7 @@ from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
 from outbox_spark.reader import RangeReader
+from outbox_spark.source import OutboxStreamReader
 from outbox_spark.writing.staging import StagingTable, copy_rows
 
 reader = RangeReader(parse_options({"connection": sys.argv[1]}))

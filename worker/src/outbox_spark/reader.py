@@ -7,6 +7,7 @@ snapshot for longer than a page.
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -18,11 +19,12 @@ from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
 from outbox_spark.offsets import OffsetRange
 from outbox_worker.postgres.connection import ConnectionFiles
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.errors import DatabaseError, translated
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.table import within_python
+from outbox_worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,11 +73,19 @@ _COUNT: Final = sql.SQL("SELECT count(*) FROM ({relation}) AS r")
 
 
 class RangeReader:
-    """Plans and reads ranges; every call has a connection of its own, so it can be sent to another process."""
+    """Plans and reads ranges. It can be sent to another process as long as it keeps no connection."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        """Remember what to read; open nothing."""
+    def __init__(self, options: ReadOptions, *, keeps_connection: bool = False) -> None:
+        """Remember what to read; open nothing.
+
+        Args:
+            options: of the source.
+            keeps_connection: let all calls have one connection, and not each its own: for who looks again and again.
+
+        """
         self._options = options
+        self._keeps = keeps_connection
+        self._session = Session(ConnectionFiles(options.connection), _APPLICATION_NAME)
 
     def fetch_start(self) -> Checkpoint:
         """Return the pair that `start` names."""
@@ -149,8 +159,22 @@ class RangeReader:
                 piece = OffsetRange(place, piece.end)
                 limit = min(self._options.fetch_size, max(1, _PAGE_BYTES * page.num_rows // max(page.nbytes, 1)))
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        return ConnectionFiles(self._options.connection).connect(_APPLICATION_NAME, autocommit=True)
+    def close(self) -> None:
+        """Close the connection that is kept."""
+        self._session.discard()
+
+    @contextmanager
+    def _connect(self) -> Iterator[psycopg.Connection[Any]]:
+        """Lend a connection: another one where the server has ended the one that was kept."""
+        with suppress(DatabaseError):
+            self._session.connection().pgconn.consume_input()
+        is_kept = False
+        try:
+            yield self._session.connection()
+            is_kept = self._keeps
+        finally:
+            if not is_kept:
+                self._session.discard()
 
     def _relation(self, whole: OffsetRange) -> sql.Composed:
         return MessageReader(self._options.source).batch_relation(whole.start, whole.end)

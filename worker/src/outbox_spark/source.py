@@ -3,7 +3,8 @@
 Thin: options.py reads the options, offsets.py splits ranges, reader.py reads them. Offsets are checkpoints.
 Register it with `spark.dataSource.register(OutboxDataSource)`; it needs nothing of the operator.
 
-Spark makes these objects several times over, in planning processes and in every task, so they hold no connection.
+Spark makes these objects several times over, in planning processes and in every task, so none is made with a
+connection. The one that plans a stream keeps that of its first look: it looks again at each interval.
 `commit` is left alone: Spark calls it one batch late, and for the last batch of an idle or bounded query never.
 For effects and checkpoint in one transaction run the query by the driver (`python -m outbox_spark`).
 """
@@ -76,12 +77,13 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         """Remember the options; connect to nothing."""
         self._options = options
+        self._reader = RangeReader(options, keeps_connection=True)
         self._last: Checkpoint | None = None
         self._due = 0.0
 
     @override
     def initialOffset(self) -> dict[str, Any]:
-        return format_offset(RangeReader(self._options).fetch_start())
+        return format_offset(self._reader.fetch_start())
 
     @override
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -93,16 +95,15 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waits():
             return format_offset(start_pair)
         after = max(start_pair, self._options.floor)
-        reader = RangeReader(self._options)
         full = False
         if isinstance(limit, ReadMaxRows):
-            end, full = reader.fetch_end(after, limit.max_rows)
+            end, full = self._reader.fetch_end(after, limit.max_rows)
         else:
-            end = reader.fetch_settled()
+            end = self._reader.fetch_settled()
         self._due = 0.0 if full else time.monotonic() + self._options.interval
         if self._last is not None:
             end = min(end, self._last)
-        elif isinstance(limit, ReadMinRows) and reader.fetch_count(OffsetRange(after, end)) < limit.min_rows:
+        elif isinstance(limit, ReadMinRows) and self._reader.fetch_count(OffsetRange(after, end)) < limit.min_rows:
             end = start_pair
         return format_offset(max(end, after, start_pair))
 
@@ -122,16 +123,20 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def prepareForTriggerAvailableNow(self) -> None:
-        self._last = RangeReader(self._options).fetch_settled()
+        self._last = self._reader.fetch_settled()
 
     @override
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         whole = OffsetRange(parse_offset(start), parse_offset(end)).after(self._options.floor)
-        return _plan(self._options, whole)
+        return _plan(self._options, self._reader, whole)
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
+
+    @override
+    def stop(self) -> None:
+        self._reader.close()
 
 
 class OutboxBatchReader(DataSourceReader):
@@ -147,15 +152,15 @@ class OutboxBatchReader(DataSourceReader):
         start = reader.fetch_start()
         settled = reader.fetch_settled()
         end = settled if self._options.end is None else min(self._options.end, settled)
-        return _plan(self._options, OffsetRange(start, end))
+        return _plan(self._options, reader, OffsetRange(start, end))
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
 
 
-def _plan(options: ReadOptions, whole: OffsetRange) -> list[InputPartition]:
-    boundaries = RangeReader(options).fetch_boundaries(whole, options.partitions)
+def _plan(options: ReadOptions, reader: RangeReader, whole: OffsetRange) -> list[InputPartition]:
+    boundaries = reader.fetch_boundaries(whole, options.partitions)
     return [OutboxPartition(piece) for piece in split_range(whole, boundaries)]
 
 
