@@ -274,3 +274,28 @@ def test_both_programs_know_it(program):
         [sys.executable, "-c", call, "try", "--seconds", "abc"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, "'abc' is not a number of seconds" in done.stderr) == (2, True), done.stderr
+
+
+FORKED = """
+import os, signal
+from outbox_cli.try_out.errors import EndedError
+from outbox_cli.try_out.run import Signals
+
+signals = Signals()
+if (child := os.fork()) == 0:
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except EndedError:
+    assert signals.ended == signal.SIGINT
+else:
+    raise AssertionError("the run goes on")
+"""
+
+
+def test_a_signal_ends_the_run_and_is_not_told_by_a_process_that_was_forked_a_moment_ago():
+    """A terminal sends it to both; the new one would write a traceback onto the screen."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

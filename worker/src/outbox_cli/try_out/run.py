@@ -47,7 +47,8 @@ class Signals:
     """The signals that end a run: at once, or, while the table is shown, with a ledger."""
 
     def __init__(self) -> None:
-        """Take them."""
+        """Take them, in this process."""
+        self._pid = os.getpid()
         self.graceful = False
         self.stop: int | None = None
         self.ended: int | None = None
@@ -55,6 +56,8 @@ class Signals:
             signal.signal(number, self._take)
 
     def _take(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._pid:
+            return  # forked a moment ago, and not yet out of reach of the terminal's Ctrl-C: the guard ends it
         if self.graceful and number == signal.SIGINT and self.stop is None:
             self.stop = number
             return
