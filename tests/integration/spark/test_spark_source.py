@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -123,7 +124,7 @@ def test_a_range_read_again_gives_the_same_rows(notebook, database):
     assert sorted(again.select("position", "message_id").collect()) == first
 
 
-def test_who_plans_a_stream_keeps_a_connection_and_opens_another_where_the_server_ended_it(database):
+def test_who_plans_a_stream_keeps_a_connection_until_the_server_ends_it_or_its_time_is_over(database, monkeypatch):
     produce(database, 3)
     planner = OutboxStreamReader(parse_options(options(database)))
     server = database.direct()
@@ -141,6 +142,9 @@ def test_who_plans_a_stream_keeps_a_connection_and_opens_another_where_the_serve
     server.execute("SELECT pg_terminate_backend(%s, 10000)", (first,))
     (second,) = look()
     assert second != first
+    monkeypatch.setattr(planner._reader, "_kept_until", time.monotonic())
+    planner.latestOffset(planner.initialOffset(), ReadMaxRows(10))
+    wait_until(lambda: len(sessions()) == 1 and sessions() != [second], "another one, and no more")
     planner.stop()
     wait_until(lambda: not sessions(), "it is closed")
 

@@ -7,6 +7,7 @@ snapshot for longer than a page.
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from outbox_spark.options import ReadOptions
 
 _APPLICATION_NAME: Final = "outbox-spark-reader"
+_KEPT_SECONDS: Final = 10.0
+"""So long a connection is kept: its name may lead to another server by now, where the tasks read already."""
 _FIRST_PAGE: Final = 500
 _PAGE_BYTES: Final = 8_000_000
 """About so much of a range is in an executor's memory at once."""
@@ -80,11 +83,13 @@ class RangeReader:
 
         Args:
             options: of the source.
-            keeps_connection: let all calls have one connection, and not each its own: for who looks again and again.
+            keeps_connection: let all calls of some seconds have one connection, and not each its own: for who looks
+                again and again.
 
         """
         self._options = options
         self._keeps = keeps_connection
+        self._kept_until = 0.0
         self._session = Session(ConnectionFiles(options.connection), _APPLICATION_NAME)
 
     def fetch_start(self) -> Checkpoint:
@@ -165,7 +170,10 @@ class RangeReader:
 
     @contextmanager
     def _connect(self) -> Iterator[psycopg.Connection[Any]]:
-        """Lend a connection: another one where the server has ended the one that was kept."""
+        """Lend a connection: another one where the server has ended the one that was kept, or it was kept for long."""
+        if (now := time.monotonic()) >= self._kept_until:
+            self._session.discard()
+            self._kept_until = now + _KEPT_SECONDS
         with suppress(DatabaseError):
             self._session.connection().pgconn.consume_input()
         is_kept = False

@@ -4,7 +4,7 @@ Thin: options.py reads the options, offsets.py splits ranges, reader.py reads th
 Register it with `spark.dataSource.register(OutboxDataSource)`; it needs nothing of the operator.
 
 Spark makes these objects several times over, in planning processes and in every task, so none is made with a
-connection. The one that plans a stream keeps that of its first look: it looks again at each interval.
+connection. The one that plans a stream keeps its connection for some seconds: it looks again at each interval.
 `commit` is left alone: Spark calls it one batch late, and for the last batch of an idle or bounded query never.
 For effects and checkpoint in one transaction run the query by the driver (`python -m outbox_spark`).
 """
