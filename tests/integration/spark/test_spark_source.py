@@ -15,8 +15,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
+from outbox_spark.planning import OutboxStreamReader
 from outbox_spark.reader import RangeReader
-from outbox_spark.source import OutboxStreamReader
 from tests.support.servers.postgres import wait_until
 from tests.support.spark import start_notebook_session
 
@@ -200,8 +200,8 @@ import sys
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
+from outbox_spark.planning import OutboxStreamReader
 from outbox_spark.reader import RangeReader
-from outbox_spark.source import OutboxStreamReader
 from outbox_spark.writing.staging import StagingTable, copy_rows
 
 reader = RangeReader(parse_options({"connection": sys.argv[1]}))
@@ -211,6 +211,25 @@ done = copy_rows(sys.argv[1], table, (page.select(table.columns) for page in pag
 assert "pandas" not in sys.modules
 assert done.column("loaded")[0].as_py() == 1
 """
+
+
+LITTLE = """
+import pickle
+import sys
+
+from outbox_spark.source import OutboxDataSource
+
+source = OutboxDataSource({"connection": "/nowhere"})
+source.name(), source.schema()
+assert not {"psycopg", "pyarrow", "pydantic"} & sys.modules.keys(), "to say its schema"
+pickle.dumps([source.streamReader(source.schema()).read, source.reader(source.schema()).read])
+assert not {"psycopg", "pyarrow"} & sys.modules.keys(), "to hand out who reads"
+"""
+
+
+def test_processes_that_read_nothing_import_little():
+    """Spark starts two of them for each query: one asks for the schema, one hands out who reads."""
+    subprocess.run([sys.executable, "-c", LITTLE], check=True, timeout=60)
 
 
 def test_reading_and_staging_import_no_pandas(database):

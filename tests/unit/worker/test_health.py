@@ -15,7 +15,7 @@ from outbox_core.report import BlockedKey, FailureSummary, Intent, LeaseView, Pa
 from outbox_worker.observe.access import Access
 from outbox_worker.observe.health import HealthServer
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress
-from outbox_worker.observe.telemetry import Telemetry
+from outbox_worker.observe.telemetry import render
 
 CONFIG = ProcessorConfig.model_validate(
     {
@@ -38,15 +38,14 @@ class Served:
     def __init__(self, host=""):
         self.status = ProcessStatus(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
         self.progress = Progress()
-        telemetry = Telemetry(self.status)
-        telemetry.observe_batch(0.1, stored=True)
+        self.status.add_seconds(0.1, stored=True)
         self.server = HealthServer(
             (host, 0),
             access=OPEN,
             overdue=self.progress.overdue,
             is_ready=lambda: self.status.is_ready,
             report=self.status.report,
-            metrics=telemetry.render,
+            metrics=lambda: render(self.status),
             set_intent=self.status.set_intent,
         )
         self.server.start()
@@ -100,7 +99,10 @@ def test_anything_else_is_refused(served, body):
 def test_metrics_are_there_and_other_paths_are_not(served):
     code, text = served.ask("/metrics")
     assert code == 200
-    assert 'outbox_batch_seconds_count{outcome="stored"} 1.0' in text
+    for sample in ('count{outcome="stored"} 1.0', 'sum{outcome="stored"} 0.1', 'count{outcome="failed"} 0.0'):
+        assert f"outbox_batch_seconds_{sample}" in text
+    for bound, count in (("0.05", 0), ("0.1", 1), ("0.25", 1), ("300.0", 1), ("+Inf", 1)):
+        assert f'outbox_batch_seconds_bucket{{le="{bound}",outcome="stored"}} {count}.0' in text
     assert served.ask("/secrets")[0] == 404
     assert served.ask("/elsewhere", b"{}")[0] == 404
 

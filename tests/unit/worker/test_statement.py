@@ -30,6 +30,8 @@ from outbox_worker.postgres.transactions.statement import (
         ("SAVEPOINT s; RELEASE s", None),
         ("PREPARE p AS SELECT 1", None),
         ("SELECT 'COMMIT; ROLLBACK'", None),
+        ("SELECT $été$ ; COMMIT $été$", None),
+        ("SELECT 1; commit\U0001f600", None),
         ("SELECT E'it\\'s; COMMIT'", None),
         ('SELECT 1 AS "; commit"', None),
         ("SELECT $$; commit;$$", None),

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from outbox_core.errors import HandlerError
-from outbox_core.report import Reason
-
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from outbox_core.errors import HandlerError
 
 TYPE_KEY: Final = "outbox.type"
 """Key of a field's metadata that names its PostgreSQL type."""
@@ -90,10 +89,9 @@ def postgres_type(field: spark.StructField) -> str:
         return "jsonb"
     found = _SIMPLE.get(type(field.dataType))
     if found is None:
-        raise HandlerError(
+        raise _refusal(
             f"column {field.name!r} is {field.dataType.simpleString()}, which has no PostgreSQL type: cast it in the "
-            "application, for example to string",
-            reason=Reason.HANDLER_FAILED,
+            "application, for example to string"
         )
     return found
 
@@ -108,8 +106,12 @@ def staging_columns(schema: spark.StructType) -> tuple[tuple[str, str], ...]:
     columns = tuple((field.name, postgres_type(field)) for field in schema.fields)
     names = [name for name, _ in columns]
     if not names or len(set(names)) != len(names) or any(not n or len(n.encode()) > 63 or "\0" in n for n in names):
-        raise HandlerError(
-            f"columns {names} cannot be staged: PostgreSQL wants distinct names of 1 to 63 bytes",
-            reason=Reason.HANDLER_FAILED,
-        )
+        raise _refusal(f"columns {names} cannot be staged: PostgreSQL wants distinct names of 1 to 63 bytes")
     return columns
+
+
+def _refusal(message: str) -> HandlerError:
+    # Spark asks for the schema alone in a process of its own: it shall not load the models that errors need.
+    from outbox_core.errors import HandlerError
+
+    return HandlerError(message)

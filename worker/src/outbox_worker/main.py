@@ -29,7 +29,6 @@ from outbox_worker.observe.observer import Observer
 from outbox_worker.observe.source_watch import SourceWatch
 from outbox_worker.observe.speaker import Speaker
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
-from outbox_worker.observe.telemetry import Telemetry
 from outbox_worker.ownership.heartbeat import Heartbeat, Ownership
 from outbox_worker.ownership.one_shot import run_once
 from outbox_worker.ownership.release import give_back
@@ -73,7 +72,6 @@ class Process:
     progress: Progress
     shutdown: Shutdown
     status: ProcessStatus
-    telemetry: Telemetry
 
 
 def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -> int:
@@ -99,10 +97,9 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
     waker, progress = Waker(), Progress()
     identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
     status = ProcessStatus(config, identity, initial_state(time.monotonic()))
-    telemetry = Telemetry(status)
     process = Process(
         settings, config, name, engine, uuid.UUID(identity.instance), waker, progress,
-        Shutdown(waker, settings.grace_seconds), status, telemetry,
+        Shutdown(waker, settings.grace_seconds), status,
     )  # fmt: skip
     health = HealthServer(
         (settings.host, settings.port),
@@ -110,7 +107,7 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
         overdue=progress.overdue,
         is_ready=lambda: status.is_ready,
         report=status.report,
-        metrics=telemetry.render,
+        metrics=lambda: _render_metrics(status),
         set_intent=status.set_intent,
     )
     health.start()
@@ -129,6 +126,13 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
         health.close()
     _log.info("ended")
     return ExitCode.DONE
+
+
+def _render_metrics(status: ProcessStatus) -> bytes:
+    # Only the first scrape pays for Prometheus' client, and a process that is never asked does not.
+    from outbox_worker.observe.telemetry import render
+
+    return render(status)
 
 
 def _spare_collector() -> None:
@@ -171,10 +175,7 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     outdated = False
     try:
         runners = [
-            Runner(
-                each, steps, initial_state(time.monotonic()), telemetry=process.telemetry, chance=chance,
-                membership=membership,
-            )
+            Runner(each, steps, initial_state(time.monotonic()), chance=chance, membership=membership)
             for each, steps in zip(
                 units, build_steps(units, replica, take_over=take_over, feed=process.engine.feed), strict=True
             )

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.steps import StepContext, Steps
-    from outbox_worker.observe.telemetry import Telemetry
     from outbox_worker.ownership.heartbeat import Losses
     from outbox_worker.ownership.membership import Membership
 
@@ -43,7 +42,6 @@ class Runner:
         steps: Steps,
         state: ProcessorState,
         *,
-        telemetry: Telemetry,
         chance: Random,
         membership: Membership | None = None,
     ) -> None:
@@ -51,7 +49,6 @@ class Runner:
         self.context = context
         self.state = state
         self._steps = steps
-        self._telemetry = telemetry
         self._random = chance
         self._membership = membership
         self._policy = Policy(
@@ -160,7 +157,7 @@ class Runner:
                 status.add_batch(outcome.count)
                 if outcome.count:
                     self.context.throttle.succeed(outcome.count)
-                self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=True)
+                status.add_seconds(time.monotonic() - self._batch_began, stored=True)
             case outcomes.Isolated() | outcomes.HeldSorted() | outcomes.Sifted():
                 self._count_some(state, outcome)
             case outcomes.Rejected():
@@ -170,7 +167,7 @@ class Runner:
             case outcomes.Failed() | outcomes.CommitUnknown():
                 status.set_error(outcome.error.detail or str(outcome.error))
                 if state.batch is not None:
-                    self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=False)
+                    status.add_seconds(time.monotonic() - self._batch_began, stored=False)
                     if state.step in _HANDLING:
                         self.context.throttle.fail(outcome.error, state.batch, time.monotonic())
             case _:
@@ -196,7 +193,7 @@ class Runner:
                     self.context.status.set_error(refused.error.detail or str(refused.error))
         if stored:
             self.context.status.add_batch(count)
-        self._telemetry.observe_batch(time.monotonic() - self._batch_began, stored=count > 0)
+        self.context.status.add_seconds(time.monotonic() - self._batch_began, stored=count > 0)
         if count:
             self.context.throttle.succeed(count)
         elif keys:

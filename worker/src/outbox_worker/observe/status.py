@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,8 @@ TERMINATION_BYTES: Final = 4000
 """The kubelet keeps 4,096; a report that was cut in the middle could not be read."""
 ACTIVITY_SECONDS: Final = 10.0
 """Between two lines of the log that say what was handled."""
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Seconds: bounds by which the times of batches are told apart."""
 _SHOWN: Final = 4
 _MESSAGE: Final = 1000
 _ERROR: Final = 1500
@@ -46,6 +49,25 @@ class Identity:
     pod: str
     pod_uid: str
     instance: str
+
+
+@dataclass(slots=True)
+class BatchSeconds:
+    """How long batches took.
+
+    Attributes:
+        counts: of those up to each of BUCKETS and beyond the one before it; the last one's have no bound.
+        total: of all their seconds.
+
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Take one more."""
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
 
 
 @dataclass(slots=True)
@@ -85,6 +107,8 @@ class ProcessStatus:
         self._rebuild: RebuildView | None = None
         self.handled = 0
         self.batches = 0
+        self.batch_seconds = {"stored": BatchSeconds(), "failed": BatchSeconds()}
+        """From a batch in hand to its checkpoint stored, or to its failure."""
         self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
 
     @property
@@ -173,6 +197,11 @@ class ProcessStatus:
         with self._lock:
             self.batches += 1
             self.handled += count
+
+    def add_seconds(self, seconds: float, *, stored: bool) -> None:
+        """Count how long a batch took."""
+        with self._lock:
+            self.batch_seconds["stored" if stored else "failed"].add(seconds)
 
     def add_refusal(self, code: int) -> None:
         """Count an answer of the contract that was not 1."""

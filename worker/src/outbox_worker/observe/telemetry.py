@@ -1,11 +1,15 @@
-"""Prometheus metrics, computed from the process status when they are asked for: no request touches the database."""
+"""Prometheus metrics, computed from the process status when they are asked for: no request touches the database.
+
+The first scrape imports this module: Prometheus' client costs a start as much as our engine does.
+"""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -13,6 +17,7 @@ from typing_extensions import override
 from outbox_core.breaker import Phase
 from outbox_core.progress.checkpoint import parse_checkpoint
 from outbox_core.report import RebuildState, WorkerState
+from outbox_worker.observe.status import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,32 +27,13 @@ if TYPE_CHECKING:
     from outbox_core.report import Report
     from outbox_worker.observe.status import ProcessStatus
 
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-
-class Telemetry:
-    """The registry of one process."""
-
-    def __init__(self, status: ProcessStatus) -> None:
-        """Register what is served."""
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._registry.register(StatusCollector(status))
-        self._seconds = Histogram(
-            "outbox_batch_seconds",
-            "Time from a batch in hand to its checkpoint stored, or to its failure.",
-            ["outcome"],
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
-
-    def observe_batch(self, seconds: float, *, stored: bool) -> None:
-        """Take how long a batch took."""
-        self._seconds.labels("stored" if stored else "failed").observe(seconds)
-
-    def render(self) -> bytes:
-        """Return the text exposition."""
-        return generate_latest(self._registry)
+def render(status: ProcessStatus) -> bytes:
+    """Return the text exposition of one process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(StatusCollector(status))
+    return generate_latest(registry)
 
 
 class StatusCollector(Collector):
@@ -92,6 +78,15 @@ class StatusCollector(Collector):
         batches = CounterMetricFamily("outbox_batches", "Batches stored by this process.", labels=["processor"])
         batches.add_metric(labels, float(self._status.batches))
         yield batches
+        seconds = HistogramMetricFamily(
+            "outbox_batch_seconds",
+            "Time from a batch in hand to its checkpoint stored, or to its failure.",
+            labels=["outcome"],
+        )
+        for outcome, each in self._status.batch_seconds.items():
+            numbers = zip([*map(str, BUCKETS), "+Inf"], accumulate(each.counts), strict=True)
+            seconds.add_metric([outcome], [(bound, float(count)) for bound, count in numbers], each.total)
+        yield seconds
         refusals = CounterMetricFamily(
             "outbox_conflicts",
             "Answers of store_processor_checkpoint to this process that were not 1, by code.",
