@@ -53,7 +53,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _reader(self) -> RangeReader:
-        return _connect(self._options, keeps_connection=True)
+        return _build_reader(self._options, keeps_connection=True)
 
     @override
     def initialOffset(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class OutboxBatchReader(DataSourceReader):
 
     @override
     def partitions(self) -> Sequence[InputPartition]:
-        reader = _connect(self._options)
+        reader = _build_reader(self._options)
         start = reader.fetch_start()
         settled = reader.fetch_settled()
         end = settled if self._options.end is None else min(self._options.end, settled)
@@ -133,7 +133,7 @@ class OutboxBatchReader(DataSourceReader):
         return _read(self._options, partition)
 
 
-def _connect(options: ReadOptions, *, keeps_connection: bool = False) -> RangeReader:
+def _build_reader(options: ReadOptions, *, keeps_connection: bool = False) -> RangeReader:
     # Spark pickles these objects in a process that reads nothing: it shall not load the database's driver.
     from outbox_spark.reader import RangeReader
 
@@ -147,4 +147,4 @@ def _plan(options: ReadOptions, reader: RangeReader, whole: OffsetRange) -> list
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, OutboxPartition):
-        yield from _connect(options).read(partition.piece)
+        yield from _build_reader(options).read(partition.piece)
