@@ -385,3 +385,5 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
             "IS NULL" in n.get("Index Cond", "") and "_slots_" in n.get("Index Name", "") for n in explaining.nodes()
         )
         assert not [n for n in explaining.nodes() if n["Node Type"] == "Seq Scan"]
+        sorted_by = {key for node in explaining.nodes() for key in node.get("Sort Key", [])}
+        assert not [key for key in sorted_by if "transaction_id" in key], "each slot is read in the index's order"

@@ -450,8 +450,8 @@ class RangeScan:
     def _of_slots(self) -> list[Sought]:
         """Return what rows of the source or partition are sought by.
 
-        Slots are a list, and not a part of the statement each: to plan sixteen parts takes the server ten times as
-        long as to read a few messages by them.
+        Slots are a list, and not a part of the statement each: to plan sixteen parts takes the server several times as
+        long as to read a few messages by them (docs/performance/profile-partitioned.md).
         """
         published: Parts = [self._published()] if self.publications else []
         if self.slot is None:
@@ -473,10 +473,10 @@ class RangeScan:
             return sql.SQL("SELECT {} FROM {} AS o WHERE {} {}").format(columns, self.table.identifier, where, ordered)
         return sql.SQL(
             "SELECT {columns} FROM {lists} CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {where} "
-            "ORDER BY {order} {end}) AS o"
+            "ORDER BY {order} {limit}) AS o"
         ).format(
             columns=columns, lists=sql.SQL(" CROSS JOIN ").join(lists), table=self.table.identifier, where=where,
-            order=order, end=_limit(limit) if limit else sql.SQL("OFFSET 0"),
+            order=order, limit=_limit(limit),
         )  # fmt: skip
 
     def _published(self) -> sql.Composed:
