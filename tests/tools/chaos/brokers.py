@@ -30,12 +30,11 @@ class Brokers:
     def __init__(self, cases: Sequence[Case], proxies: Proxies, directory: Path, patience: float) -> None:
         """Start them; `patience` is how many seconds each may take. What Kafka prints is left in the directory."""
         self._proxies, self._directory = proxies, directory
+        # While one is down, no outgoing connection may get one of its ports: they come from a range of their own.
+        PORT_RANGE.write_text("50000 59999")
         self.rabbitmq: RabbitmqServer | None = None
         if any(case.target in (Target.RABBITMQ, Target.STREAM) for case in cases):
-            # While it is down, no outgoing connection may get one of its ports: they come from a range of their own.
-            PORT_RANGE.write_text("50000 59999")
             self.rabbitmq = RabbitmqServer(patience=patience)
-            PORT_RANGE.write_text("32768 49999")
         self.kafka: KafkaServer | None = None
         # A client of Kafka goes where the broker says that it is: so each case has a listener, which names its proxy.
         listeners = {case.name: free_port() for case in cases if case.target is Target.KAFKA}
@@ -43,6 +42,7 @@ class Brokers:
         if listeners:
             through = {port: self._to_kafka[name] for name, port in listeners.items()}
             self.kafka = KafkaServer(patience=patience, through=through, settings=[SESSION])
+        PORT_RANGE.write_text("32768 49999")
 
     def prepare(self, case: Case) -> dict[str, str]:
         """Make what the case publishes to; return the keys of its target's Secret, empty where it has none."""

@@ -117,6 +117,7 @@ class Faults:
             Kind.DISK: self._fill_disk,
             Kind.BROKER: self._crash_broker,
             Kind.KAFKA: self._freeze_kafka,
+            Kind.KAFKA_CRASH: self._crash_kafka,
         }
 
     def strike(self, fault: Fault) -> Struck:
@@ -326,12 +327,19 @@ class Faults:
         return Blow(f"SIGKILL of its node, back at start {attempt}")
 
     def _freeze_kafka(self, fault: Fault) -> Blow:
-        """Freeze the broker, and never kill it: one that is killed can leave a transaction without an end."""
         if self._kafka is None:
             return Blow("there is none", harmless=True)
         with self._kafka.frozen():
             time.sleep(fault.seconds)
         return Blow("SIGSTOP of its process")
+
+    def _crash_kafka(self, fault: Fault) -> Blow:
+        if self._kafka is None:
+            return Blow("there is none", harmless=True)
+        self._kafka.stop()
+        time.sleep(fault.seconds)
+        self._kafka.start()
+        return Blow("SIGKILL of its process")
 
     def _connect(self, fault: Fault) -> psycopg.Connection[Any]:
         return self._databases.home(self._pods[fault.case].case).connect()

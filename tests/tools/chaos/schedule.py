@@ -2,7 +2,8 @@
 
 Each case has a lane of its own, and so has what all cases share (the servers). In a lane one fault follows another; two
 lanes overlap as they will. A lane's kinds are dealt like cards, so that none comes a third time before each came once
-in a run that is long enough. A lane depends on the seed and its name alone: to run one case again, its faults stay.
+in a run that is long enough. A lane depends on the seed, its name and its kinds alone: to run one case again, its
+faults stay. Kafka has one kind less where a case writes to it in transactions.
 
 The schedule names no process: a victim is `choice`, a share of those that live when it strikes, the owner more often.
 """
@@ -53,6 +54,7 @@ class Kind(StrEnum):
     DISK = "fill the disk"
     BROKER = "crash the broker"
     KAFKA = "freeze Kafka"
+    KAFKA_CRASH = "crash Kafka"
 
 
 AT_ONCE: Final = frozenset({
@@ -103,7 +105,7 @@ _OF_A_CASE: Final = (
 _CHANGES: Final = (Kind.DIVIDE, Kind.DIVIDE_FROZEN)
 _SERVERS: Final = {
     Kind.POSTGRES: "source", Kind.BACKEND: "source", Kind.DISK: "source", Kind.BROKER: "broker",
-    Kind.REPORTING: "reporting", Kind.KAFKA: "kafka",
+    Kind.REPORTING: "reporting", Kind.KAFKA: "kafka", Kind.KAFKA_CRASH: "kafka",
 }  # fmt: skip
 """Each server has a lane of its own."""
 
@@ -113,6 +115,11 @@ def strikes(fault: Fault, case: Case) -> bool:
     if fault.case:
         return fault.case == case.name
     return _needs(case, _SERVERS[fault.kind])
+
+
+def _spares_none(kind: Kind, cases: Sequence[Case]) -> bool:
+    """Say whether each case can bear it: a Kafka that is killed can leave a transaction without an end."""
+    return kind is not Kind.KAFKA_CRASH or not any(case.target is Target.KAFKA and case.once for case in cases)
 
 
 def _needs(case: Case, server: str) -> bool:
@@ -129,7 +136,7 @@ def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fau
     lanes = []
     for server in dict.fromkeys(_SERVERS.values()):
         if any(_needs(case, server) for case in cases):
-            kinds = [kind for kind, whose in _SERVERS.items() if whose == server]
+            kinds = [kind for kind, whose in _SERVERS.items() if whose == server and _spares_none(kind, cases)]
             lanes.append(_build_lane(Random(f"{seed}/{server}"), seconds, kinds, (18.0, 32.0), None))
     for case in cases:
         kinds = [*_OF_A_CASE, *(_CHANGES if case.changes else ())]
@@ -178,6 +185,7 @@ def _draw(random: Random, at: float, kind: Kind, case: Case | None) -> Fault:
         Kind.DISK: (2.0 + 4.0 * share, 200_000 * size),
         Kind.BROKER: (0.5 + 2.5 * share, 0.0),
         Kind.KAFKA: (1.0 + 5.0 * share, 0.0),
+        Kind.KAFKA_CRASH: (0.5 + 2.5 * share, 0.0),
     }[kind]
     at_target = kind in (Kind.CUT, Kind.SILENCE, Kind.DELAY, Kind.TEAR) and target < 0.5
     return Fault(

@@ -20,7 +20,9 @@ from tests.tools.chaos.schedule import LAST, Fault, Kind, as_json, build_schedul
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = range(20)
-SERVERS = {Kind.POSTGRES, Kind.BACKEND, Kind.REPORTING, Kind.DISK, Kind.BROKER, Kind.KAFKA}
+BROKERS = {Kind.BROKER, Kind.KAFKA, Kind.KAFKA_CRASH}
+SERVERS = {Kind.POSTGRES, Kind.BACKEND, Kind.REPORTING, Kind.DISK, *BROKERS}
+BESIDE_TRANSACTIONS = set(Kind) - {Kind.KAFKA_CRASH}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -55,7 +57,7 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_kind_comes_in_a_run_of_three_minutes(seed) -> None:
     schedule = build_schedule(seed, 180, CASES)
-    assert {fault.kind for fault in schedule} == set(Kind)
+    assert {fault.kind for fault in schedule} == BESIDE_TRANSACTIONS
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -72,7 +74,7 @@ def test_faults_of_a_lane_follow_each_other_and_leave_time_to_recover(seed) -> N
 def test_no_broker_and_no_other_database_no_fault_of_them() -> None:
     cases = select_cases(["ordered-sql", "partitioned-python"])
     schedule = build_schedule(1, 600, cases)
-    assert not {Kind.BROKER, Kind.KAFKA, Kind.REPORTING} & {fault.kind for fault in schedule}
+    assert not {*BROKERS, Kind.REPORTING} & {fault.kind for fault in schedule}
     assert not any(fault.target for fault in schedule)
 
 
@@ -84,10 +86,16 @@ def test_the_connection_to_the_target_is_struck_where_there_is_one() -> None:
 
 def test_each_broker_is_struck_where_a_case_publishes_to_it() -> None:
     struck = {
-        name: {fault.kind for fault in build_schedule(1, 600, select_cases([name]))} & {Kind.BROKER, Kind.KAFKA}
-        for name in ("ordered-sql", "stream-ordered", "kafka-ordered", "kafka-once-ordered")
+        name: {fault.kind for fault in build_schedule(1, 600, select_cases(name.split()))} & BROKERS
+        for name in (
+            "ordered-sql",
+            "stream-ordered",
+            "kafka-ordered",
+            "kafka-once-ordered",
+            "kafka-ordered kafka-once-*",
+        )
     }
-    assert list(struck.values()) == [set(), {Kind.BROKER}, {Kind.KAFKA}, {Kind.KAFKA}]
+    assert list(struck.values()) == [set(), {Kind.BROKER}, {Kind.KAFKA, Kind.KAFKA_CRASH}, {Kind.KAFKA}, {Kind.KAFKA}]
 
 
 def test_partitions_are_changed_where_they_can_be() -> None:
@@ -193,7 +201,7 @@ def test_a_run_that_did_not_strike_as_it_should_says_so() -> None:
 def test_the_seed_of_make_test_strikes_with_every_kind() -> None:
     cases = draw_sample(SEED, CASES)
     schedule = build_schedule(SEED, 100, cases)
-    assert {fault.kind for fault in schedule} == set(Kind)
+    assert {fault.kind for fault in schedule} == BESIDE_TRANSACTIONS
     frozen = [fault.case for fault in schedule if fault.kind is Kind.FREEZE_IN_BATCH]
     assert set(frozen) == {case.name for case in cases}
     assert [case.name for case in cases[5:]] == ["stream-partitioned", "kafka-once-partitioned"]
