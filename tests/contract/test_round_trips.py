@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -22,7 +23,9 @@ from outbox_worker.postgres.ownership.lease_look import FRESH, LeaseLook
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.snapshots import FEW, fetch_snapshot
+from outbox_worker.postgres.reading.wal_watch import WalWatch
 from outbox_worker.postgres.transactions.transaction import StoreRequest, TransactionRunner
+from outbox_worker.session import Session
 from tests.support.servers.postgres import build_source, wait_until
 
 if TYPE_CHECKING:
@@ -209,6 +212,65 @@ def test_a_checkpoint_without_effects_is_stored_in_one_round_trip(database, coun
     assert stored is not None
     assert stored.pair == (new if answer is None else PLACES[0])
     assert counting.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+@pytest.fixture
+def watch(database):
+    """What is told of our commits; nothing waits for the log."""
+    found = WalWatch(partial(Session(database.files(), "test").another, "waiting"))
+    found.note_own("0/0", "0/0")
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["nothing", "a message", "in progress", "one that was in progress", "several units"]
+)
+def test_a_checkpoint_stored_alone_says_whether_a_look_would_be_in_vain(database, counting, watch, meanwhile):
+    """Ids belong to the whole server: only sometimes no other test takes one meanwhile."""
+    lease, reader, start = own(counting), MessageReader(build_source()), begin_now(counting)
+    direct, writer = database.direct(), database.direct(autocommit=False)
+    runner = TransactionRunner(KEY, lease=60.0, timeout=60.0, wal=watch, can_rest=meanwhile != "several units")
+    stored: list[Checkpoint] = []
+
+    def is_in_vain() -> bool:
+        if meanwhile == "one that was in progress":
+            insert(writer, "late")
+        insert(direct, "a")
+        examined = reader.fetch(counting, stored[-1] if stored else start, 1000).examined
+        if meanwhile == "a message":
+            insert(direct, "b")
+        elif meanwhile == "in progress":
+            insert(writer, "late")
+        elif meanwhile == "one that was in progress":
+            writer.commit()
+        request = StoreRequest(lease, stored[-1] if stored else None, examined)
+        before = counting.sent
+        told = runner.run(counting, lease.epoch, request)
+        writer.rollback()
+        stored.append(examined)
+        assert isinstance(told, outcomes.Stored)
+        assert counting.sent - before == 1
+        assert watch.take_own() is not told.saw_all, "a look is due unless it would be in vain"
+        return told.saw_all
+
+    if meanwhile == "nothing":
+        wait_until(is_in_vain, "no other transaction took an id", 30.0)
+    else:
+        assert not any(is_in_vain() for _ in range(20))
+
+
+def test_effects_may_store_messages_themselves_so_a_look_is_due_after_them(database, counting, watch):
+    lease, reader, start = own(counting), MessageReader(build_source()), begin_now(counting)
+    runner = TransactionRunner(KEY, lease=60.0, timeout=60.0, wal=watch, can_rest=True)
+    expected, after = None, start
+    for _ in range(20):
+        insert(database.direct(), "a")
+        after = reader.fetch(counting, after, 1000).examined
+        told = runner.run(counting, lease.epoch, StoreRequest(lease, expected, after), lambda _: 1)
+        assert told == outcomes.Stored(after, 1)
+        assert watch.take_own()
+        expected = after
 
 
 def test_nothing_is_stored_without_the_lease_or_in_another_run_of_the_server(database, counting):

@@ -33,10 +33,10 @@ def test_an_idle_wait_stays_below_the_poll_interval(looks, interval):
 
 @given(st.integers(0, 10_000))
 def test_looks_in_vain_become_rarer(useless):
-    assert 0 < retry.wake_wait(useless) <= retry.wake_wait(useless + 1) <= 0.5
+    assert 0 <= retry.wake_wait(useless) < retry.wake_wait(useless + 1) <= 0.5 or retry.wake_wait(useless) == 0.5
 
 
-@pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.0001), (0.05, 0.0512), (0.2, 0.1126), (1.0, 0.2), (5.0, 0.5)])
+@pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.0), (0.05, 0.0512), (0.2, 0.1126), (1.0, 0.2), (5.0, 0.5)])
 def test_looks_are_rarer_the_longer_nothing_was_found(seconds, wait):
     passed, useless = 0.0, 0
     while passed < seconds:

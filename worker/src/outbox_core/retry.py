@@ -30,7 +30,6 @@ OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNRO
 
 _FIRST_IDLE_WAIT: Final = 0.01
 _FIRST_WAKE_WAIT: Final = 0.0001
-"""A commit is visible this soon after it is flushed, and others that come with it are handled in one batch."""
 _DOUBLED: Final = 10
 """Looks in vain until waits stop doubling, at a tenth of a second; from then on each is a tenth longer."""
 _LONGEST_WAKE_WAIT: Final = 0.5
@@ -138,10 +137,10 @@ def claim_backoff(refusals: int, chance: float) -> float:
 def wake_wait(useless: int) -> float:
     """Seconds until a look because the server wrote something, after `useless` such looks in a row in vain.
 
-    Where messages come several times a second a look is soon; the longer none came the rarer they are, and the fewer
-    looks are worth it. Below 0: it wrote our own checkpoint, which is visible to us.
+    Where messages come several times a second a look is made at once: by the time that the server is asked, the commit
+    is visible. The longer none came the rarer they are, and the fewer looks are worth it.
     """
-    if useless < 0:
+    if useless <= 0:
         return 0.0
     doubled, longer = min(useless, _DOUBLED), min(max(0, useless - _DOUBLED), _LARGEST_EXPONENT)
     return min(_FIRST_WAKE_WAIT * 2.0**doubled * 1.1**longer, _LONGEST_WAKE_WAIT)

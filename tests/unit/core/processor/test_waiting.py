@@ -6,17 +6,17 @@ import pytest
 
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import SETTLED_LOOKS, Step
+from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.report import WorkerState
-from tests.unit.core.processor.test_lifecycle import NOW, decide, owner
+from tests.unit.core.processor.test_lifecycle import NOW, batch, decide, owner
 
 
-def test_a_source_that_moved_is_looked_at_soon_and_then_closely():
+def test_a_source_that_moved_is_looked_at_at_once_and_then_closely():
     idle = owner(due=NOW + 5.0, idle=9)
-    moved = decide(idle, outcomes.SourceMoved(useless=0))
-    assert (moved.step, moved.idle) == (Step.FETCH, 0)
-    assert NOW < moved.due < NOW + 0.001
-    own = decide(idle, outcomes.SourceMoved(useless=-1))
-    assert (own.due, own.idle) == (NOW, 0), "our own checkpoint is visible to us"
+    for useless in (-1, 0):
+        moved = decide(idle, outcomes.SourceMoved(useless=useless))
+        assert (moved.step, moved.due, moved.idle) == (Step.FETCH, NOW, 0)
+    assert NOW < decide(idle, outcomes.SourceMoved(useless=1)).due < NOW + 0.001
     assert not decide(owner(idle=1, saw_all=True), outcomes.SourceMoved(useless=1)).saw_all
     in_vain = decide(idle, outcomes.SourceMoved(useless=100))
     assert in_vain.due == NOW + 0.5, "others write all the time"
@@ -59,3 +59,11 @@ def test_only_an_idle_owner_awaits_messages(state, awaits):
 )  # fmt: skip
 def test_while_the_source_writes_nothing_an_idle_owner_looks_less_often(state, later):
     assert state.due_at_rest == state.due + later
+
+
+@pytest.mark.parametrize(("saw_all", "later"), [(True, 4.5), (False, 0.0)])
+def test_after_a_checkpoint_an_owner_looks_soon_unless_it_examined_all_that_is_committed(saw_all, later):
+    state = decide(owner(step=Step.STORE, batch=batch(full=False), idle=3), outcomes.Stored(BEGINNING, saw_all=saw_all))
+    assert (state.step, state.due) == (Step.FETCH, NOW + 0.01)
+    assert state.due_at_rest == state.due + later
+    assert not decide(state, outcomes.SourceMoved(useless=0)).saw_all

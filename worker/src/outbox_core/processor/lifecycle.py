@@ -96,7 +96,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             following = state.following + outcome.following
             return replace(state, step=Step.STORE, due=now, delivered=True, following=following)
         case outcomes.Stored():
-            return _after_store(state, outcome.pair, now, policy)
+            return _after_store(state, outcome.pair, now, policy, saw_all=outcome.saw_all)
         case outcomes.Isolated():
             return _after_isolation(state, outcome, now, policy)
         case outcomes.Rejected():
@@ -254,7 +254,9 @@ def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorSt
     return or_held(state, now)
 
 
-def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Policy) -> ProcessorState:
+def _after_store(
+    state: ProcessorState, pair: Checkpoint, now: float, policy: Policy, *, saw_all: bool = False
+) -> ProcessorState:
     full = state.batch is None or state.batch.full
     if state.doubt is not None:
         # What was held with it may be forgotten by now: look what is held before the next message.
@@ -268,9 +270,9 @@ def _after_store(state: ProcessorState, pair: Checkpoint, now: float, policy: Po
     following = state.following
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
-        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=0, verdict=None,
-        unstored_rows=0, exhausted=False, stopped=None, given_up=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING,
-        message="", turns=turns,
+        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=int(saw_all),
+        saw_all=saw_all, verdict=None, unstored_rows=0, exhausted=False, stopped=None, given_up=None,
+        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="", turns=turns,
     )  # fmt: skip
     if following and not state.blocking and _begins_at(following[0], pair):
         return replace(

@@ -141,10 +141,16 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The checkpoint is committed; with Transactional the effects with it, `count` messages."""
+    """The checkpoint is committed; with Transactional the effects with it, `count` messages.
+
+    Attributes:
+        saw_all: all that is committed now was examined, and no transaction is in progress: a look would be in vain.
+
+    """
 
     pair: Checkpoint
     count: int = 0
+    saw_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class Handling:
         request = StoreRequest(lease_of(state), state.stored, new)
         outcome = self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
         if isinstance(outcome, outcomes.Stored) and state.delivered and state.batch:
-            return outcomes.Stored(outcome.pair, state.batch.matched_count)
+            return replace(outcome, count=state.batch.matched_count)
         return outcome
 
     def hold_batch(self, state: ProcessorState) -> outcomes.StepOutcome:

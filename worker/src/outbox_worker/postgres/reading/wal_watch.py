@@ -131,9 +131,12 @@ class WalWatch:
         self._useless += 1
         return True
 
-    def note_own(self, written: str, flushed: str) -> None:
-        """Take where the log was after a commit of ours, so that it needs not be asked; a look is due because of it."""
-        self._place, self._known_until, self._own, self.is_working = (written, flushed), 0.0, True, True
+    def note_own(self, written: str, flushed: str, *, saw_all: bool = False) -> None:
+        """Take where the log was after a commit of ours, so that it needs not be asked.
+
+        A look is due because of it, unless all that was committed by then was examined.
+        """
+        self._place, self._known_until, self._own, self.is_working = (written, flushed), 0.0, not saw_all, True
         self._outdated = self._waits  # what the statement under way waits for is that commit
 
     def take_own(self) -> bool:

@@ -39,6 +39,11 @@ _IDLE_SHARE: Final = 0.8
 
 
 _COMMIT_AND_PLACE: Final = "COMMIT; SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text"
+_AND_SNAPSHOT: Final = """; SELECT pg_snapshot_xmax(s.now)::text
+FROM (SELECT pg_current_snapshot() AS now) AS s
+WHERE pg_snapshot_xmin(s.now) = pg_snapshot_xmax(s.now) AND age(pg_snapshot_xmax(s.now)::xid) = 0
+"""
+"""The id of the next transaction, if none is in progress. Behind the log's place: what commits later moves the log."""
 RUN_LOOK_SECONDS: Final = 1.0
 """Between two looks of an idle partition whether the server recovered from a crash."""
 
@@ -75,14 +80,21 @@ class Reached:
 class TransactionRunner:
     """Runs transactions of one processor on connections in autocommit."""
 
-    def __init__(self, key: ProcessorKey, *, lease: float, timeout: float, wal: WalWatch | None = None) -> None:
-        """Keep the settings; seconds. `wal` waits for the same server's log, and is told of what we write there."""
+    def __init__(
+        self, key: ProcessorKey, *, lease: float, timeout: float, wal: WalWatch | None = None, can_rest: bool = False
+    ) -> None:
+        """Keep the settings; seconds. `wal` waits for the same server's log, and is told of what we write there.
+
+        `can_rest`: where nothing can have come, no look is due after a commit: no other unit of this process waits for
+        that log, and a look does nothing but read.
+        """
         self._key = key
         self._opening = _compose_opening(key, max(1, int(lease * _IDLE_SHARE * 1000)), max(1, int(timeout * 1000)))
         self.server_run: str | None = None
         """Of the server, in which everything was learned that a transaction may store; None: not asked yet."""
         self._next_look = 0.0
         self._wal = wal
+        self._can_rest = can_rest
 
     def run(
         self,
@@ -117,7 +129,7 @@ class TransactionRunner:
                 self._roll_back(connection)
                 return told
             committing = True
-            self._commit(connection)
+            self._check_committed(connection.execute(self._closing))
         except psycopg.Error as err:
             return self._after_error(connection, request, translate(err), committing=committing)
         except OutboxError as err:
@@ -189,23 +201,24 @@ class TransactionRunner:
             sql.Identifier(self._key.schema), sql.Literal(run), stored
         )
         opening = self._opening.fill({"epoch": lease.epoch, "mark": ""})
-        text = (opening, stored if run is None else told, sql.SQL(self._closing))
+        next_id = self._find_next_id(request)
+        closing = sql.SQL(self._closing if next_id is None else self._closing + _AND_SNAPSHOT)
         try:
-            cursor = connection.execute(sql.SQL("; ").join(text))
+            cursor = connection.execute(sql.SQL("; ").join((opening, stored if run is None else told, closing)))
             cursor.nextset()
             cursor.nextset()
             row = cursor.fetchone()
             if row is None or row[0] is None:
                 raise identity.crashed()
             cursor.nextset()
-            self._check_committed(cursor)
+            saw_all = self._check_committed(cursor, next_id)
         except psycopg.Error as err:
             return self._after_error(connection, request, translate(err), committing=connection.closed)
         except OutboxError as err:
             return self._after_error(connection, request, err, committing=True)
         answer = StoreAnswer(row[0])
         if answer is StoreAnswer.STORED:
-            return outcomes.Stored(request.new, 0)
+            return outcomes.Stored(request.new, saw_all=saw_all)
         return self._roll_back_refused(connection, outcomes.Rejected(answer, request.expected, request.new, None))
 
     def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
@@ -232,19 +245,33 @@ class TransactionRunner:
         stored = checkpoints.load(connection, self._key)
         return outcomes.Rejected(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
 
-    def _commit(self, connection: psycopg.Connection[Any]) -> None:
-        self._check_committed(connection.execute(self._closing))
-
     @property
     def _closing(self) -> LiteralString:
         return _COMMIT_AND_PLACE if self._wal is not None and self._wal.is_working else "COMMIT"
 
-    def _check_committed(self, cursor: psycopg.Cursor[Any]) -> None:
+    def _find_next_id(self, request: StoreRequest) -> int | None:
+        """Return the id of the next transaction, if none but this one gets an id since the batch was read.
+
+        None: it is not asked. Transactions were in progress then, messages of the snapshot range are left, or a look is
+        due anyhow.
+        """
+        window = request.new.window
+        asks = self._can_rest and self._wal is not None and self._wal.is_working
+        if not asks or window is None or window.is_open or window.snapshots[0].in_progress:
+            return None
+        return window.snapshots[0].xmax + 1
+
+    def _check_committed(self, cursor: psycopg.Cursor[Any], next_id: int | None = None) -> bool:
+        """Tell who waits for the log that this commit is ours; say whether a look for messages would be in vain."""
         if cursor.statusmessage != "COMMIT":
             told = f"the server answered COMMIT with {cursor.statusmessage}"
             raise TransientError(told, reason=Reason.DATABASE_UNAVAILABLE)
-        if self._wal is not None and cursor.nextset() and (row := cursor.fetchone()) is not None:
-            self._wal.note_own(*row)
+        if self._wal is None or not cursor.nextset() or (place := cursor.fetchone()) is None:
+            return False
+        found = cursor.fetchone() if cursor.nextset() else None
+        saw_all = found is not None and int(found[0]) == next_id
+        self._wal.note_own(*place, saw_all=saw_all)
+        return saw_all
 
     def _after_error(
         self,
