@@ -108,6 +108,10 @@ _SERVERS: Final = {
     Kind.REPORTING: "reporting", Kind.KAFKA: "kafka", Kind.KAFKA_CRASH: "kafka",
 }  # fmt: skip
 """Each server has a lane of its own."""
+_OF_A_DATABASE: Final = (18.0, 32.0)
+_OF_A_BROKER: Final = (30.0, 50.0)
+"""Seconds between two faults of a server, at least and at most. Beside seven cases a broker needs 15 to 50 to start:
+with less between them it would hardly be up, and its starts would keep the processors from the workers."""
 
 
 def strikes(fault: Fault, case: Case) -> bool:
@@ -137,7 +141,8 @@ def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fau
     for server in dict.fromkeys(_SERVERS.values()):
         if any(_needs(case, server) for case in cases):
             kinds = [kind for kind, whose in _SERVERS.items() if whose == server and _spares_none(kind, cases)]
-            lanes.append(_build_lane(Random(f"{seed}/{server}"), seconds, kinds, (18.0, 32.0), None))
+            pause = _OF_A_BROKER if server in ("broker", "kafka") else _OF_A_DATABASE
+            lanes.append(_build_lane(Random(f"{seed}/{server}"), seconds, kinds, pause, None))
     for case in cases:
         kinds = [*_OF_A_CASE, *(_CHANGES if case.changes else ())]
         lanes.append(_build_lane(Random(f"{seed}/{case.name}"), seconds, kinds, (3.5, 9.0), case))
