@@ -186,6 +186,21 @@ def test_while_the_server_writes_nothing_the_poll_is_rare(outbox: Outbox, worker
     outbox.wait_handled([f"message-{n}" for n in range(1, 4)] + outbox.produce(2, start=3), seconds=1.0)
 
 
+def test_a_checkpoint_beside_which_nothing_else_was_committed_is_followed_by_no_look(outbox: Outbox, workers: Workers):
+    config = build_config(outbox.database, {"log": {}}, delivery=RARELY, source={"cursor": "Snapshot"})
+    worker = workers.start(config, outbox.database.uri())
+    worker.wait_state("Active")
+    outbox.produce(5)
+    time.sleep(3.0)
+    before = count_scans(outbox)
+    for number in range(80):
+        outbox.produce(1, start=5 + number)
+        time.sleep(0.05)
+    worker.wait_for("all are handled", lambda report: report.handled == 85, 20.0)
+    time.sleep(3.0)
+    assert count_scans(outbox) - before < 150, "with two for each message, and the observer's, it would be 190"
+
+
 def count_scans(outbox: Outbox) -> int:
     """How often an index of the outbox was asked, as far as sessions have told: they do so every second or two."""
     row = outbox.connection.execute(

@@ -121,8 +121,8 @@ def strikes(fault: Fault, case: Case) -> bool:
     return _needs(case, _SERVERS[fault.kind])
 
 
-def _spares_none(kind: Kind, cases: Sequence[Case]) -> bool:
-    """Say whether each case can bear it: a Kafka that is killed can leave a transaction without an end."""
+def _is_bearable(kind: Kind, cases: Sequence[Case]) -> bool:
+    """Say whether every case can bear it: a Kafka that is killed can leave a transaction without an end."""
     return kind is not Kind.KAFKA_CRASH or not any(case.target is Target.KAFKA and case.once for case in cases)
 
 
@@ -140,7 +140,7 @@ def build_schedule(seed: int, seconds: float, cases: Sequence[Case]) -> list[Fau
     lanes = []
     for server in dict.fromkeys(_SERVERS.values()):
         if any(_needs(case, server) for case in cases):
-            kinds = [kind for kind, whose in _SERVERS.items() if whose == server and _spares_none(kind, cases)]
+            kinds = [kind for kind, whose in _SERVERS.items() if whose == server and _is_bearable(kind, cases)]
             pause = _OF_A_BROKER if server in ("broker", "kafka") else _OF_A_DATABASE
             lanes.append(_build_lane(Random(f"{seed}/{server}"), seconds, kinds, pause, None))
     for case in cases:
