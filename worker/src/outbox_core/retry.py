@@ -140,7 +140,7 @@ def wake_wait(useless: int) -> float:
     Where messages come several times a second a look is made at once: by the time that the server is asked, the commit
     is visible. The longer none came the rarer they are, and the fewer looks are worth it.
     """
-    if useless <= 0:
+    if not useless:
         return 0.0
     doubled, longer = min(useless, _DOUBLED), min(max(0, useless - _DOUBLED), _LARGEST_EXPONENT)
     return min(_FIRST_WAKE_WAIT * 2.0**doubled * 1.1**longer, _LONGEST_WAKE_WAIT)

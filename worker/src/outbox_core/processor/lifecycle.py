@@ -268,6 +268,7 @@ def _after_store(
         state = replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
     state = with_newly_held(_narrowed(_trusted(state), pair), now)
     following = state.following
+    # Where all was seen the look in vain that would follow counts as made.
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=int(saw_all),

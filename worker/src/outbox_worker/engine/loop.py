@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import Step
 from outbox_worker.observe.status import Activity
-from outbox_worker.postgres.reading.wal_watch import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +88,7 @@ class Loop:
         """Wait so long, or until woken, or until the source wrote something that may be a message."""
         socket = None
         if self._wal is not None and self._wal.take_own():
-            self._tell_moved(live, OWN)
+            self._tell_moved(live, 0)
             return
         if self._wal is not None and any(each.state.awaits_messages for each in live):
             socket = self._wal.begin()

@@ -37,7 +37,7 @@ BELIEVED: Final = 60.0
 PAUSE: Final = 60.0
 """Seconds without watching after a fault, or where a pooler stands between: it would lend us a session for good."""
 _MOMENT: Final = 1.0
-OWN: Final = -1
+_OWN: Final = -1
 """The look because of the checkpoint that we stored counts as none in vain."""
 _NOWHERE: Final[tuple[str | None, str | None]] = (None, None)
 
@@ -89,7 +89,7 @@ class WalWatch:
         for the next one: a connection may be lost without a sign.
         """
         if self.found:
-            self._useless, self._found_at, self.found = OWN, time.monotonic(), False
+            self._useless, self._found_at, self.found = _OWN, time.monotonic(), False
         moved, now = self._look(), time.monotonic()
         return moved, now < self._known_until and now - self._moved_at < BELIEVED
 

@@ -20,10 +20,12 @@ from psycopg import pq, sql
 from outbox_core.errors import HandlerError, OutboxError, TransientError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
+from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.progress import checkpoints, numbers
+from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.template import Template, place
 from outbox_worker.postgres.transactions.guard import MARK
 
@@ -39,11 +41,6 @@ _IDLE_SHARE: Final = 0.8
 
 
 _COMMIT_AND_PLACE: Final = "COMMIT; SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text"
-_AND_SNAPSHOT: Final = """; SELECT pg_snapshot_xmax(s.now)::text
-FROM (SELECT pg_current_snapshot() AS now) AS s
-WHERE pg_snapshot_xmin(s.now) = pg_snapshot_xmax(s.now) AND age(pg_snapshot_xmax(s.now)::xid) = 0
-"""
-"""The id of the next transaction, if none is in progress. Behind the log's place: what commits later moves the log."""
 RUN_LOOK_SECONDS: Final = 1.0
 """Between two looks of an idle partition whether the server recovered from a crash."""
 
@@ -201,10 +198,11 @@ class TransactionRunner:
             sql.Identifier(self._key.schema), sql.Literal(run), stored
         )
         opening = self._opening.fill({"epoch": lease.epoch, "mark": ""})
-        next_id = self._find_next_id(request)
-        closing = sql.SQL(self._closing if next_id is None else self._closing + _AND_SNAPSHOT)
+        text = [opening, stored if run is None else told, sql.SQL(self._closing)]
+        if (next_id := self._find_next_id(request)) is not None:
+            text.append(load("fetch_snapshot"))  # behind the log's place: what commits later moves the log
         try:
-            cursor = connection.execute(sql.SQL("; ").join((opening, stored if run is None else told, closing)))
+            cursor = connection.execute(sql.SQL("; ").join(text))
             cursor.nextset()
             cursor.nextset()
             row = cursor.fetchone()
@@ -269,7 +267,7 @@ class TransactionRunner:
         if self._wal is None or not cursor.nextset() or (place := cursor.fetchone()) is None:
             return False
         found = cursor.fetchone() if cursor.nextset() else None
-        saw_all = found is not None and int(found[0]) == next_id
+        saw_all = found is not None and found[2] and parse_snapshot(found[0]).xmax == next_id
         self._wal.note_own(*place, saw_all=saw_all)
         return saw_all
 
