@@ -25,6 +25,7 @@ FOLDERS = {str(parent) for name in PATHS for parent in Path(name).parents}
 PAGES = {name: (ROOT / name).read_text() for name in PATHS if name.endswith(".md")}
 EXAMPLES = {name: (ROOT / name).read_text() for name in PATHS if re.match(r"examples/orders.*\.yaml$", name)}
 VALUES = yaml.safe_load((ROOT / "charts/outbox-operator/values.yaml").read_text())
+SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPARKS_OWN = {"spark.driver.memory"}
 pages = pytest.mark.parametrize("page", PAGES)
 
@@ -93,9 +94,7 @@ def has_field(schema: dict[str, Any], path: list[str]) -> bool:
 
 @pages
 def test_fields_are_the_resources(page: str):
-    (version,) = build_crd()["spec"]["versions"]
-    root = version["schema"]["openAPIV3Schema"]
-    tops = {"spec", "status", *root["properties"]["spec"]["properties"]}
+    tops = {"spec", "status", *SCHEMA["properties"]["spec"]["properties"]}
     words = [
         match[1] for word in code_in(PAGES[page]) if (match := re.match(r"(([a-zA-Z]+\.)+[a-zA-Z]+)(: \S+)?$", word))
     ]
@@ -104,7 +103,7 @@ def test_fields_are_the_resources(page: str):
         head, *rest = word.split(".")
         if head not in tops or rest[-1] in ("py", "yaml", "json") or word in SPARKS_OWN:
             continue
-        in_resource = has_field(root, [head, *rest] if head in ("spec", "status") else ["spec", head, *rest])
+        in_resource = has_field(SCHEMA, [head, *rest] if head in ("spec", "status") else ["spec", head, *rest])
         if not in_resource and rest[0] not in (VALUES.get(head) or ()):
             wrong.append(word)
     assert wrong == []
