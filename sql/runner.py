@@ -36,7 +36,7 @@ IDLE_TIMEOUT: Final = "30s"
 """Frozen between two statements, a run must not keep its locks, nor others from migrating."""
 DEADLINE_SECONDS: Final = 60.0
 
-FUNCTIONS_VERSION: Final = 7
+FUNCTIONS_VERSION: Final = 8
 """Rises with every change of a text in `functions/` (tests/migration compares the checksum)."""
 
 _FORMER: Final = {"0001_pre_baseline": "0017_pre_ownership", "0002_pre_since_0017": "0027_pre_delayed_batches"}

@@ -346,16 +346,22 @@ BEGIN
             DELETE FROM dead_letters d
             WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
             RETURNING d.*
+        ), once AS (
+            -- A message that was read again, after a rewind, may have died again.
+            SELECT DISTINCT ON (b.transaction_id, b.position) b.* FROM back b
+            ORDER BY b.transaction_id, b.position, b.blocks DESC, b.id DESC
+        ), held AS (
+            INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id,
+                                            message_type, publication_id, partition_key, data, metadata, scheduled,
+                                            blocks, behind)
+            SELECT b.processor_id, b.partition, coalesce(b.key, b.message_id), coalesce(b.place, nextval('held_order')),
+                   b.transaction_id, b.position, b.message_id, b.message_type, b.publication_id, b.partition_key, b.data,
+                   b.metadata, b.scheduled, b.blocks, false
+            FROM once b ORDER BY b.place
+            ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
+            SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp()
         )
-        INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id,
-                                        message_type, publication_id, partition_key, data, metadata, scheduled, blocks,
-                                        behind)
-        SELECT b.processor_id, b.partition, coalesce(b.key, b.message_id), coalesce(b.place, nextval('held_order')), b.transaction_id, b.position, b.message_id, b.message_type,
-               b.publication_id, b.partition_key, b.data, b.metadata, b.scheduled, b.blocks, false
-        FROM back b ORDER BY b.place
-        ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
-        SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp();
-        GET DIAGNOSTICS v_count = ROW_COUNT;
+        SELECT count(*) INTO v_count FROM back;
     END IF;
     IF v_count > 0 THEN
         INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)

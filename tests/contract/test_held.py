@@ -175,6 +175,18 @@ def test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_orde
     assert drain(connection, lease) == [1, 2]
 
 
+def test_a_message_that_died_twice_is_redriven_once(connection, lease):
+    """It blocked nothing, was read again after a rewind, and failed again: its dead letters are given back together."""
+    dead = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=False)
+    for _ in range(2):
+        hold_rows(connection, lease, [(1, 1, None)], dead)
+    ids = [each.id for each in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)]
+    assert len(ids) == 2
+    assert dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
+    assert dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10) == []
+    assert drain(connection, lease) == [1]
+
+
 def test_an_attempt_at_held_messages_that_was_answered_is_no_death(connection, lease):
     hold(connection, 1)
     assert take(connection, lease) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.snapshots import FEW, fetch_snapshot
 from outbox_worker.postgres.reading.wal_watch import WalWatch
+from outbox_worker.postgres.transactions import transaction
 from outbox_worker.postgres.transactions.transaction import StoreRequest, TransactionRunner
 from outbox_worker.session import Session
 from tests.support.servers.postgres import build_source, wait_until
@@ -271,6 +273,29 @@ def test_effects_may_store_messages_themselves_so_a_look_is_due_after_them(datab
         assert told == outcomes.Stored(after, 1)
         assert watch.take_own()
         expected = after
+
+
+@pytest.mark.parametrize("effects", [None, lambda _: 1], ids=["alone", "with effects"])
+def test_what_ends_the_statement_behind_commit_leaves_it_unknown(database, counting, watch, monkeypatch, effects):
+    """Cancelled by a person while COMMIT waits for the disk: the server commits, and ends what comes next."""
+    lease, direct = own(counting), database.direct()
+    runner = TransactionRunner(KEY, lease=60.0, timeout=60.0, wal=watch)
+    monkeypatch.setattr(transaction, "_COMMIT_AND_PLACE", "COMMIT; SELECT pg_sleep(60)::text, ''")
+    ours = (counting.info.backend_pid,)
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(runner.run, counting, lease.epoch, StoreRequest(lease, None, PLACES[0]), effects)
+        wait_until(
+            lambda: direct.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'", ours
+            ).fetchone(),
+            "the statement behind COMMIT is cancelled",
+        )  # fmt: skip
+        doubt = told.result(timeout=30)
+    assert isinstance(doubt, outcomes.CommitUnknown)
+    assert (doubt.new, doubt.committing, counting.closed) == (PLACES[0], True, False)
+    stored = checkpoints.load(direct, KEY)
+    assert stored is not None
+    assert stored.pair == PLACES[0]
 
 
 def test_nothing_is_stored_without_the_lease_or_in_another_run_of_the_server(database, counting):

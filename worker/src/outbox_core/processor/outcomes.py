@@ -185,7 +185,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class CommitUnknown:
-    """The connection broke inside the transaction that was to store `new`.
+    """The connection broke inside the transaction that was to store `new`, or something ended it during COMMIT.
 
     `committing`: during COMMIT, so it may be committed; else it is rolled back, and only ownership is in question.
     """

@@ -211,9 +211,11 @@ class TransactionRunner:
             cursor.nextset()
             saw_all = self._check_committed(cursor, next_id)
         except psycopg.Error as err:
-            return self._after_error(connection, request, translate(err), committing=connection.closed)
+            error = translate(err)
+            committing = connection.closed or isinstance(error, TransientError)
+            return self._after_error(connection, request, error, committing=committing)
         except OutboxError as err:
-            return self._after_error(connection, request, err, committing=True)
+            return self._after_error(connection, request, err, committing=False)
         answer = StoreAnswer(row[0])
         if answer is StoreAnswer.STORED:
             return outcomes.Stored(request.new, saw_all=saw_all)
@@ -280,7 +282,9 @@ class TransactionRunner:
         committing: bool,
     ) -> outcomes.CommitUnknown | outcomes.Failed:
         self._roll_back(connection)
-        if connection.closed and request is not None:
+        # What ended the statement behind COMMIT, as a cancellation that came during it, says nothing of the commit.
+        is_unknown = connection.closed or (committing and isinstance(error, TransientError))
+        if is_unknown and request is not None:
             return outcomes.CommitUnknown(request.expected, request.new, committing, error)
         if committing and not isinstance(error, TransientError):
             # A deferred constraint speaks up at COMMIT: the effects are refused, as by any other statement.
