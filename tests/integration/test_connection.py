@@ -10,7 +10,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres.connection import IDLE_SECONDS, ConnectionFiles, connect_uri, limited
+from outbox_worker.postgres.connection import IDLE_SECONDS, ConnectionFiles, connect_uri, is_misread, limited
 from outbox_worker.postgres.errors import translate, translated
 from tests.support.servers.postgres import wait_until
 
@@ -108,6 +108,27 @@ def test_what_makes_no_sense_names_the_secret_and_says_none(tmp_path, files):
     assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
     assert str(tmp_path) in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["open@sesame", "open/sesame", "1/sesame", "op@en@sesame", "o?p@sesame"])
+def test_no_part_of_a_password_is_taken_for_the_host_and_named(tmp_path, password):
+    files = write(tmp_path, uri=f"postgresql://u:{password}@127.0.0.1:1/db?connect_timeout=2")
+    for connect in (lambda: files.connect("x", autocommit=True), lambda: connect_uri(tmp_path / "uri", "x")):
+        with pytest.raises(ConfigurationError, match="write %40 for @ and %2F for /") as caught:
+            connect()
+        assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+        assert not any(part in str(caught.value).replace(str(tmp_path), "") for part in ("sesame", "open@", "op@"))
+
+
+@pytest.mark.parametrize("place", ["u:p%40q@127.0.0.1:1/db?user=me@there", "127.0.0.1:1/db?user=me@there/x", "[::1]:1"])
+def test_parameters_of_a_uri_may_have_such_characters(place):
+    assert not is_misread(f"postgresql://{place}")
+
+
+def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
+    (tmp_path / "uri").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="holds no connection URI"):
+        connect_uri(tmp_path / "uri", "x")
 
 
 def test_a_secret_that_is_not_mounted(tmp_path):

@@ -105,6 +105,18 @@ def test_a_deleted_row_can_only_be_rewound(cli, shop):
     assert shop.stored() == pairs[1]
 
 
+def test_a_preview_of_a_rewind_counts_from_what_was_expected_where_the_row_is_gone(cli, shop):
+    pairs = shop.produce(3)
+    shop.store(pairs[2])
+    shop.connection.execute("DELETE FROM outbox.processor_checkpoints")
+    number = shop.refuse(pairs[2], None, code=StoreAnswer.OLDER)
+    arguments = ("rewind", "orders", "--to", str(pairs[0]), "--conflict", str(number))
+    found = cli.json(*arguments, "--dry-run")
+    assert (found["messages"], found["direction"], found["from"]) == (2, "back", None)
+    assert cli.json(*arguments, "--yes", *WHY)["messages"] == 2
+    assert shop.stored() == pairs[0]
+
+
 def test_claims_are_shown(cli, shop):
     shop.own(live=True)
     (found,) = cli.json("claim", "show")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import checkpoints
@@ -54,6 +54,23 @@ def test_back_to_a_position(cli, database, places):
     assert waiting(database) == [places[1], places[2], places[4], places[3], places[5]]
     (act,) = cli.json("acts", "orders")
     assert act["reason"].startswith("rewind: invoices were wrong (window nothing .. ")
+
+
+@pytest.mark.parametrize("to", [("--to-position", 1), ("--to-beginning", 0)], ids=["position", "beginning"])
+def test_back_from_a_row_that_is_gone(cli, database, shop, places, to):
+    """What was examined went with the row: it is taken that all was that is committed by now."""
+    database.direct().execute("DELETE FROM outbox.processor_checkpoints")
+    number = str(shop.refuse(Checkpoint(0, 5), None, code=StoreAnswer.OLDER))
+    option, first = to
+    arguments = ("rewind", "orders", option, *([str(places[first])] if first else []), "--conflict", number)
+
+    found = cli.json(*arguments, "--dry-run")
+    done = cli.json(*arguments, *WHY)
+
+    for move in (found, done):
+        assert (move["messages"], move["direction"]) == (len(places) - first, "back")
+    assert (done["from"], done["to"]) == (None, "0:6")
+    assert waiting(database) == places[first:]
 
 
 def test_back_to_the_beginning(cli, database, places):

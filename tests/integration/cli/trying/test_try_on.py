@@ -172,7 +172,7 @@ def test_no_part_of_a_password_is_printed_that_has_to_be_written_otherwise(passw
     status, out, err = look(f"postgresql://guest:{password}@127.0.0.1:1/shop?application_name=x")
     assert (status, out) == (1, "")
     assert err == (
-        "outbox try: a user or password in the URI of --on has @ or / in it: write %40 for @ and %2F for /\n"
+        "outbox try: in the URI of --on a user or password has @ or / in it: write %40 for @ and %2F for /\n"
     )
 
 

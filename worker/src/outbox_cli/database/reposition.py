@@ -7,7 +7,7 @@ another move.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from outbox_core.progress.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import LOWEST_POSITION
 from outbox_core.spec import StartFrom, StartType
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.admin.overview import list_audit_log
+from outbox_worker.postgres.admin.overview import list_audit_log, list_conflicts
 from outbox_worker.postgres.admin.preview import Count, count_between
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
@@ -155,7 +155,7 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     if views:
         _refuse_consumers(connection, subject, views[0].processor_id, direction)
     with Sources(connection, context) as sources:
-        moves = _plan(context, sources, views, direction)
+        moves = _plan(connection, context, sources, views, direction)
     if options.dry_run:
         console.document(_document(moves, several=several, done=False))
         for move in moves:
@@ -197,16 +197,20 @@ def _refuse_consumers(
     )
 
 
-def _plan(context: Context, sources: Sources, views: list[ProcessorView], direction: Direction) -> list[Move]:
+def _plan(
+    connection: psycopg.Connection[Any],
+    context: Context,
+    sources: Sources,
+    views: list[ProcessorView],
+    direction: Direction,
+) -> list[Move]:
     """Decide which checkpoints move where, and refuse what must not; one kind of cursor holds for all partitions."""
     source_connection = sources.need(context.subject.needed)
-    if any(view.pair is not None and view.pair.window is not None for view in views):
+    known = {view.partition: _last_known(connection, context.subject.schema, view) for view in views}
+    if any(_is_window(view, known[view.partition]) for view in views):
         for view in views:
             _let_move(context, view, alone=len(views) == 1)
-        remote_target = sources.has_remote_target(context.subject.needed)
-        moves = [
-            _plan_window(source_connection, context, view, direction, remote_target=remote_target) for view in views
-        ]
+        moves = [_plan_window(sources, context, view, known[view.partition], direction) for view in views]
         # Of several windows only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
     after = _wanted(source_connection, context)
@@ -214,7 +218,22 @@ def _plan(context: Context, sources: Sources, views: list[ProcessorView], direct
     for view in chosen:
         _check(source_connection, view, after, direction)
         _let_move(context, view, alone=len(chosen) == 1)
-    return [preview(sources, context, view, view.pair, after) for view in chosen]
+    return [replace(preview(sources, context, view, known[view.partition], after), before=view.pair) for view in chosen]
+
+
+def _last_known(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> Checkpoint | None:
+    """Return the stored checkpoint; where its row is gone, the one that the open conflict says was expected."""
+    if view.pair is not None or view.open_conflict is None:
+        return view.pair
+    (conflict,) = list_conflicts(connection, schema, conflict_id=view.open_conflict)
+    return conflict.expected
+
+
+def _is_window(view: ProcessorView, known: Checkpoint | None) -> bool:
+    """Say whether the cursor is Snapshot; of a row that is gone its counter tells."""
+    if known is None or known.window is not None:
+        return known is not None
+    return view.pair is None and known.transaction_id == 0 and known.position > 0
 
 
 def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
@@ -224,18 +243,11 @@ def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
 
 
 def _plan_window(
-    connection: psycopg.Connection[Any],
-    context: Context,
-    view: ProcessorView,
-    direction: Direction,
-    *,
-    remote_target: bool,
+    sources: Sources, context: Context, view: ProcessorView, known: Checkpoint | None, direction: Direction
 ) -> Move:
     if direction is Direction.FORWARD and view.open_conflict is not None:
         raise RefusedError(f"conflict {view.open_conflict} is open: accept it or rewind first, then skip")
-    after, count, position = plan_move(
-        connection, context, view, back=direction is Direction.BACK, remote_target=remote_target
-    )
+    after, count, position = plan_move(sources, context, view, known, back=direction is Direction.BACK)
     ends = "the beginning" if direction is Direction.BACK else "the end"
     place = ends if position is None else f"position {position}"
     return Move(view, view.pair, after, direction, count, place)

@@ -13,7 +13,6 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import StartFrom, StartType
 from outbox_worker.postgres.admin.preview import Count, count_window
-from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.range_reader import find_start
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
@@ -22,32 +21,30 @@ if TYPE_CHECKING:
     import psycopg
 
     from outbox_cli.command import Context
+    from outbox_cli.database.sources import Sources
     from outbox_worker.postgres.admin.overview import ProcessorView
 
 
 def plan_move(
-    connection: psycopg.Connection[Any],
-    context: Context,
-    view: ProcessorView,
-    *,
-    back: bool,
-    remote_target: bool = False,
+    sources: Sources, context: Context, view: ProcessorView, known: Checkpoint | None, *, back: bool
 ) -> tuple[Checkpoint, Count, int | None]:
     """Return the checkpoint to move to, the messages that it concerns, and the position (None: the beginning or end).
+
+    Where the checkpoint's row is gone, `known` has the counter that was expected and no range: it is taken that all
+    that is committed by now was examined, as the database does (sql/functions/conflicts.sql).
 
     Raises:
         UsageError: a pair is named: it means nothing here.
         RefusedError: nothing was stored since the time named.
 
     """
-    stored = view.pair
-    if stored is None or stored.window is None:
+    if known is None or (known.window is None and view.pair is not None):
         raise RefusedError(f"the checkpoint of {view.processor_id} is no snapshot range")
-    window, source = stored.window, context.subject.source
-    scan = RangeScan.whole(source)
-    now = take_snapshot(connection, scan if remote_target else None, window.end)
+    connection = sources.need(view.processor_id)
+    scan = RangeScan.whole(context.subject.source) if sources.has_remote_target(view.processor_id) else None
+    now = take_snapshot(connection, scan, None if known.window is None else known.window.end)
+    window = known.window or SnapshotRange(now)
     position = _find_position(connection, context)
-    reader = MessageReader(source)
     if back:
         target = SnapshotRange() if position is None else window.rewound(position)
         first = (
@@ -61,8 +58,10 @@ def plan_move(
         reached = LOWEST_POSITION if window.position is None else window.position
         first, last = SnapshotRange(window.lower, now, reached), target
     with context.console.progress("messages counted") as progress:
-        count = count_window(connection, reader, first, last, cap=context.options.count_at_most, watch=progress.reach)
-    return Checkpoint(0, stored.position + 1, target), count, position
+        count = count_window(
+            connection, sources.reader(view), first, last, cap=context.options.count_at_most, watch=progress.reach
+        )
+    return Checkpoint(0, known.position + 1, target), count, position
 
 
 def _find_position(connection: psycopg.Connection[Any], context: Context) -> int | None:

@@ -20,6 +20,7 @@ from outbox_core.span import format_age
 from outbox_sql import guide
 from outbox_sql.adopt import LOCK_TIMEOUT, list_indexes
 from outbox_sql.recognise import missing_indexes, needed_indexes, recognise
+from outbox_worker.postgres.connection import ENCODE, is_misread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,9 +87,8 @@ def look_at(uri: str) -> list[str]:
         TryError: it cannot be reached or looked at; the message has no password.
 
     """
-    # libpq would take a part of such a password for the host's name, and name it in its errors.
-    if any(each in uri.rpartition("@")[0].partition("://")[2] for each in "@/"):
-        raise TryError("a user or password in the URI of --on has @ or / in it: write %40 for @ and %2F for /")
+    if is_misread(uri):
+        raise TryError(f"in the URI of --on {ENCODE}")
     try:
         connection = psycopg.connect(uri, connect_timeout=10, application_name="outbox-try", prepare_threshold=None)
     except psycopg.ProgrammingError:

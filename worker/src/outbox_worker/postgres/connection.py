@@ -5,6 +5,7 @@ Works through PgBouncer in transaction mode: no prepared statements, no session 
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -26,6 +27,9 @@ Connection: TypeAlias = psycopg.Connection[Any]
 CONNECT_TIMEOUT_SECONDS: Final = 10
 IDLE_SECONDS: Final = 5.0
 """For which a transaction of `limited` may wait for this process: a handler in C may keep all threads from running."""
+_PARAMETERS: Final = re.compile(r"\?\w+=")
+ENCODE: Final = "a user or password has @ or / in it: write %40 for @ and %2F for /"
+"""What to do about a URI that `is_misread`."""
 # A peer that vanished is noticed within about 25 s when idle, 30 s when it owes us an answer.
 _LIVENESS: Final = {
     "keepalives": 1,
@@ -74,6 +78,8 @@ class ConnectionFiles:
         uri = self._read("uri")
         parameters: dict[str, Any] = dict(_LIVENESS)
         if uri is not None:
+            if is_misread(uri):
+                raise self._invalid(f"in `uri` {ENCODE}")
             try:
                 parameters |= conninfo.conninfo_to_dict(uri)
             except psycopg.ProgrammingError:
@@ -114,6 +120,16 @@ class ConnectionFiles:
         )
 
 
+def is_misread(uri: str) -> bool:
+    """Say whether libpq would take a part of a password for the host's name, which its errors show.
+
+    It ends user and password at the first `@`, and looks for none behind a `/`: both must be percent-encoded
+    (PostgreSQL documentation, 32.1.1.2 Connection URIs).
+    """
+    place = _PARAMETERS.split(uri.partition("://")[2], maxsplit=1)[0]
+    return "@" in "".join(re.split("[@/]", place, maxsplit=1)[1:])
+
+
 def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
     """Open an autocommit connection by a file that holds a URI, for people at a terminal.
 
@@ -123,7 +139,10 @@ def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
 
     """
     try:
-        parameters: dict[str, Any] = dict(_LIVENESS) | dict(conninfo.conninfo_to_dict(file.read_text().strip()))
+        uri = file.read_text().strip()
+        if is_misread(uri):
+            raise ConfigurationError(f"in {file} {ENCODE}", reason=Reason.CONNECTION_SECRET_INVALID)
+        parameters: dict[str, Any] = dict(_LIVENESS) | dict(conninfo.conninfo_to_dict(uri))
         parameters["application_name"] = application_name
         return psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
     except FileNotFoundError:
@@ -131,7 +150,7 @@ def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
             f"there is no file {file}: name one that holds postgresql://user:password@host:port/database",
             reason=Reason.CONNECTION_SECRET_INVALID,
         ) from None
-    except (OSError, psycopg.ProgrammingError):
+    except (OSError, UnicodeDecodeError, psycopg.ProgrammingError):
         raise ConfigurationError(
             f"{file} holds no connection URI (postgresql://user:password@host:port/database)",
             reason=Reason.CONNECTION_SECRET_INVALID,
