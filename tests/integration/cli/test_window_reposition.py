@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from outbox_core.partition import partition_of
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.snapshots import fetch_snapshot
@@ -124,3 +129,20 @@ def test_lag_and_status_count_windows(cli, places):
     (lag,) = cli.json("lag", "orders")
     assert (lag["checkpoint"], lag["messages"]) == ("0:5", 2)
     assert len(places) == 6
+
+
+def test_of_each_partition_its_own_messages_are_counted(cli, database, shop):
+    epoch, token = shop.own(live=True)
+    start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(shop.connection)))
+    partitions.begin(shop.connection, KEY, count=3, by="partition key", start=start, epoch=epoch, token=token)
+    assert ownership.release_lease(shop.connection, KEY, epoch=epoch, token=token)
+    for number in range(7):
+        shop.connection.execute(
+            "INSERT INTO outbox.messages (partition_key, message_type, data) VALUES (%s, 'OrderPlaced', '{}')",
+            (f"key-{number}",),
+        )
+
+    moves = cli.json("skip-to", "orders", "--to-end", "--dry-run")
+
+    expected = Counter(partition_of(f"key-{number}", 3) for number in range(7))
+    assert {move["partition"]: move["messages"] for move in moves} == expected
