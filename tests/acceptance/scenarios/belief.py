@@ -180,7 +180,7 @@ def a_bare_pod_with_its_labels_delays_no_release_of_its_claim(rooms: Rooms) -> N
         with liar(room, orders, "bare") as name:
             wait("the liar runs", lambda: is_ready(room, name), within=60)
             orders.delete()
-            # A pod of its own would be waited for up to a minute.
+            # A pod of its own would be waited for.
             wait(
                 "the claim is released",
                 lambda: room.shop.query("SELECT count(*) FROM outbox.processor_claims") == [(0,)],

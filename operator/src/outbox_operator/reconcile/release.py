@@ -1,14 +1,17 @@
 """Gives up the claim of a deleted resource. Nothing waits for it: there is no finalizer.
 
 Its pods are told (they are going anyway, by their owner references); a job of at most 30 s does it for pods that could
-not hear. If the operator is down, pods vacate the claim as they end, and a claim whose resource is gone is swept by the
-next resource of this cluster that wants it.
+not hear, once none of them may run any more: what wants the claim would publish the same messages beside one that does.
+So the pod on a lost node keeps the claim until it is deleted, as it does where a claim is swept. If the operator is
+down, pods vacate the claim as they end, and a claim whose resource is gone is swept by the next resource of this
+cluster that wants it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +25,7 @@ from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.observe import find_runners, read_status
 from outbox_operator.reconcile.podstate import view_job
 from outbox_operator.reconcile.reports import tell_intent
-from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
+from outbox_operator.rendering.manifests import JOB_SECONDS, build_release, build_template
 from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     from outbox_operator.watch.store import Body, Store
 
 DRAIN_SECONDS: Final = 60.0
-"""How long the job waits for the pods to be gone: a worker that still runs would claim again."""
+"""How long beyond their grace period pods may take to be gone until the log names them."""
 AT_ONCE: Final = 10
-"""Deletions worked off at the same time, each with one job at most: a namespace with hundreds of resources may go."""
+"""Jobs at the same time, and deletions whose pods are told: a namespace with hundreds of resources may go."""
 _NOT_OURS: Final = (OwnershipState.REFUSED, OwnershipState.HANDED_OVER)
 
 log = logging.getLogger(__name__)
@@ -78,11 +81,25 @@ class Releaser:
             processor = self._parse(body)
             async with self._slots:
                 await tell_intent(self._pods(body), Intent.RELEASE_CLAIM, self._images.keys.of(processor.uid))
-                await _wait(lambda: not self._pods(body), DRAIN_SECONDS)
+            await self._drained(body, processor)
+            async with self._slots:
                 await self._run_job(processor)
         except (KubeError, ValidationError, NotAllowedError) as err:
             # The namespace is going too, or the spec is none to make pods of: the claim was vacated, or is swept.
             log.info("no release job", extra={"processor": body["metadata"]["name"], "error": str(err)[:300]})
+
+    async def _drained(self, body: Body, processor: Processor) -> None:
+        """Wait until no pod may run any more, however long that takes; nothing else waits for it."""
+        grace = build_template(processor, self._images)["spec"]["terminationGracePeriodSeconds"]
+        if await _wait(lambda: not self._pods(body), grace + DRAIN_SECONDS):
+            return
+        details = {"processor": processor.name, "pods": [pod["metadata"]["name"] for pod in self._pods(body)]}
+        log.warning(
+            "pods of a deleted resource are still there: its claim is given up when they are gone; where their node is "
+            "lost for good, delete the node",
+            extra={"namespace": processor.namespace, **details},
+        )
+        await _wait(lambda: not self._pods(body), math.inf)
 
     async def _run_job(self, processor: Processor) -> None:
         manifest, config_map = build_release(processor, self._images)
@@ -104,11 +121,12 @@ class Releaser:
         return find_runners(self._store, key_of(body), body["metadata"]["uid"])
 
 
-async def _wait(done: Callable[[], bool], seconds: float) -> None:
-    """Wait for it, or so long."""
+async def _wait(done: Callable[[], bool], seconds: float) -> bool:
+    """Wait for it, or so long; tell whether it came."""
     deadline = time.monotonic() + seconds
-    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110 - bounded, and rare
+    while not (came := done()) and time.monotonic() < deadline:  # noqa: ASYNC110 - a state of the store, and rare
         await asyncio.sleep(0.5)
+    return came
 
 
 def _has_ended(job: Body | None) -> bool:

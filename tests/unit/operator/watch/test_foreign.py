@@ -41,7 +41,7 @@ async def test_what_only_carries_the_labels_is_not_counted():
 
 
 def test_a_resource_that_is_gone_is_not_waited_for_because_of_a_label():
-    """Its claim would be given up a minute later, and what wants it would wait for a pod that never goes."""
+    """Its claim would never be given up, and what wants it would wait for a pod that never goes."""
     own, ended = build_pod("own", REPLICA_SET), build_pod("ended", REPLICA_SET, phase="Failed")
     store = store_of(REPLICA_SET, own, ended, build_pod("bare", None), build_pod("claim", JOB, Role.CLAIM))
     assert find_runners(store, ("shop", "orders"), RESOURCE["metadata"]["uid"]) == [own]
