@@ -86,7 +86,11 @@ class Election:
             try:
                 await leader.acquire()
                 self._acquired.set_result(None)
-                await leader.keep()
+                try:
+                    await leader.keep()
+                except Exception:
+                    log.exception("the Lease cannot be kept")
+                # Before it is given up: another process may act then, and this one does so until it has ended.
                 self._lost()
             finally:
                 if leader.active:

@@ -174,20 +174,20 @@ class Kube:
         if self._session is None:
             raise KubeError(0, "Closed", "the session is not open")
         headers = {"Content-Type": content, "Accept": accept}
-        # Asked for each call: the hook behind it reads a rotated token again.
-        token = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
-            headers["Authorization"] = token
         data = None if body is None else json.dumps(body)
         url = f"{self._configuration.host}/{path}"
         try:
+            # Asked for each call: the hook behind it reads a rotated token again.
+            token = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            if token:
+                headers["Authorization"] = token
             async with (
                 self._slots,
                 self._session.request(method, url, data=data, headers=headers, params=params) as answer,
             ):
                 text = await answer.text()
                 status = answer.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as err:
+        except (aiohttp.ClientError, TimeoutError, OSError, config.ConfigException) as err:
             raise KubeError(0, "Unreachable", f"{type(err).__name__}: {err}") from err
         parsed = _parse(text, None if with_owners else _without_owners)
         if status >= 400:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -61,7 +62,7 @@ class Leader:
         log.info("active", extra={"identity": self._identity})
 
     async def keep(self) -> None:
-        """Renew until that fails for too long; then return, and the process must end.
+        """Renew until that fails for too long, or another is the holder; then return, and the process must end.
 
         The deadline cuts off a try that is under way: one that an API server answers late counts as none.
         """
@@ -100,6 +101,8 @@ class Leader:
                 else:
                     spec = lease.get("spec") or {}
                     if spec.get("holderIdentity") not in ("", None, self._identity) and not self._lapsed(lease):
+                        # Of a renewal of ours, if there was one, no time is left.
+                        self._renewed = -math.inf
                         return False
                     await self._kube.replace(self._lease(lease["metadata"], spec))
         except (KubeError, TimeoutError) as err:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
+import pytest
+from kubernetes.config import ConfigException
+
+from outbox_operator.cluster import election
+from outbox_operator.cluster.election import Election
+from outbox_operator.cluster.kube import Kube, KubeError
 from outbox_operator.cluster.leader import LEASE_SECONDS, RENEW_DEADLINE, Leader
 
 DEADLINE = 0.6
@@ -75,3 +82,71 @@ async def test_a_holder_that_is_answered_stays():
     waiting.cancel()
     assert not done
     assert (leader.active, other.active) == (True, False)
+
+
+async def test_a_holder_that_reads_another_one_in_the_lease_ends_at_once():
+    server = SlowServer()
+    leader = taking_part(server)
+    await leader.acquire()
+    assert server.lease is not None
+    server.lease["spec"]["holderIdentity"] = "two"
+    acquired = time.monotonic()
+    await leader.keep()
+    assert time.monotonic() - acquired < PERIOD + SLACK, "each write from here on is beside another's"
+    assert not leader.active
+    assert server.lease["spec"]["holderIdentity"] == "two"
+
+
+class Session:
+    """Keeps a Lease, and then answers what is none."""
+
+    def __init__(self) -> None:
+        self.server = SlowServer()
+        self.tries = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """There is nothing to close."""
+
+    async def get(self, place: object) -> dict[str, Any] | None:
+        self.tries += 1
+        return {"kind": "Status"} if self.tries == 2 else await self.server.get(place)
+
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
+        return await self.server.create(manifest)
+
+    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
+        return await self.server.replace(manifest)
+
+
+async def test_a_holder_that_meets_what_it_does_not_know_ends_before_it_gives_the_lease_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    session, seen = Session(), []
+
+    def lost() -> None:
+        lease = session.server.lease
+        seen.append(lease["spec"]["holderIdentity"] if lease is not None else None)
+
+    monkeypatch.setattr(election, "Kube", lambda: session)
+    taking = Election("system", "lease", "one", lost=lost)
+    await taking.acquire()
+    await asyncio.to_thread(taking._thread.join, 10)
+    assert seen == ["one"], "another process takes a Lease that is given up within seconds"
+
+
+@pytest.mark.parametrize("fault", [OSError("no such file"), ConfigException("Token file exists but empty")])
+async def test_a_token_that_cannot_be_read_is_a_try_that_failed(fault: Exception):
+    kube = Kube.__new__(Kube)
+
+    def read(*_: object, **__: object) -> str:
+        raise fault
+
+    kube._configuration = cast("Any", SimpleNamespace(host="http://localhost", get_api_key_with_prefix=read))
+    kube._session, kube._slots = cast("Any", object()), asyncio.Semaphore()
+    with pytest.raises(KubeError) as err:
+        await kube.call("GET", "api")
+    assert err.value.status == 0
+    assert not err.value.refused
