@@ -113,6 +113,7 @@ def observations(draw: st.DrawFn) -> Observed:
         ),
         siblings=draw(st.sampled_from([(), (build_sibling(),), (build_sibling(granted=False),)])),
         holder_gone=draw(st.booleans()),
+        successor_missing=draw(st.booleans()),
         obstacle=draw(PROBLEMS),
         workload=draw(st.none() | WORKLOADS),
         origin=Origin(3, "spec", draw(st.sampled_from(["", "image"]))),

@@ -184,6 +184,8 @@ class Observed:
     """When the youngest pod was made of which time tells more, without a change: Events, or that nothing owns it."""
     holder_gone: bool = False
     """The resource that holds the claim, as last heard, is known not to exist any more."""
+    successor_missing: bool = False
+    """spec.handOverTo names what is certainly no resource of this cluster that asks for the same processorId."""
     obstacle: Problem | None = None
     """Why an owned object cannot be made (a name taken, a quota)."""
 

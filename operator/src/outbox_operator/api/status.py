@@ -110,9 +110,9 @@ class HandOverStatus(WireModel):
     """Progress of handOverTo."""
 
     to: Short = Field(description="cluster/namespace/name.")
-    step: Annotated[str, Field(max_length=32)] = Field(description="Draining, Transferring, Done or Failed.")
+    step: Annotated[str, Field(max_length=32)] = Field(description="Waiting, Draining, Transferring, Done or Failed.")
     time: Time | None = Field(None, description="When the step was reached.")
-    message: Message = Field("", description="What went wrong.")
+    message: Message = Field("", description="What went wrong, or what it waits for.")
 
 
 class ProcessorStatus(WireModel):

@@ -1,7 +1,8 @@
 """PURE: the steps of `spec.handOverTo`: drain, transfer, done. Each is read off the cluster, so none can be lost.
 
 The claim is given away by a job of the worker image, after the last pod is gone. Run twice it does no harm: the second
-finds the claim in the new owner's name.
+finds the claim in the new owner's name. Nothing is drained while the new owner is not there: the claim would be its
+own for ever.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 class HandOverStep:
     """Values of status.handOver.step."""
 
+    WAITING: Final = "Waiting"
+    """For the new owner to be made; pods go on."""
     DRAINING: Final = "Draining"
     TRANSFERRING: Final = "Transferring"
     DONE: Final = "Done"
@@ -58,11 +61,17 @@ def build_hand_over(observed: Observed, now: datetime) -> HandOverStatus | None:
 
 
 def _step(observed: Observed, target: str) -> tuple[str, str]:
+    name = hand_over_job_name(observed.processor)
+    job = next((job for job in observed.jobs if job.name == name), None)
+    if job is None and observed.successor_missing:
+        message = (
+            f"there is no other OutboxProcessor {target} with processorId {observed.processor.processor_id!r}: create "
+            "it, or correct spec.handOverTo or take it out; nothing is handed over until then"
+        )
+        return HandOverStep.WAITING, message
     if observed.runners:
         return HandOverStep.DRAINING, ""
-    name = hand_over_job_name(observed.processor)
-    job = next((job for job in observed.jobs if job.name == name and job.finished), None)
-    if job is None:
+    if job is None or not job.finished:
         return HandOverStep.TRANSFERRING, ""
     if job.succeeded:
         return HandOverStep.DONE, ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import WorkerState
 from outbox_core.spec import Engine, Mode
-from outbox_operator.api.observed import Role
+from outbox_operator.api.observed import Problem, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import Phase
 from outbox_operator.decision.facts import PolicyResult
@@ -34,8 +34,16 @@ def wanted_replicas(observed: Observed) -> int:
     return spec.worker.replicas if spec.engine is Engine.WORKER else 1
 
 
+def _find_obstacle(facts: Facts) -> Problem | None:
+    """Say what a person must do first: for the resource to hand over to, or for an owned object."""
+    progress = facts.hand_over
+    if progress is not None and progress.step == HandOverStep.WAITING:
+        return Problem(Reason.HAND_OVER_FAILED, progress.message)
+    return facts.observed.obstacle
+
+
 def _obstructed(facts: Facts) -> PolicyResult | None:
-    obstacle = facts.observed.obstacle
+    obstacle = _find_obstacle(facts)
     if obstacle is None:
         return None
     asks = facts.ownership.state == OwnershipState.TRYING
@@ -44,7 +52,7 @@ def _obstructed(facts: Facts) -> PolicyResult | None:
 
 def _handing_over(facts: Facts) -> PolicyResult | None:
     progress = facts.hand_over
-    if facts.observed.processor.spec.hand_over_to is None or progress is None:
+    if facts.observed.processor.spec.hand_over_to is None or progress is None or progress.step == HandOverStep.WAITING:
         return None
     if progress.step == HandOverStep.DONE:
         message = f"the claim was given to {progress.to}; remove spec.handOverTo to ask for it again"
@@ -240,7 +248,7 @@ POLICIES: Final[tuple[Callable[[Facts], PolicyResult | None], ...]] = (
     _suspended,  # asked for, works in every state below
     _conflict_open,  # no pod handles messages until a person has decided
     _owned_elsewhere,  # a duplicate runs nothing
-    _obstructed,  # an owned object cannot be made
+    _obstructed,  # an owned object cannot be made, or the resource to hand over to is not there
     _trying,  # perhaps a duplicate: it asks first
     _scaled_to_zero,
     _resolving,
@@ -253,7 +261,7 @@ POLICIES: Final[tuple[Callable[[Facts], PolicyResult | None], ...]] = (
 def evaluate_policies(facts: Facts) -> PolicyResult:
     """Evaluate the policies in order; the first that applies wins. An obstacle is named beside it."""
     result = next((result for policy in POLICIES if (result := policy(facts)) is not None), _running(facts))
-    obstacle = facts.observed.obstacle
+    obstacle = _find_obstacle(facts)
     if obstacle is None or result.reason == obstacle.reason:
         return result
     return replace(result, message=f"{result.message}; {obstacle.reason}: {obstacle.message}")

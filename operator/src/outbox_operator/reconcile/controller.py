@@ -69,7 +69,7 @@ class Controller:
 
     def __init__(self, kube: Kube, settings: Settings, cluster: str) -> None:
         """Wire the parts."""
-        self.store = Store()
+        self.store = Store(settings.namespaces)
         self.queue = KeyedQueue(self.reconcile, workers=WORKERS)
         reporters = Reporters(self.store, settings.images.keys, settings.lease_namespace, self.queue.add)
         parse = partial(parse_processor, cluster=cluster, unrestricted=settings.unrestricted)

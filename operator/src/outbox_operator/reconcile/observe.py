@@ -106,6 +106,7 @@ class Observer:
         own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
         jobs = [view_job(job, role) for job in own_jobs if (role := role_of(job)) is not None]
         holder_gone = await self._holder_gone(previous)
+        siblings = self._siblings(processor)
         template = build_template(processor, self._images)
         # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
         return Observed(
@@ -119,7 +120,8 @@ class Observer:
             slots=self._slots.look(key),
             pods=tuple(pods),
             jobs=tuple(jobs),
-            siblings=self._siblings(processor),
+            siblings=siblings,
+            successor_missing=self._is_successor_missing(processor, siblings),
             foreign=tuple(pod["metadata"]["name"] for pod in labelled if self._is_foreign(pod)),
             unsettled=max((made_at(pod) for pod in labelled if self._is_unsettled(pod)), default=None),
             holder_gone=holder_gone,
@@ -177,6 +179,13 @@ class Observer:
             handed_over_to=status.hand_over.to if done and status.hand_over is not None else None,
             handed_over_at=status.hand_over.time if done and status.hand_over is not None else None,
         )
+
+    def _is_successor_missing(self, processor: Processor, siblings: tuple[Sibling, ...]) -> bool:
+        target = processor.spec.hand_over_to
+        if target is None or target.cluster not in (None, processor.cluster):
+            return False
+        there = any((each.namespace, each.name) == (target.namespace, target.name) for each in siblings)
+        return self._store.covers(target.namespace) and not there
 
     async def _holder_gone(self, previous: ProcessorStatus) -> bool:
         """Tell whether the claim's holder was a resource of this cluster that is certainly gone, with its pods."""

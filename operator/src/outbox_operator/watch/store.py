@@ -109,14 +109,19 @@ class _Kept:
 class Store:
     """Objects by kind, namespace and name, with the two indexes that deciding needs."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, namespaces: tuple[str, ...] = ()) -> None:
+        """Start empty; objects of `namespaces` will be put in, or of all where none is named."""
+        self._namespaces = namespaces
         self._objects: defaultdict[str, dict[tuple[str, str], _Kept]] = defaultdict(dict)
         self._children: defaultdict[Key, set[Place]] = defaultdict(set)
         self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
         self._gone: dict[str, int] = {}
         self.slots: set[Key] = set()
         """Resources whose workload says that an upgrade of the operator replaces its pods (`slots.py`)."""
+
+    def covers(self, namespace: str) -> bool:
+        """Tell whether a resource there would be known."""
+        return not self._namespaces or namespace in self._namespaces
 
     def put(self, body: Body) -> bool:
         """Take an object as seen; False when what is known is as new."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from outbox_core.report import Reason, WorkerState
 from outbox_operator.api.observed import JobView, Role
 from outbox_operator.api.status import HandOverStatus, OwnershipStatus, Phase, ProcessorStatus
@@ -13,6 +18,7 @@ from tests.unit.operator.building import (
     GRANTED,
     HOLDER,
     NOW,
+    WAITING,
     build_observed,
     build_pod,
     build_processor,
@@ -58,3 +64,51 @@ def test_a_hand_over_taken_back_asks_for_the_claim_again():
     decision = decide(build_observed(previous=handed), NOW)
     assert decision.status.phase == Phase.WAITING
     assert [job.role for job in decision.start_jobs] == [Role.CLAIM]
+
+
+MISSING = (
+    "there is no other OutboxProcessor here/elsewhere/orders with processorId 'orders': create it, or correct "
+    "spec.handOverTo or take it out; nothing is handed over until then"
+)
+
+
+def test_a_hand_over_to_what_is_not_there_stops_nothing_and_names_it():
+    """The claim would be another resource's for ever, and nothing would handle messages."""
+    processor = build_processor(**ELSEWHERE)
+    missing = build_observed(ACTIVE, processor=processor, previous=GRANTED, successor_missing=True)
+    waiting = decide(missing, NOW)
+    assert waiting.status.hand_over is not None
+    assert (waiting.status.hand_over.step, waiting.replicas, waiting.keep_claim) == ("Waiting", 1, ())
+    assert (ready(waiting), condition(waiting, "Stalled")) == (("False", "HandOverFailed"), ("True", "HandOverFailed"))
+    assert waiting.result.message == MISSING
+    drained = decide(build_observed(processor=processor, previous=waiting.status, successor_missing=True), NOW)
+    assert (drained.replicas, drained.start_jobs) == (1, ()), "also where it goes away while pods are drained"
+    there = decide(replace(missing, previous=waiting.status, successor_missing=False), NOW)
+    assert there.status.hand_over is not None
+    assert (there.status.hand_over.step, there.replicas) == ("Draining", 0)
+
+
+def test_a_transfer_that_has_begun_is_not_called_off():
+    """What its job does is not known before it has ended: workers beside it would be refused."""
+    processor = build_processor(**ELSEWHERE)
+    job = JobView(hand_over_job_name(processor), Role.HAND_OVER, finished=False, succeeded=False)
+    decision = decide(build_observed(processor=processor, jobs=(job,), successor_missing=True), NOW)
+    assert decision.status.hand_over is not None
+    assert (decision.status.hand_over.step, decision.replicas) == ("Transferring", 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "previous", "reason"),
+    [
+        pytest.param({"suspend": True}, GRANTED, "Suspended", id="suspended"),
+        pytest.param({"worker": {"replicas": 0}}, GRANTED, "HandOverFailed", id="scaled to zero"),
+        pytest.param({}, WAITING, "ClaimHeld", id="the claim is another's"),
+    ],
+)
+def test_a_hand_over_to_what_is_not_there_starts_no_pods_either(
+    spec: dict[str, Any], previous: ProcessorStatus, reason: str
+):
+    processor = build_processor(**ELSEWHERE, **spec)
+    decision = decide(build_observed(processor=processor, previous=previous, successor_missing=True), NOW)
+    assert (decision.replicas, decision.result.reason) == (0, reason)
+    assert decision.result.message.endswith(MISSING)

@@ -9,17 +9,18 @@ import pytest
 
 from outbox_operator.api.keys import Keys
 from outbox_operator.api.observed import Observed, Role
-from outbox_operator.api.resources import parse_processor
+from outbox_operator.api.resources import KIND, parse_processor
 from outbox_operator.decision.decide import decide
 from outbox_operator.reconcile.observe import Observer, find_runners
 from outbox_operator.reconcile.reports import Reporters
 from outbox_operator.reconcile.slots import SlotKeeper
 from outbox_operator.settings import Budget, Images
+from outbox_operator.watch.store import Store
 from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed
 from tests.unit.operator.owned import EVERYTHING, JOB, REPLICA_SET, RESOURCE, build_object, build_pod, store_of
 
 if TYPE_CHECKING:
-    from outbox_operator.watch.store import Body, Store
+    from outbox_operator.watch.store import Body
 
 
 async def observe(store: Store, body: Body = RESOURCE) -> Observed:
@@ -53,6 +54,31 @@ async def test_an_owner_that_is_no_place_is_not_looked_for(nowhere: dict[str, st
     holder = {"cluster": "here", "uid": "x", **nowhere}
     refused = RESOURCE | {"status": {"ownership": {"state": "Refused", "holder": holder}}}
     assert not (await observe(store_of(*EVERYTHING), refused)).holder_gone
+
+
+def heir(namespace: str, processor_id: str = "orders") -> Body:
+    made = build_object(KIND, "heir", labels={}, namespace=namespace)
+    return {**made, "spec": {**RESOURCE["spec"], "processorId": processor_id}}
+
+
+@pytest.mark.parametrize(
+    ("target", "missing"),
+    [
+        pytest.param({"namespace": "shop", "name": "heir"}, False, id="it is there"),
+        pytest.param({"namespace": "shop", "name": "hair"}, True, id="a name that is none"),
+        pytest.param({"namespace": "other", "name": "heir"}, True, id="it asks for another processorId"),
+        pytest.param({"namespace": "shop", "name": "orders"}, True, id="the resource itself"),
+        pytest.param({"namespace": "unserved", "name": "heir"}, False, id="a namespace that is not seen"),
+        pytest.param({"namespace": "other", "name": "heir", "cluster": "there"}, False, id="another cluster"),
+        pytest.param({"namespace": "other", "name": "heir", "cluster": "here"}, True, id="this cluster by name"),
+    ],
+)
+async def test_a_successor_is_missing_where_it_would_be_seen(target: dict[str, str], missing: bool):
+    giver = {**RESOURCE, "spec": {**RESOURCE["spec"], "handOverTo": target}}
+    store = Store(("shop", "other"))
+    for body in (giver, heir("shop"), heir("other", "bills")):
+        store.put(body)
+    assert (await observe(store, giver)).successor_missing is missing
 
 
 QUIET = [
