@@ -167,7 +167,10 @@ class Applier:
             if left[-1] is None:
                 return
         status = decision.status.model_copy(update={"applied_hash": _hash_of(processor, manifests, left)})
-        await self.write_status(self._store.resource(key_of(body)) or body, dump_status(status))
+        latest = self._store.resource(key_of(body)) or body
+        # Another resource of this name may be there by now.
+        if latest["metadata"]["uid"] == processor.uid:
+            await self.write_status(latest, dump_status(status))
 
     async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
         for job in decision.start_jobs:
@@ -176,14 +179,15 @@ class Applier:
             if live is None:
                 await self._kube.create(build_job(processor, self._images, job.name, job.role))
             else:
-                await self._check_name(processor, place, live)
+                await self._is_free(processor, place, live)
         for name in decision.finished_jobs:
             await self._kube.delete(Where("Job", processor.namespace, name))
 
     async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> Body | None:
-        """Apply an object; None when it was changed at each try, so that the next round goes on."""
+        """Apply an object; None when it was changed at each try, or a namesake's is going: the next round goes on."""
         place = where(manifest)
-        await self._check_name(processor, place, self._store.get(place.kind, place.namespace, place.name))
+        if not await self._is_free(processor, place, self._store.get(place.kind, place.namespace, place.name)):
+            return None
         applied = await self._apply_alone(place, manifest)
         if applied is None:
             return None
@@ -212,11 +216,18 @@ class Applier:
                 return None
             raise
 
-    async def _check_name(self, processor: Processor, place: Where, live: Body | None) -> None:
-        """Never take over an object that is another's."""
+    async def _is_free(self, processor: Processor, place: Where, live: Body | None) -> bool:
+        """Never take over an object that is another's; False: its owner is gone, and it goes by itself.
+
+        Raises:
+            ObstacleError: a person must make room.
+
+        """
         found = live or await self._kube.get(place)
         if found is None or _owned_by(found, processor.uid) or _is_orphan(found, processor):
-            return
+            return True
+        if _is_left_over(found, processor):
+            return False
         message = f"{place.kind} {place.name!r} exists and is not this resource's: delete it, or rename this resource"
         raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
 
@@ -240,6 +251,12 @@ def _is_orphan(body: Body, processor: Processor) -> bool:
     controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
     ours = labels_of(processor.name).items() <= (meta.get("labels") or {}).items()
     return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
+
+
+def _is_left_over(body: Body, processor: Processor) -> bool:
+    """Tell whether a deleted resource of this name controls it: the garbage collector has yet to come to it."""
+    references = body["metadata"].get("ownerReferences") or ()
+    return any(ref.get("controller") and (ref["kind"], ref["name"]) == (KIND, processor.name) for ref in references)
 
 
 def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:

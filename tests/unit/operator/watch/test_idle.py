@@ -14,13 +14,13 @@ from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import ProcessorStatus
 from outbox_operator.decision.decide import LOOK_AGAIN, REST, decide
-from outbox_operator.reconcile.apply import Applier, is_news
+from outbox_operator.reconcile.apply import Applier, ObstacleError, is_news
 from outbox_operator.reconcile.podstate import view_workload
 from outbox_operator.reconcile.reports import figures_in
 from outbox_operator.settings import Images
 from outbox_operator.watch.store import OWNED_KINDS, Store, slim
 from tests.unit.operator.building import NOW, build_observed, build_pod, build_processor, build_report
-from tests.unit.operator.owned import RESOURCE
+from tests.unit.operator.owned import DEPLOYMENT, RESOURCE, reference_to
 
 if TYPE_CHECKING:
     from outbox_operator.api.observed import Observed
@@ -97,6 +97,10 @@ class Server:
         self.store = Store()
         self.edited: set[str] = set()
         """Kinds that another client edits as soon as the Deployment is applied; a watch tells at once."""
+        self.namesake: Body | None = None
+        """The watch tells of it as soon as the Deployment is applied."""
+        self.told: set[str] = set()
+        """Uids of resources whose status was written."""
 
     async def create(self, manifest: Body) -> Body:
         self.calls.append(f"create {manifest['kind']}")
@@ -119,10 +123,13 @@ class Server:
             }
             self.objects[name] = {**self.objects[name], "metadata": {**former, **changed}}
             self.store.put(slim(self.objects[name]))
+        if kind == "Deployment" and self.namesake is not None:
+            self.store.put(slim(self.namesake))
         return applied
 
     async def apply_status(self, manifest: Body) -> Body:
         self.calls.append("apply status")
+        self.told.add(manifest["metadata"]["uid"])
         version = int(self.objects["resource"]["metadata"]["resourceVersion"]) + 1
         meta = {**self.objects["resource"]["metadata"], "resourceVersion": str(version)}
         self.objects["resource"] = {**self.objects["resource"], "metadata": meta, "status": manifest["status"]}
@@ -191,6 +198,43 @@ async def test_a_status_that_says_the_same_is_not_written():
     before = server.objects["resource"]["metadata"]["resourceVersion"]
     assert await server.round() == []
     assert server.objects["resource"]["metadata"]["resourceVersion"] == before
+
+
+async def test_the_status_of_a_deleted_resource_is_not_written_onto_its_namesake():
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    again = {**RESOURCE["metadata"], "uid": "uid-2", "resourceVersion": "99"}
+    server.namesake = {**RESOURCE, "metadata": again}
+    await server.round()
+    assert server.told == {"uid-1"}
+
+
+async def test_objects_of_a_deleted_namesake_are_waited_for_and_no_fault():
+    """The garbage collector has not come to them yet; a watch tells when it has."""
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    server.objects["Deployment"] = DEPLOYMENT
+    calls = await server.round()
+    assert [call for call in calls if call in APPLIED] == ["apply ConfigMap"]
+    del server.objects["Deployment"]
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        pytest.param({"name": "bills"}, id="a resource of another name"),
+        pytest.param({"kind": "Helmsman"}, id="another kind"),
+        pytest.param({"controller": False}, id="it controls nothing"),
+    ],
+)
+async def test_an_object_of_another_owner_is_a_persons_matter(owner: dict[str, Any]):
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    meta = {**DEPLOYMENT["metadata"], "ownerReferences": [reference_to(RESOURCE, **owner)]}
+    server.objects["Deployment"] = {**DEPLOYMENT, "metadata": meta}
+    with pytest.raises(ObstacleError, match="is not this resource's"):
+        await server.round()
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Deployment"])
