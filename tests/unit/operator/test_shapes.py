@@ -148,12 +148,18 @@ def test_the_patch_removes_from_the_end_of_a_list():
 
 
 def pod(phase: str = "Pending", waiting: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
-    containers = [{"image": "i", "state": {"waiting": waiting}}] if waiting else []
+    containers = [{"name": "worker", "image": "i", "state": {"waiting": waiting}}] if waiting else []
     return {
         "metadata": {"name": "p", "uid": "u", "labels": {}},
         "spec": {"nodeName": "n"},
         "status": {"phase": phase, "containerStatuses": containers, **status},
     }
+
+
+def init(state: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """A pod whose first container comes before the worker's."""
+    first = {"name": "setup", "image": "i", "state": state, **status}
+    return pod(waiting={"reason": "PodInitializing"}, initContainerStatuses=[first])
 
 
 MOUNT = 'MountVolume.SetUp failed for volume "source-connection" : secret "db" not found'
@@ -197,14 +203,38 @@ CRASHED = {"terminated": {"exitCode": 1, "message": "out of luck"}}
                 **pod("Running"),
                 "status": {
                     "phase": "Running",
-                    "containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": CRASHED}],
+                    "containerStatuses": [
+                        {"name": "worker", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": CRASHED}
+                    ],
                 },
             },
             [],
             "Crashing",
-            "out of luck",
+            "the container ended with 1: out of luck",
             id="it crashes",
         ),
+        pytest.param(
+            init({"waiting": {"reason": "ImagePullBackOff", "message": "denied"}}),
+            [],
+            "ImageUnavailable",
+            "denied",
+            id="image of an init container",
+        ),
+        pytest.param(
+            init({"waiting": {"reason": "CrashLoopBackOff"}}, lastState=CRASHED),
+            [],
+            "Crashing",
+            "container 'setup' ended with 1: out of luck",
+            id="an init container crashes",
+        ),
+        pytest.param(
+            init({"waiting": {"reason": "PodInitializing"}}),
+            [MOUNT],
+            "ConnectionSecretInvalid",
+            "'db'",
+            id="no Secret, and an init container waits for it too",
+        ),
+        pytest.param(init({"running": {}}), [MOUNT], None, "", id="an init container works"),
     ],
 )
 def test_a_pods_problem_in_its_own_words(body: dict[str, Any], notes: list[str], reason: str | None, words: str):
@@ -216,12 +246,23 @@ def test_a_pods_problem_in_its_own_words(body: dict[str, Any], notes: list[str],
 def test_the_termination_message_is_read_as_a_report():
     text = build_report().model_dump_json(by_alias=True)
     body = pod("Failed")
-    ended = {"state": {"terminated": {"exitCode": 10, "message": text}}}
-    body["status"]["containerStatuses"] = [ended]
+    ended = {"name": "worker", "state": {"terminated": {"exitCode": 10, "message": text}}}
+    beside = {"name": "beside", "state": {"terminated": {"exitCode": 0}}}
+    body["status"]["containerStatuses"] = [beside, ended]
     view = view_pod(body, Role.CLAIM, report=None, reachable=False, notes=[])
     assert (view.exit_code, view.last_words and view.last_words.pod) == (10, "orders-0")
     assert parse_report("Segmentation fault") is None
     assert parse_report('{"half":') is None
+
+
+def test_the_last_words_are_those_of_the_container_that_the_pod_is_for():
+    """Statuses are sorted by name, and another container may have ended while the worker runs."""
+    body = pod("Running")
+    first = {"name": "beside", "state": {}, "lastState": CRASHED}
+    for name in ("worker", "driver"):
+        body["status"]["containerStatuses"] = [first, {"name": name, "state": {"running": {}}}]
+        view = view_pod(body, Role.WORKER, report=None, reachable=True, notes=[])
+        assert (view.exit_code, view.last_words) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ from outbox_core.report import Report
 from outbox_operator.api.naming import DECISION_LABEL, RENDERED_ANNOTATION, ROLE_LABEL, SLOT_ANNOTATION, TEMPLATE_LABEL
 from outbox_operator.api.observed import JobView, PodView, Problem, Role, WorkloadView
 from outbox_operator.api.reasons import Reason
+from outbox_operator.rendering.pods import DRIVER_CONTAINER, WORKER_CONTAINER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_OURS: Final = {WORKER_CONTAINER, DRIVER_CONTAINER}
+_NOT_MADE: Final = {"ContainerCreating", "PodInitializing"}
 _IMAGE_REASONS: Final = {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
 _MISSING: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
 
@@ -113,6 +116,8 @@ def view_pod(
 
 def _last_end(containers: list[dict[str, Any]]) -> dict[str, Any] | None:
     for container in containers:
+        if container.get("name") not in _OURS:
+            continue
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             if "terminated" in state:
                 ended: dict[str, Any] = state["terminated"]
@@ -125,8 +130,10 @@ def is_waiting(body: dict[str, Any]) -> bool:
     status = body.get("status") or {}
     if status.get("phase") != "Pending" or not body.get("spec", {}).get("nodeName"):
         return False
-    waiting = [c.get("state", {}).get("waiting", {}).get("reason") for c in status.get("containerStatuses") or ()]
-    return not waiting or "ContainerCreating" in waiting
+    # Of init containers one is made after the other, and all others after them.
+    first = (status.get("initContainerStatuses") or [])[:1] or status.get("containerStatuses") or []
+    waiting = {c.get("state", {}).get("waiting", {}).get("reason") for c in first}
+    return not waiting or not waiting.isdisjoint(_NOT_MADE)
 
 
 def find_problem(body: dict[str, Any], notes: Sequence[str]) -> Problem | None:
@@ -135,7 +142,7 @@ def find_problem(body: dict[str, Any], notes: Sequence[str]) -> Problem | None:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return Problem(Reason.UNSCHEDULABLE, f"no node takes the pod: {condition.get('message', '')}")
-    for container in status.get("containerStatuses") or ():
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         problem = _container_problem(container)
         if problem is not None:
             return problem
@@ -165,7 +172,9 @@ def _container_problem(container: dict[str, Any]) -> Problem | None:
         ended = (container.get("lastState") or {}).get("terminated") or {}
         words = parse_report(ended.get("message"))
         said = words.message if words is not None else (ended.get("message") or ended.get("reason") or "")[:1000]
-        return Problem(Reason.CRASHING, f"the container ended with {ended.get('exitCode')}: {said}")
+        name = container.get("name")
+        who = "the container" if name in _OURS else f"container {name!r}"
+        return Problem(Reason.CRASHING, f"{who} ended with {ended.get('exitCode')}: {said}")
     if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
         return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}")
     return None
