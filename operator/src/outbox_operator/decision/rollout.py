@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator.api.observed import Origin
+from outbox_operator.api.reasons import ConditionType
 
 if TYPE_CHECKING:
     from outbox_operator.api.observed import Observed, WorkloadView
@@ -80,9 +81,12 @@ def decide_rollout(observed: Observed, decision: str) -> Rollout:
 
 
 def _was_ready(observed: Observed) -> str:
-    """Say what the processor is before its pods are replaced: as status says, for pods may not have been asked yet."""
-    ready = any(each.type == "Ready" and each.status == "True" for each in observed.previous.conditions)
-    return WAS_READY if ready else WAS_NOT_READY
+    """Say what the processor is before its pods are replaced: as status says, for pods may not have been asked yet.
+
+    Ready with all of its pods, as it shall be again: one that is never ready beside a worker that is would not be.
+    """
+    true = {each.type for each in observed.previous.conditions if each.status == "True"}
+    return WAS_READY if true >= {ConditionType.READY, ConditionType.WORKERS_AVAILABLE} else WAS_NOT_READY
 
 
 def _describe(observed: Observed) -> str:

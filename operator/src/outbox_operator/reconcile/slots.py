@@ -7,10 +7,11 @@ the API server's answer, and remembers whom to wake when a slot is free. Without
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outbox_operator.api.observed import Slots
 from outbox_operator.api.reasons import IN_FLIGHT, ConditionType
+from outbox_operator.reconcile.observe import seconds_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from outbox_operator.settings import Budget
     from outbox_operator.watch.store import Store
     from outbox_operator.watch.workqueue import Key
+
+SLOW: Final = 300.0
+"""Seconds after which a replacement that is still in flight is told of: no word says that it will not end."""
 
 
 class SlotKeeper:
@@ -46,7 +50,9 @@ class SlotKeeper:
             conditions = ((self._store.resource(key) or {}).get("status") or {}).get("conditions") or ()
             for condition in conditions:
                 asked = condition["type"] in (ConditionType.READY, ConditionType.WORKERS_AVAILABLE)
-                if asked and condition["status"] == "False" and condition["reason"] not in IN_FLIGHT:
+                if not asked or condition["status"] != "False":
+                    continue
+                if condition["reason"] not in IN_FLIGHT or seconds_since(condition["lastTransitionTime"]) > SLOW:
                     return f"{'/'.join(key)} is not Ready again ({condition['reason']})"
         return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -412,10 +413,14 @@ def test_all_who_wait_are_woken_when_one_fails_and_when_it_does_no_more():
     assert len(woken) == 2, "they were told"
 
 
+UNREADY_SIDECAR = [("Ready", "True", "Running"), ("WorkersAvailable", "False", "Starting")]
+
+
 @pytest.mark.parametrize(
     ("conditions", "said"),
     [
         ([("Ready", "False", "RollingOut")], ""),
+        (UNREADY_SIDECAR, ""),
         ([("Ready", "True", "Running")], ""),
         ([("Ready", "False", "StatementFailed")], "shop/orders is not Ready again (StatementFailed)"),
         (
@@ -425,13 +430,43 @@ def test_all_who_wait_are_woken_when_one_fails_and_when_it_does_no_more():
     ],
 )
 def test_the_one_that_holds_up_the_others_is_named(conditions: list[tuple[str, str, str]], said: str):
+    assert failing(conditions, timedelta(0)) == said
+
+
+def failing(conditions: list[tuple[str, str, str]], since: timedelta) -> str:
+    """What those who wait are told of the one whose conditions have been so for that long."""
     written = [
-        Condition(type=kind, status=status, reason=reason, last_transition_time=NOW).model_dump(mode="json")
+        Condition(type=kind, status=status, reason=reason, last_transition_time=datetime.now(UTC) - since)
         for kind, status, reason in conditions
     ]
-    began = processor("orders", status={"conditions": written})
-    slots, _ = keeper(began, deployment("orders", WAS_READY), processor("bills"))
-    assert slots.look(BILLS).failing == said
+    status = {"conditions": [each.model_dump(mode="json", by_alias=True) for each in written]}
+    slots, _ = keeper(processor("orders", status=status), deployment("orders", WAS_READY), processor("bills"))
+    return slots.look(BILLS).failing
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        pytest.param([("Ready", "False", "RollingOut")], "RollingOut", id="an old pod does not end"),
+        pytest.param(UNREADY_SIDECAR, "Starting", id="a container beside the worker does not become ready"),
+    ],
+)
+def test_a_replacement_that_takes_long_is_named_though_nothing_fails(
+    conditions: list[tuple[str, str, str]], reason: str
+):
+    assert failing(conditions, timedelta(minutes=6)) == f"shop/orders is not Ready again ({reason})"
+
+
+def test_what_was_not_wholly_ready_before_need_not_be_so_again():
+    """A container beside the worker that is never ready must not hold up the others without an end."""
+    cluster = Cluster()
+    cluster.pods_are(template_of(cluster.workload), ready=False)
+    assert ready(cluster.reconcile(OLD)) == ("True", "Running")
+    cluster.reconcile(NEW, Slots())
+    assert cluster.slot == WAS_NOT_READY
+    cluster.pods_are(template_of(cluster.workload), ready=False)
+    cluster.reconcile(NEW)
+    assert cluster.slot == ""
 
 
 @pytest.mark.parametrize(
