@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FIRST_TRY: Final = timedelta(seconds=10)
 LONGEST_TRY: Final = timedelta(minutes=5)
+SPREAD: Final = 0.1
+"""Part of a wait by which it may be longer, so that many do not try in step."""
 LONGEST_ASKING: Final = timedelta(seconds=20)
 """Between tries that no database has answered yet: nothing says that the claim is another resource's."""
 QUICK_TRY: Final = timedelta(seconds=3)
@@ -40,7 +42,7 @@ class OwnershipState:
 
 def merge_ownership(observed: Observed, now: datetime) -> OwnershipStatus:
     """Say whether the claim is ours, and when it is tried again while it is not."""
-    previous = observed.previous.ownership
+    previous = _by_this_clock(observed.previous.ownership, now)
     if observed.processor.spec.hand_over_to is None and previous.state == OwnershipState.HANDED_OVER:
         previous = previous.model_copy(update={"state": OwnershipState.REFUSED, "attempts": 0, "next_try": now})
     heard = _read_claim(observed)
@@ -56,6 +58,17 @@ def merge_ownership(observed: Observed, now: datetime) -> OwnershipStatus:
         return _hurry(observed, previous.model_copy(update={"holder": holder or previous.holder}), now)
     return OwnershipStatus(
         state=OwnershipState.REFUSED, holder=holder, tries=previous.tries, last_try=now, next_try=now + FIRST_TRY
+    )
+
+
+def _by_this_clock(ownership: OwnershipStatus, now: datetime) -> OwnershipStatus:
+    """Bound what another process has planned, whose clock may have been ahead: no wait is longer than the longest."""
+    last, planned = ownership.last_try, ownership.next_try
+    return ownership.model_copy(
+        update={
+            "last_try": last and min(last, now),
+            "next_try": planned and min(planned, now + LONGEST_TRY * (1 + SPREAD)),
+        }
     )
 
 
@@ -155,6 +168,6 @@ def _after_try(
 
 
 def next_try_after(attempts: int, uid: str) -> timedelta:
-    """Wait between tries: 10 s doubled up to 5 min, spread by up to a tenth so that many do not try in step."""
+    """Wait between tries: 10 s doubled up to 5 min, and spread."""
     doublings: int = 1 << min(max(attempts - 1, 0), 10)
-    return min(FIRST_TRY * doublings, LONGEST_TRY) * (1 + (sum(uid.encode()) % 100) / 1000)
+    return min(FIRST_TRY * doublings, LONGEST_TRY) * (1 + SPREAD * (sum(uid.encode()) % 100) / 100)

@@ -156,3 +156,23 @@ def test_a_refusal_names_the_owner_everywhere():
 )
 def test_pods_that_go_keep_the_claim(observed: Observed, told: tuple[str, ...]):
     assert decide(observed, NOW).keep_claim == told
+
+
+AHEAD = NOW + timedelta(hours=1)
+
+
+def ahead(**fields: Any) -> ProcessorStatus:
+    """What a leader wrote whose clock was an hour ahead."""
+    return ProcessorStatus(ownership=REFUSED.model_copy(update={"last_try": AHEAD, "next_try": AHEAD, **fields}))
+
+
+def test_a_try_that_a_clock_ahead_of_ours_planned_waits_no_longer_than_one_of_ours():
+    first = decide(build_observed(previous=ahead()), NOW)
+    planned = first.status.ownership.next_try or AHEAD
+    assert planned <= NOW + timedelta(minutes=6)
+    assert decide(build_observed(previous=first.status), planned).start_jobs != ()
+
+
+def test_nor_does_the_owners_end_wait_for_that_clock():
+    gone = decide(build_observed(previous=ahead(), holder_gone=True), NOW)
+    assert gone.status.ownership.next_try == NOW + timedelta(seconds=3)
