@@ -143,7 +143,7 @@ def build_workload(
 ) -> dict[str, Any]:
     """Build the Deployment of a worker or the StatefulSet of a driver, with the pod template that `rollout` says.
 
-    Neither ever adds a pod before one is gone: two of one resource would only wait for each other's lease.
+    Neither ever adds a pod before one was told to go: two of one resource would only wait for each other's lease.
     A process reads a person's `decision` at its start, so a corrected one replaces the pods that wait with the former.
     """
     template = build_template(processor, images)
