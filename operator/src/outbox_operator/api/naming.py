@@ -89,3 +89,13 @@ def owner_reference(processor: Processor) -> dict[str, Any]:
         "controller": True,
         "blockOwnerDeletion": False,
     }
+
+
+def build_meta(processor: Processor, name: str) -> dict[str, Any]:
+    """Build the metadata of an owned object."""
+    return {
+        "name": name,
+        "namespace": processor.namespace,
+        "labels": labels_of(processor.name),
+        "ownerReferences": [owner_reference(processor)],
+    }

@@ -99,9 +99,8 @@ _ATTENTION: Final = {
 }
 
 
-def merge_partitions(observed: Observed) -> list[PartitionStatus]:
+def merge_partitions(observed: Observed, report: Report | None) -> list[PartitionStatus]:
     """Say who owns which partition; without news, the last known values stay."""
-    report = lead_report(observed)
     if report is None or not report.leases:
         return observed.previous.partitions
     owners = {lease.partition: lease for lease in report.leases}
@@ -117,16 +116,15 @@ def merge_partitions(observed: Observed) -> list[PartitionStatus]:
     ]
 
 
-def merge_division(observed: Observed) -> PartitioningView | None:
+def merge_division(observed: Observed, report: Report | None) -> PartitioningView | None:
     """Say into how many partitions the processor is divided; without news, the last known value stays."""
-    report = lead_report(observed)
     return observed.previous.division if report is None or report.division is None else report.division
 
 
-def describe_division(observed: Observed) -> str:
+def describe_division(facts: Facts) -> str:
     """Say what keeps the number of partitions from being what the spec asks for; empty: it is as asked."""
-    divided = observed.processor.spec.delivery.partitions
-    seen = merge_division(observed)
+    divided = facts.observed.processor.spec.delivery.partitions
+    seen = merge_division(facts.observed, facts.lead)
     if divided is None or seen is None:
         return ""
     if seen.message:
@@ -136,9 +134,8 @@ def describe_division(observed: Observed) -> str:
     return f"{seen.count} partitions shall become {divided.count}; no worker has drawn the barrier yet"
 
 
-def merge_owner(observed: Observed) -> OwnerStatus | None:
+def merge_owner(report: Report | None) -> OwnerStatus | None:
     """Say which pod holds the lease, as one of our processes knows it; nothing while no process answers."""
-    report = lead_report(observed)
     if report is None or report.lease is None or not report.lease.pod:
         return None
     pods = {lease.pod for lease in report.leases if lease.pod}
@@ -148,18 +145,16 @@ def merge_owner(observed: Observed) -> OwnerStatus | None:
     return OwnerStatus(pod=report.lease.pod, epoch=report.lease.epoch or 0)
 
 
-def merge_checkpoint(observed: Observed) -> CheckpointView | None:
+def merge_checkpoint(observed: Observed, report: Report | None) -> CheckpointView | None:
     """Say how far was examined; without news, the last known value stays."""
-    report = lead_report(observed)
     if report is None or not report.checkpoints:
         return observed.previous.checkpoint
     view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
     return view.model_copy(update={"text": plain_checkpoints(view.pair)})
 
 
-def merge_failures(observed: Observed) -> FailuresStatus | None:
+def merge_failures(observed: Observed, report: Report | None) -> FailuresStatus | None:
     """What failing messages did, as the leading report has it; nothing that changes with every attempt."""
-    report = lead_report(observed)
     if report is None:
         return observed.previous.failures
     circuits = [each.circuit for each in observed.reports if each.circuit is not None]
@@ -168,9 +163,8 @@ def merge_failures(observed: Observed) -> FailuresStatus | None:
     return failures.model_copy(update={"circuit": circuit})
 
 
-def merge_lag(observed: Observed) -> Lag | None:
+def merge_lag(observed: Observed, report: Report | None) -> Lag | None:
     """Say what waits; without news, the last known value stays."""
-    report = lead_report(observed)
     if report is None or report.lag is None:
         return observed.previous.lag
     return report.lag.model_copy(update={"seconds": round(report.lag.seconds, 1), "text": format_lag(report.lag)})
@@ -183,9 +177,8 @@ def format_lag(lag: Lag) -> str:
     return f"{'>=' if lag.at_least else ''}{lag.messages} ({round(lag.seconds)}s)"
 
 
-def merge_bound(observed: Observed) -> BoundStatus | None:
+def merge_bound(observed: Observed, report: Report | None) -> BoundStatus | None:
     """Say up to where can be read while that is held back; else it moves with every transaction of the server."""
-    report = lead_report(observed)
     if report is None or report.bound is None:
         return observed.previous.bound
     bound = report.bound

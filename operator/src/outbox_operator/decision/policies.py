@@ -65,10 +65,13 @@ def _handing_over(facts: Facts) -> PolicyResult | None:
 def _suspended(facts: Facts) -> PolicyResult | None:
     if not facts.observed.processor.spec.suspend:
         return None
+    return _stopped(facts, Reason.SUSPENDED, "suspended by spec.suspend")
+
+
+def _stopped(facts: Facts, reason: Reason, asked: str) -> PolicyResult:
     if facts.observed.runners:
         return PolicyResult(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
-    message = "suspended by spec.suspend; checkpoint and claim are kept"
-    return PolicyResult(Phase.SUSPENDED, Reason.SUSPENDED, message, ready=True)
+    return PolicyResult(Phase.SUSPENDED, reason, f"{asked}; checkpoint and claim are kept", ready=True)
 
 
 def _conflict_open(facts: Facts) -> PolicyResult | None:
@@ -83,7 +86,7 @@ def _conflict_open(facts: Facts) -> PolicyResult | None:
 
 def _with_change(facts: Facts, message: str) -> str:
     """A change of the number of partitions that waits for this is said in the same breath."""
-    change = describe_division(facts.observed)
+    change = describe_division(facts)
     return f"{message}; {change}" if change else message
 
 
@@ -156,10 +159,7 @@ def describe_holder(facts: Facts) -> str:
 def _scaled_to_zero(facts: Facts) -> PolicyResult | None:
     if wanted_replicas(facts.observed) > 0:
         return None
-    if facts.observed.runners:
-        return PolicyResult(Phase.SUSPENDED, Reason.STOPPING, "pods are finishing or rolling back their batch")
-    message = "spec.worker.replicas is 0; checkpoint and claim are kept"
-    return PolicyResult(Phase.SUSPENDED, Reason.SCALED_TO_ZERO, message, ready=True)
+    return _stopped(facts, Reason.SCALED_TO_ZERO, "spec.worker.replicas is 0")
 
 
 def _resolving(facts: Facts) -> PolicyResult | None:
@@ -228,7 +228,7 @@ def _worker_says(facts: Facts) -> PolicyResult | None:
 
 def _running(facts: Facts) -> PolicyResult:
     lead = facts.lead
-    if change := describe_division(facts.observed):
+    if change := describe_division(facts):
         return PolicyResult(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, stops_workers=False)
     if old := facts.observed.outdated:
         message = f"messages are being handled; {len(old)} pods of the former spec or version are being replaced"

@@ -21,12 +21,12 @@ from outbox_operator.api.naming import (
     RENDERED_ANNOTATION,
     SLOT_ANNOTATION,
     TEMPLATE_LABEL,
+    build_meta,
     child_name,
     config_name,
     driver_name,
     label_decision,
     labels_of,
-    owner_reference,
     selector_of,
     workload_name,
 )
@@ -124,17 +124,8 @@ def build_config_map(
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _meta(processor, config_name(processor.name)),
+        "metadata": build_meta(processor, config_name(processor.name)),
         "data": data,
-    }
-
-
-def _meta(processor: Processor, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "namespace": processor.namespace,
-        "labels": labels_of(processor.name),
-        "ownerReferences": [owner_reference(processor)],
     }
 
 
@@ -170,7 +161,7 @@ def build_workload(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment" if worker else "StatefulSet",
-        "metadata": {**_meta(processor, workload_name(processor)), "annotations": notes},
+        "metadata": {**build_meta(processor, workload_name(processor)), "annotations": notes},
         "spec": spec,
     }
 
@@ -180,7 +171,7 @@ def build_budget(processor: Processor) -> dict[str, Any]:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _meta(processor, workload_name(processor)),
+        "metadata": build_meta(processor, workload_name(processor)),
         "spec": {
             "maxUnavailable": 1,
             # A pod that is not ready protects nothing.
@@ -237,7 +228,7 @@ def build_key(processor: Processor, keys: Keys) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _meta(processor, keys.secret_name(processor.name, processor.uid)),
+        "metadata": build_meta(processor, keys.secret_name(processor.name, processor.uid)),
         "type": "Opaque",
         "immutable": True,
         "data": {KEY_PATH.name: base64.b64encode(keys.of(processor.uid)).decode()},
@@ -272,7 +263,7 @@ def build_release(processor: Processor, images: Images) -> tuple[dict[str, Any],
 def _job(
     processor: Processor, images: Images, name: str, role: Role, arguments: list[str], config: str, *, owned: bool
 ) -> dict[str, Any]:
-    meta = _meta(processor, name)
+    meta = build_meta(processor, name)
     if not owned:
         meta.pop("ownerReferences")
     meta["labels"] = labels_of(processor.name, role)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from outbox_core.config import CONNECTIONS_PATH, HANDLER_PATH
-from outbox_operator.api.naming import child_name, driver_name, labels_of, owner_reference, selector_of
+from outbox_operator.api.naming import build_meta, child_name, driver_name, labels_of, selector_of
 from outbox_operator.api.observed import Role
 from outbox_operator.api.overlay import merge
 from outbox_operator.rendering.pods import (
@@ -112,12 +112,7 @@ def build_executor_template(processor: Processor, spark: Spark) -> str:
 def build_rights(processor: Processor, images: Images) -> list[dict[str, Any]]:
     """Build the driver's service account, its binding to the one role that the chart made, and its Service."""
     name = driver_name(processor.name)
-    meta = {
-        "name": name,
-        "namespace": processor.namespace,
-        "labels": labels_of(processor.name),
-        "ownerReferences": [owner_reference(processor)],
-    }
+    meta = build_meta(processor, name)
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
