@@ -46,8 +46,8 @@ def _obstructed(facts: Facts) -> PolicyResult | None:
     obstacle = _find_obstacle(facts)
     if obstacle is None:
         return None
-    asks = facts.ownership.state == OwnershipState.TRYING
-    return PolicyResult(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, stops_workers=asks)
+    stops = facts.ownership.state in (OwnershipState.TRYING, OwnershipState.HANDED_OVER)
+    return PolicyResult(Phase.INVALID, obstacle.reason, obstacle.message, stalled=True, stops_workers=stops)
 
 
 def _handing_over(facts: Facts) -> PolicyResult | None:

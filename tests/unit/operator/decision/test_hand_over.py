@@ -27,6 +27,11 @@ from tests.unit.operator.building import (
     ready,
 )
 
+HANDED = ProcessorStatus(
+    ownership=OwnershipStatus(state="HandedOver", holder=HOLDER, tries=1),
+    hand_over=HandOverStatus(to="here/elsewhere/orders", step="Done", time=NOW),
+)
+
 
 def test_a_hand_over_goes_through_its_steps():
     processor = build_processor(**ELSEWHERE)
@@ -57,11 +62,7 @@ def test_a_hand_over_that_fails_says_why():
 
 
 def test_a_hand_over_taken_back_asks_for_the_claim_again():
-    handed = ProcessorStatus(
-        ownership=OwnershipStatus(state="HandedOver", holder=HOLDER, tries=1),
-        hand_over=HandOverStatus(to="here/elsewhere/orders", step="Done", time=NOW),
-    )
-    decision = decide(build_observed(previous=handed), NOW)
+    decision = decide(build_observed(previous=HANDED), NOW)
     assert decision.status.phase == Phase.WAITING
     assert [job.role for job in decision.start_jobs] == [Role.CLAIM]
 
@@ -103,12 +104,13 @@ def test_a_transfer_that_has_begun_is_not_called_off():
         pytest.param({"suspend": True}, GRANTED, "Suspended", id="suspended"),
         pytest.param({"worker": {"replicas": 0}}, GRANTED, "HandOverFailed", id="scaled to zero"),
         pytest.param({}, WAITING, "ClaimHeld", id="the claim is another's"),
+        pytest.param({}, HANDED, "HandOverFailed", id="the claim was given to another before"),
     ],
 )
 def test_a_hand_over_to_what_is_not_there_starts_no_pods_either(
     spec: dict[str, Any], previous: ProcessorStatus, reason: str
 ):
-    processor = build_processor(**ELSEWHERE, **spec)
+    processor = build_processor(handOverTo={"namespace": "elsewhere", "name": "heir"}, **spec)
     decision = decide(build_observed(processor=processor, previous=previous, successor_missing=True), NOW)
     assert (decision.replicas, decision.result.reason) == (0, reason)
-    assert decision.result.message.endswith(MISSING)
+    assert decision.result.message.endswith(MISSING.replace("elsewhere/orders", "elsewhere/heir"))
