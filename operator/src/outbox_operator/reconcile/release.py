@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from outbox_core.report import Intent
+from outbox_core.spec import Engine
 from outbox_operator.api.observed import Role
 from outbox_operator.api.resources import NotAllowedError
 from outbox_operator.cluster.kube import KubeError
@@ -25,7 +26,8 @@ from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.observe import find_runners, read_status
 from outbox_operator.reconcile.podstate import view_job
 from outbox_operator.reconcile.reports import tell_intent
-from outbox_operator.rendering.manifests import JOB_SECONDS, build_release, build_template
+from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
+from outbox_operator.rendering.pods import DRIVER_GRACE
 from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ class Releaser:
 
     async def _drained(self, body: Body, processor: Processor) -> None:
         """Wait until no pod may run any more, however long that takes; nothing else waits for it."""
-        grace = build_template(processor, self._images)["spec"]["terminationGracePeriodSeconds"]
+        worker = processor.spec.engine is Engine.WORKER
+        grace = processor.spec.worker.termination_grace_period_seconds if worker else DRIVER_GRACE
         if await _wait(lambda: not self._pods(body), grace + DRAIN_SECONDS):
             return
         details = {"processor": processor.name, "pods": [pod["metadata"]["name"] for pod in self._pods(body)]}

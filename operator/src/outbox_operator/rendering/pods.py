@@ -26,6 +26,8 @@ EXECUTOR_KEY: Final = "executor.yaml"
 EXECUTOR_PATH: Final = f"/etc/outbox/spark/{EXECUTOR_KEY}"
 WORKER_CONTAINER: Final = "worker"
 DRIVER_CONTAINER: Final = "driver"
+DRIVER_GRACE: Final = 60
+"""Seconds that a driver may take to end."""
 KEY_VOLUME: Final = "operator-key"
 EXECUTOR_CONTAINER: Final = "executor"
 
@@ -245,7 +247,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
     template["spec"] |= {
         "serviceAccountName": driver_name(processor.name),
         "automountServiceAccountToken": True,
-        "terminationGracePeriodSeconds": 60,
+        "terminationGracePeriodSeconds": DRIVER_GRACE,
     }
     return _overlaid(template, spark.driver.pod_template, processor, Role.DRIVER)
 
