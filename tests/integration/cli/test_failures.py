@@ -171,6 +171,46 @@ def test_a_stopped_key_is_tried_again_or_given_up_by_the_same_commands(failing, 
     failing.assert_once_and_in_order()
 
 
+def stop(failing, count):
+    """Held messages that wait for a person, of two partitions, as a worker leaves them."""
+    failing.connection.execute(
+        "INSERT INTO outbox.held_messages (processor_id, partition, key, place, transaction_id, position, message_id, "
+        "message_type, blocks, behind, attempts, next_attempt_at) SELECT 'orders', n %% 2, 'k' || n, n, '5'::xid8, n, "
+        "'message-' || n, 'Numbered', true, false, 3, 'infinity' FROM generate_series(1, %s::int) AS n",
+        (count,),
+    )
+
+
+@pytest.mark.parametrize("command", [("redrive",), ("dead-letters", "drop")], ids=["redrive", "drop"])
+def test_stopped_messages_are_decided_about_in_short_transactions(failing, call, command):
+    stop(failing, 1_203)
+    status, out, err = call(*command, "orders", "--all", "--reason", "mended", "--yes")
+    assert (status, out.split()[0]) == (0, "1203"), err
+    acts = failing.connection.execute(
+        "SELECT sum(coalesce(substring(reason from '^[0-9]+(?= held)')::int, 1)), count(DISTINCT xmin::text) "
+        "FROM outbox.recorded_acts"
+    ).fetchone()
+    assert acts == (1_203, 4), "602 and 601 in transactions of at most 500"
+
+
+def test_a_rate_holds_for_stopped_messages_too(failing, call):
+    stop(failing, 8)
+    status, out, err = call("redrive", "orders", "--all", "--rate", "4", "--reason", "mended", "--yes")
+    assert (status, out.split()[0]) == (0, "8"), err
+    acts = failing.connection.execute(
+        "SELECT reason, acted_at - min(acted_at) OVER () FROM outbox.recorded_acts ORDER BY id"
+    ).fetchall()
+    assert [reason for reason, _ in acts] == ["4 held messages: mended"] * 2
+    assert acts[1][1].total_seconds() > 0.8, "no faster than asked"
+
+
+def test_a_list_that_is_cut_says_so(failing, call):
+    stop(failing, 3)
+    _, out, err = call("held", "list", "orders", "--limit", "2")
+    assert (len(out.splitlines()), err) == (3, "the first 2; see --limit\n")
+    assert call("held", "list", "orders", "--limit", "4")[2] == ""
+
+
 def test_what_is_not_said_is_refused(failing, call):
     failing.produce(1)
     assert call("redrive", "orders")[0] == 2

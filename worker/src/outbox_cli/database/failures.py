@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database, whoami
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.admin.dead_letters import DeadLetter, Filter, HeldView
 
 PIECE: Final = 500
-"""Dead letters in one transaction, where no rate makes it less."""
+"""Messages in one transaction, where no rate makes it less."""
 _PATIENCE: Final = 30.0
 """Seconds for which a busy owner is asked again."""
 _DEAD: Final = (
@@ -86,8 +87,7 @@ def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
     )
     records = [_dead_record(each, payload=options.payload) for each in found]
     context.console.show(records, _DEAD, empty="no dead letters")
-    if len(found) == options.limit:
-        context.console.note(f"the first {options.limit}; see --limit")
+    _note_limit(context, len(found))
     return Exit.FOUND if options.check and found else Exit.DONE
 
 
@@ -99,7 +99,13 @@ def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
         stopped=context.options.stopped,
     )  # fmt: skip
     context.console.show([_held_record(each) for each in found], _HELD, empty="no message is held")
+    _note_limit(context, len(found))
     return Exit.DONE
+
+
+def _note_limit(context: Context, found: int) -> None:
+    if found == context.options.limit:
+        context.console.note(f"the first {found}; see --limit")
 
 
 @against_database
@@ -188,21 +194,16 @@ def _work(
     options, schema = context.options, context.subject.schema
     piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
     done, began = 0, time.monotonic()
-    act = dead_letters.drop if drop else dead_letters.redrive
+    decide_held: Callable[..., int] = partial(dead_letters.decide_held, drop=drop)
+    decide_dead: Callable[..., int] = dead_letters.drop if drop else dead_letters.redrive
+    held = ((decide_held, *some) for some in _held_pieces(stopped, piece))
+    letters = ((decide_dead, *some) for some in _dead_pieces(connection, schema, wanted, dead, piece))
     told: dict[str, Any] = {"reason": options.reason, "decided_by": whoami()}
     try:
         with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
-            for partition, places in _by_partition(stopped):
+            for act, partition, numbers in chain(held, letters):
                 key = ProcessorKey(schema, wanted.processor_id or "", partition)
-                done += _patiently(
-                    lambda k=key, p=places: dead_letters.decide_held(  # type: ignore[misc]
-                        connection, k, p, drop=drop, **told
-                    )
-                )
-                progress.reach(done)
-            for partition, ids in _pieces(connection, schema, wanted, dead, piece):
-                key = ProcessorKey(schema, wanted.processor_id or "", partition)
-                done += _patiently(lambda k=key, i=ids: act(connection, k, i, **told))  # type: ignore[misc]
+                done += _patiently(partial(act, connection, key, numbers, **told))
                 progress.reach(done)
                 if options.rate is not None:
                     time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
@@ -213,13 +214,16 @@ def _work(
     return done
 
 
-def _by_partition(stopped: list[HeldView]) -> Iterator[tuple[int, list[int]]]:
+def _held_pieces(stopped: list[HeldView], piece: int) -> Iterator[tuple[int, list[int]]]:
+    """Give out their places by partition."""
     ordered = sorted(stopped, key=lambda each: each.partition)
     for partition, held in groupby(ordered, lambda each: each.partition):
-        yield partition, [each.place for each in held]
+        places = [each.place for each in held]
+        for first in range(0, len(places), piece):
+            yield partition, places[first : first + piece]
 
 
-def _pieces(
+def _dead_pieces(
     connection: psycopg.Connection[Any], schema: str, wanted: Filter, dead: list[int], piece: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Give out what is left of the numbers by partition, in the order in which they died, and none that is new."""
