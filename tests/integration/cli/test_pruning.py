@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -11,7 +12,11 @@ import pytest
 from typing_extensions import override
 
 from outbox_core.partition import partition_of
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.spec import Source
 from outbox_worker.engine.partition_steps import PASSING_SECONDS
+from outbox_worker.postgres import remote_target
+from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints
 from tests.integration.cli.conftest import Cli
 from tests.support.servers.postgres import Servers, find_memory, wait_until
@@ -271,6 +276,45 @@ def test_a_reader_elsewhere_is_counted(cli, shop, servers):
         checkpoints.store(remote, key, new=second, expected=None, epoch=epoch, token=token)
         assert cli.json("prune", *options)["deleted"] == 2
     assert first < second
+
+
+def test_a_source_without_a_schema_of_ours_is_pruned_and_recorded_beside_its_reader(
+    empty_database, shop, servers, tmp_path
+):
+    """Only a mapped table is there: the act is written where the first of the readers keeps its checkpoint."""
+    connection = empty_database.direct()
+    connection.execute(
+        "CREATE TABLE public.shop_outbox (n bigint GENERATED ALWAYS AS IDENTITY, tx xid8 NOT NULL DEFAULT "
+        "pg_current_xact_id(), id uuid DEFAULT gen_random_uuid(), kind text DEFAULT 't', data jsonb DEFAULT '{}'); "
+        "CREATE INDEX ON public.shop_outbox (tx, n); INSERT INTO public.shop_outbox SELECT FROM generate_series(1, 3)"
+    )
+    columns = {"position": "n", "transactionId": "tx", "messageId": "id", "messageType": "kind", "data": "data"}
+    source = {
+        "connection": {"secretRef": {"name": "shop"}},
+        "table": {"schemaName": "public", "name": "shop_outbox", "columns": columns},
+    }
+    (manifest := tmp_path / "orders.yaml").write_text(
+        json.dumps({
+            "apiVersion": "outbox-operator.dev/v1alpha1", "kind": "OutboxProcessor", "metadata": {"name": "orders"},
+            "spec": {"source": source, "target": {"sql": {"connection": {"secretRef": {"name": "far"}},
+                                                          "statement": "SELECT 1 FROM batch"}}},
+        })
+    )  # fmt: skip
+    read = remote_target.identify(connection, Source.model_validate(source))
+    (tx,) = connection.execute("SELECT max(tx)::text FROM public.shop_outbox").fetchone()
+    assert ownership.claim(shop.connection, shop.key, shop.resource).granted
+    remote_target.bind(shop.connection, shop.key, "uid-orders", read)
+    shop.store(Checkpoint(int(tx), 2))
+    cli = Cli(empty_database.files().directory)
+    with servers.database() as other:  # it has no reader
+        readers = (str(each.files().directory) for each in (other, shop.database))
+        options = ("-f", str(manifest), *(part for each in readers for part in ("--readers", each)))
+        assert cli.json("prune", *options, "--dry-run")["prunable"] == 2
+        assert cli.json("prune", *options, "--yes", "--reason", "monthly")["deleted"] == 2
+    assert connection.execute("SELECT n FROM public.shop_outbox").fetchall() == [(3,)]
+    assert [act[3].split(":")[0] for act in shop.acts()] == [
+        "prune of public.shop_outbox begins", "prune of public.shop_outbox ended"
+    ]  # fmt: skip
 
 
 class Producers(threading.Thread):

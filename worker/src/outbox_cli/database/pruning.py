@@ -87,6 +87,8 @@ class _Job:
         self.table = OutboxTable.of(self._source)
         self._identities = {remote_target.identify(connection, self._source).identity} if remote else set()
         self._schemas = pruning.list_schemas(connection)
+        named = context.subject.schema
+        self._logs = [(connection, each) for each in sorted(self._schemas, key=lambda each: each != named)]
         if context.options.older_than is not None and self.table.columns.scheduled is None:
             raise RefusedError(
                 f"--older-than needs a column that says when a message was stored, and the mapping of "
@@ -115,6 +117,8 @@ class _Job:
             for reader in there:
                 self._check(connection, reader)
             found += there
+            if there and not self._logs:  # nothing of ours is beside the messages
+                self._logs = [(connection, there[0].schema)]
         excepted = set(self._context.options.ignore or ())
         for reader in found:
             if reader.view.processor_id in excepted and reader.view.live:
@@ -193,12 +197,9 @@ class _Job:
 
     def _record(self, what: str, *, must: bool = False) -> None:
         """Write the act down; `must`: nothing is deleted that is not recorded."""
-        schema = self._context.subject.schema
-        schema = schema if schema in self._schemas else self._schemas[0]
+        connection, schema = self._logs[0]
         try:
-            record_audit_entry(
-                self._connection, schema, act="Prune", processor_id=None, reason=what, decided_by=whoami()
-            )  # fmt: skip
+            record_audit_entry(connection, schema, act="Prune", processor_id=None, reason=what, decided_by=whoami())
         except OutboxError:
             if must:
                 raise
