@@ -64,6 +64,22 @@ def test_lag_limits_are_told_by_the_exit_status(cli, shop):
     assert "2+" in cli.run("lag", "--cap", "2").stdout
 
 
+def test_a_processor_without_a_checkpoint_may_be_behind_by_anything(cli, shop):
+    first, *_ = shop.produce(2)
+    shop.own()
+    new = cli.run("lag")
+    assert (new.returncode, new.stdout) == (0, "")
+    assert "orders has no checkpoint: how much waits is not known\n" in new.stderr
+    assert cli.run("lag", "--max-messages", "9").returncode == 4
+    shop.store(first)
+    assert cli.run("lag", "--max-messages", "9").returncode == 0
+    shop.connection.execute("DELETE FROM outbox.processor_checkpoints")
+    assert cli.run("lag", "--max-seconds", "9000").returncode == 4
+    assert cli.json("lag", "orders", "--max-messages", "9", status=4) == []
+    shop.connection.execute("DELETE FROM outbox.processor_claims")
+    assert cli.run("lag", "--max-messages", "9").returncode == 0, "it is gone: nothing waits for it"
+
+
 def test_lag_counts_what_the_manifest_filters(cli, shop, tmp_path):
     first, *_ = shop.produce(3)
     shop.produce(2, "OrderPaid")

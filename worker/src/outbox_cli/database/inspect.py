@@ -8,7 +8,7 @@ from outbox_cli.command import against_database, against_source
 from outbox_cli.console import Column
 from outbox_cli.database.lag import LagReader
 from outbox_cli.database.sources import Sources
-from outbox_cli.database.words import choose_word, describe_word, format_reason, state_of, word_record
+from outbox_cli.database.words import choose_word, describe_word, format_reason, name_of, state_of, word_record
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.errors import ConfigurationError
 from outbox_core.span import format_age
@@ -165,12 +165,16 @@ def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
     subject, options = context.subject, context.options
     # A limit above the cap would never be seen to be exceeded.
     cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
+    limited = options.max_messages is not None or options.max_seconds is not None
     records: list[Record] = []
     exceeded = False
     with Sources(connection, context) as sources:
         measure = LagReader(connection, subject, sources)
         for view in find_partitions(connection, subject):
             if view.pair is None:
+                if view.holder is not None or view.live or view.open_conflict is not None:
+                    context.console.note(f"{name_of(view)} has no checkpoint: how much waits is not known")
+                    exceeded |= limited
                 continue
             reading = sources.need if subject.processor_id is not None else sources.find
             source = reading(view.processor_id)

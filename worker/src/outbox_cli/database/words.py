@@ -35,6 +35,11 @@ def choose_word(view: ProcessorView, words: Iterable[SaidWord]) -> SaidWord | No
     return min(said, key=lambda each: each.age_seconds, default=None)
 
 
+def name_of(view: ProcessorView) -> str:
+    """Name a processor's partition; the first one, which may be all of it, by the processor alone."""
+    return view.processor_id if not view.partition else f"{view.processor_id} partition {view.partition}"
+
+
 def state_of(view: ProcessorView, word: SaidWord | None = None) -> str:
     """One word for people: Blocked, Stopped, Retrying, Unavailable, Running, Vacated, Claimed or Free."""
     if view.open_conflict is not None:
@@ -68,7 +73,7 @@ def describe_word(view: ProcessorView, word: SaidWord | None) -> str | None:
     """Write a sentence where a person should read one; None: all goes on."""
     if word is None:
         return None
-    name = view.processor_id if not view.partition else f"{view.processor_id} partition {view.partition}"
+    name = name_of(view)
     message = f": {word.message}" if word.message else ""
     if word.is_fresh:
         return f"{name}: {word.state} ({word.reason}){message}" if word.state in TROUBLED else None
