@@ -44,6 +44,19 @@ def test_a_rewind_is_a_recorded_act(cli, shop, moved):
     assert (seen["from"], seen["to"], seen["reason"]) == (before, after, reason)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(("rewind", "orders", "--to-position", "-1", "--dry-run"), "position: ", id="position"),
+        pytest.param(("status", "--schema", "x" * 64), "schemaName: ", id="schema"),
+    ],
+)
+def test_a_value_that_cannot_be_is_answered_in_a_sentence(cli, moved, arguments, said):
+    done = cli.run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"outbox: {said}should ")
+
+
 def test_a_skip_is_a_recorded_act(cli, shop, moved):
     preview = cli.json("skip-to", "orders", "--to", str(moved[4]), "--dry-run")
     assert (preview["direction"], preview["byType"]) == ("forward", {"OrderPaid": 1})

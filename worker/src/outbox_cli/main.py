@@ -1,12 +1,5 @@
 """`outbox`: reads the command line, runs one command, and turns how it ends into an exit status.
 
-    outbox status|lag|stall|conflicts|audit            look at a database (status also at a cluster)
-    outbox rewind|skip-to|claim                        recorded acts
-    outbox accept|pause|resume                         by the resource, in a cluster
-    outbox migrate|adopt|confirm-identity|repair       prepare a database, repair one that was restored
-    outbox prune                                       delete what every processor has examined
-    outbox run -f processor.yaml                       run a processor here, without Kubernetes
-
 As `kubectl outbox` the commands that know both mean the cluster.
 """
 
@@ -18,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import psycopg
+from pydantic import ValidationError
 
 from outbox_cli.command import Context
 from outbox_cli.commands import add_commands
@@ -25,7 +19,7 @@ from outbox_cli.console import Console, Format
 from outbox_cli.errors import CommandError, Exit
 from outbox_core import __version__
 from outbox_core.errors import OutboxError
-from outbox_core.plain import plain_checkpoints
+from outbox_core.plain import plain_checkpoints, plain_faults
 from outbox_sql.adopt import AdoptionError
 from outbox_sql.runner import MigrationError
 from outbox_worker.postgres.errors import translate
@@ -64,10 +58,10 @@ def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
         return int(options.run(context))
     except CommandError as err:
         return _fail(str(err), err.status)
-    except psycopg.Error as err:
-        return _fail(str(translate(err)), Exit.FAILED)
-    except (OutboxError, MigrationError, AdoptionError) as err:
-        return _fail(str(err), Exit.FAILED)
+    except ValidationError as err:
+        return _fail(plain_faults(err.errors()), Exit.USAGE)
+    except (psycopg.Error, OutboxError, MigrationError, AdoptionError) as err:
+        return _fail(str(translate(err) if isinstance(err, psycopg.Error) else err), Exit.FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
