@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +81,21 @@ def test_confirm_identity(outbox, empty_database):
 
     (uuid,) = empty_database.direct().execute("SELECT database_uuid::text FROM outbox.database_identity").fetchone()
     assert (done.returncode, done.stdout) == (0, f"this database is now {uuid}\n")
+
+
+def test_confirm_identity_names_a_user_without_a_name(empty_database, monkeypatch):
+    """As in a container that runs as a uid of the cluster's choice."""
+
+    def no_name():
+        raise KeyError("getpwuid(): uid not found: 1000680000")
+
+    cli = Cli(empty_database.files().directory)
+    assert cli.run("migrate").returncode == 0
+    monkeypatch.setattr("getpass.getuser", no_name)
+    assert cli.run("confirm-identity", "keep", "--dry-run").returncode == 0
+    assert cli.run("confirm-identity", "keep").returncode == 0
+    (act,) = cli.json("audit")
+    assert act["decidedBy"] == f"uid {os.getuid()}@{socket.gethostname()}"
 
 
 @pytest.mark.parametrize("action", ["keep", "renew"])

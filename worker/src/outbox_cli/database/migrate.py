@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import TYPE_CHECKING, Any
 
-from outbox_cli.command import against_database
+from outbox_cli.command import against_database, whoami
 from outbox_cli.context import DEFAULT_SCHEMA
 from outbox_cli.errors import Exit
 from outbox_sql import runner
@@ -53,11 +52,11 @@ def confirm_identity(connection: psycopg.Connection[Any], context: Context) -> E
         # The act itself, rolled back: what would refuse it says so now.
         with connection.transaction(force_rollback=True):
             connection.execute("SELECT set_config('lock_timeout', '2s', true)")
-            call(connection, schema, "confirm_identity", action=options.action, decided_by=getpass.getuser())
+            call(connection, schema, "confirm_identity", action=options.action, decided_by=whoami())
         console.document({"schema": schema, "action": options.action, "done": False})
         console.say(f"would {options.action} the identity of schema {schema}")
         return Exit.DONE
-    database = str(call(connection, schema, "confirm_identity", action=options.action, decided_by=getpass.getuser()))
+    database = str(call(connection, schema, "confirm_identity", action=options.action, decided_by=whoami()))
     console.document({"schema": schema, "action": options.action, "done": True, "database": database})
     console.say(f"this database is now {database}")
     return Exit.DONE
