@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_worker.postgres import remote_target
+from outbox_worker.postgres.admin import mappings
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import rebuilds
@@ -202,6 +203,25 @@ spec:
             "Running",
             3,
         )
+
+    def test_status_counts_a_mapped_table_as_its_owner_wrote_it_down(self, cli, shop):
+        shop.connection.execute(
+            "CREATE TABLE public.log (LIKE outbox.messages INCLUDING ALL); "
+            "CREATE INDEX ON public.log (transaction_id, position)"
+        )
+        pairs = shop.produce(5)
+        shop.connection.execute("INSERT INTO public.log SELECT * FROM outbox.messages WHERE position <= %s",
+                                (pairs[1].position,))  # fmt: skip
+        shop.store(pairs[3])
+        key = ProcessorKey(SCHEMA, "orders-v2")
+        new = Shop(shop.database, shop.connection, key, shop.resource.model_copy(update={"uid": "uid-v2"}))
+        new.store(pairs[0])
+        epoch, token = new.own(live=True)
+        source = build_source(table={"schemaName": "public", "name": "log"})
+        mappings.note(shop.connection, key, "uid-v2", source)
+        rebuilds.note(shop.connection, key, "orders", epoch=epoch, token=token)
+        (found,) = cli.json("rebuild", "status")
+        assert found["behind"] == 1, "the table has two rows, of which one is behind"
 
     def test_the_swap_is_tried_and_rolled_back(self, cli, shop, tmp_path):
         manifest = tmp_path / "v2.yaml"

@@ -60,13 +60,13 @@ def _behind(sources: Sources, connection: psycopg.Connection[Any], schema: str, 
     reading, key = sources.find(row.processor_id), ProcessorKey(schema, row.processor_id)
     if reading is None:
         return None
-    partitioning = rebalance.fetch(connection, key)
+    source, partitioning = sources.source_of(row.processor_id), rebalance.fetch(connection, key)
     theirs = [each.pair for each in load_checkpoints(connection, ProcessorKey(schema, row.of)).values()]
     total = 0
     for partition, stored in load_checkpoints(connection, key).items():
-        reader = MessageReader(sources.source)
+        reader = MessageReader(source)
         if partitioning is not None:
-            reader = part_reader(sources.source, replace(partitioning, barrier=None), partition)
+            reader = part_reader(source, replace(partitioning, barrier=None), partition)
         for after, up_to in decide_catch_up(stored.pair, theirs).ranges:
             found = count_between(reading, reader, after, up_to, cap=_CAP - total)
             total += found.total
