@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_cli.cluster.client import parse_answer
+from outbox_cli.cluster.client import Cluster, parse_answer
 from outbox_cli.cluster.resources import condition, is_running, is_suspended, open_conflict, resource_record
-from outbox_cli.errors import CommandError, RefusedError
+from outbox_cli.errors import CommandError, Exit, RefusedError
 from outbox_operator.api.resolution import read_resolution
 
 CONFLICT = {"id": 7, "code": 2, "expected": "790:40", "stored": "815:42"}
@@ -71,6 +71,37 @@ def test_the_annotation_is_what_the_operator_reads(verb):
     assert decided is not None
     assert decided.resolution is not None
     assert (decided.resolution.conflict_id, decided.resolution.pair) == (7, "815:42")
+
+
+KUBECONFIG = """
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: prod, context: {cluster: c, user: u, namespace: shop}}]
+"""
+
+
+def test_a_context_that_is_named_needs_no_current_one(tmp_path):
+    (file := tmp_path / "config").write_text(KUBECONFIG)
+    assert Cluster(file, "prod", None).namespace == "shop"
+    assert Cluster(file, "prod", "other").namespace == "other"
+    with pytest.raises(CommandError, match="current-context"):
+        Cluster(file, None, None)
+
+
+@pytest.mark.parametrize(
+    "text", [b"clusters: [", b"only words", b"- a list", b"\xff\xfe\x00"], ids=["torn", "words", "list", "bytes"]
+)
+def test_a_kubeconfig_that_is_none_is_said(tmp_path, text):
+    (file := tmp_path / "config").write_bytes(text)
+    with pytest.raises(CommandError, match="no usable kubeconfig"):
+        Cluster(file, None, None)
+
+
+def test_a_cluster_without_our_crd_says_how_to_install_it():
+    with pytest.raises(CommandError, match="has no OutboxProcessors") as told:
+        parse_answer(404, b"404 page not found\n")
+    assert told.value.status is Exit.FAILED
+    assert "helm install" in str(told.value)
 
 
 def test_answers_of_the_api_server():

@@ -9,8 +9,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.config import ConfigException
+from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigLoader, KubeConfigMerger
 
 from outbox_cli.errors import AwayError, CommandError, RefusedError
 from outbox_operator.api.resources import GROUP, PLURAL, VERSION
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS: Final = 30
 Body = dict[str, Any]
+_NO_CRD: Final = (
+    "the cluster has no OutboxProcessors (404 page not found): helm install outbox-operator charts/outbox-operator "
+    "(docs/install.md)"
+)
 
 
 class Cluster:
@@ -36,11 +42,12 @@ class Cluster:
         file = None if kubeconfig is None else str(kubeconfig)
         try:
             self._api = config.new_client_from_config(file, context)  # type: ignore[no-untyped-call]
-            contexts, active = config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
-        except (ConfigException, OSError) as err:
+            read = KubeConfigMerger(file or KUBE_CONFIG_DEFAULT_LOCATION).config  # type: ignore[no-untyped-call]
+            named = KubeConfigLoader(read, active_context=context).current_context  # type: ignore[no-untyped-call]
+        except (ConfigException, OSError, yaml.YAMLError, TypeError, ValueError) as err:
+            # The client looks at nothing of a file that is another thing than a mapping.
             raise CommandError(f"no usable kubeconfig: {err}") from err
-        named = next((one for one in contexts if one["name"] == context), active)
-        self.namespace = namespace or named.get("context", {}).get("namespace") or "default"
+        self.namespace = namespace or named["context"].get("namespace") or "default"
 
     def list(self, *, everywhere: bool) -> list[Body]:
         """Fetch the processors of the namespace, or of all."""
@@ -100,6 +107,8 @@ def parse_answer(status: int, text: bytes) -> Body:
         parsed = json.loads(text) if text else {}
     except ValueError:
         parsed = {}
+    if status == 404 and not parsed:  # the answer about an object that is not there is JSON
+        raise CommandError(_NO_CRD)
     said = parsed.get("message") or text[:300].decode(errors="replace") if isinstance(parsed, dict) else str(parsed)
     if status in (404, 409):
         raise RefusedError(f"{said or status}")
