@@ -166,6 +166,17 @@ def test_statements_that_fail(database, statement, kind, reason):
     assert caught.value.reason is reason
 
 
+@pytest.mark.parametrize("statement", ["SELECT outbox.nothing()", "SELECT nothing FROM public.shop_outbox"])
+def test_what_is_missing_may_be_ours_or_what_the_resource_maps(database, statement):
+    database.direct().execute("CREATE TABLE public.shop_outbox (n int)")
+    with pytest.raises(ConfigurationError) as caught, translated():
+        database.connect().execute(statement)
+    assert str(caught.value).endswith(
+        " does not exist: if it is the product's own, run `outbox migrate` as its owner; if source.table maps it, "
+        "correct that"
+    )
+
+
 def test_what_a_row_holds_is_not_passed_on(database):
     with pytest.raises(OutboxError) as caught, translated():
         database.connect().execute(

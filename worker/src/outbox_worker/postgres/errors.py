@@ -22,6 +22,9 @@ DatabaseError = psycopg.Error
 
 _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42703"})
 """Schema, table, function, column."""
+_PUT_RIGHT: Final = (
+    "if it is the product's own, run `outbox migrate` as its owner; if source.table maps it, correct that"
+)
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "55006", "57014", "25P02"})
 """Serialization, deadlock, lock timeout, object in use, cancelled, transaction already failed."""
 _UNAVAILABLE: Final = ("08", "53", "57P", "58", "XX")
@@ -48,7 +51,7 @@ def translate(error: psycopg.Error) -> OutboxError:
         case "OB001":
             return ConfigurationError(said, reason=Reason.SUPERSEDED)
         case state if state in _MISSING:
-            return ConfigurationError(f"{said}: run `outbox migrate` as owner", reason=Reason.SCHEMA_MISSING)
+            return ConfigurationError(f"{said}: {_PUT_RIGHT}", reason=Reason.SCHEMA_MISSING)
         case state:
             return _by_class(state, said)
 
