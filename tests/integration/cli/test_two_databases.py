@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import rebuilds
 from tests.integration.cli.conftest import SCHEMA, Cli, Shop
-from tests.support.servers.postgres import build_source
+from tests.support.servers.postgres import build_source, wait_until
+from tests.support.servers.proxy import Relay
 
 WHY = ("--reason", "invoices were wrong")
 
@@ -234,3 +236,19 @@ spec:
         assert (done.returncode, 'view "no_such" does not exist' in done.stderr) == (1, True)
         manifest.write_text(self.MANIFEST.replace("STATEMENT", "SELECT 1; COMMIT"))
         assert cli.run("rebuild", "try", "-f", str(manifest)).returncode == 3
+
+    def test_a_connection_that_is_lost_meanwhile_is_no_fault_of_the_statement(self, shop, tmp_path):
+        relay = Relay(shop.database.server.port)
+        manifest = tmp_path / "v2.yaml"
+        manifest.write_text(self.MANIFEST.replace("STATEMENT", "SELECT pg_sleep(60)"))
+        cli = Cli(shop.database.files(port=relay.port).directory)
+        sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+        with ThreadPoolExecutor() as pool:
+            trying = pool.submit(cli.process, "rebuild", "try", "-f", str(manifest))
+            wait_until(lambda: shop.connection.execute(sleeping).fetchone() == (1,), "the statement runs")
+            relay.cut()
+            done = trying.result(30)
+        relay.close()
+        assert done.returncode == 1
+        assert "None" not in done.stderr
+        assert "closed" in done.stderr

@@ -104,6 +104,8 @@ def try_swap(connection: psycopg.Connection[Any], context: Context) -> Exit:
             connection.execute("SELECT set_config('lock_timeout', '2s', true)")
             connection.execute(rebuild.swap_statement.encode())
     except psycopg.Error as err:
+        if err.sqlstate is None:  # the connection is lost: no fault of the statement
+            raise
         raise CommandError(f"swapStatement failed: {err.diag.message_primary} [{err.sqlstate}]") from err
     seconds = time.monotonic() - began
     context.console.document({"of": rebuild.processor_id, "works": True, "seconds": round(seconds, 3)})
