@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typing_extensions import override
 
-from outbox_cli.console import Column, format_cell, format_counts, format_table
+from outbox_cli.console import Column, Console, Format, format_cell, format_counts, format_table
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.main import kubectl, main
 from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
     ("value", "text"),
     [
         (None, "-"), ("", "-"), ([], "-"), (True, "yes"), (False, "no"), (0, "0"), (0.04, "0.0s"), ("a", "a"),
-        (["a", "b"], "a, b"),
+        (["a", "b"], "a, b"), ("\x1b[2Jkey\n\x9b", r"\x1b[2Jkey\n\x9b"), (["\x07"], r"\x07"),
         ({"a": 1}, "{'a': 1}"), (datetime(2026, 11, 21, 10, 0, tzinfo=UTC), "2026-11-21 10:00:00Z"),
     ],
 )  # fmt: skip
@@ -50,6 +50,12 @@ def test_a_table_is_as_wide_as_it_needs():
 
 def test_counts_name_what_has_no_type():
     assert format_counts({"OrderPlaced": 2, "": 1}) == "2 OrderPlaced, 1 without type"
+
+
+@pytest.mark.parametrize("speak", [Console.say, Console.note])
+def test_a_text_keeps_its_lines_and_shows_other_control_characters(capsys, speak):
+    speak(Console(Format.TABLE, assume_yes=False), "the key\n\t\x1b[2J")
+    assert "".join(capsys.readouterr()) == "the key\n\t\\x1b[2J\n"
 
 
 class Terminal(io.StringIO):

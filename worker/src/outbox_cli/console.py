@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.errors import RefusedError
 from outbox_cli.progress import Progress
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 """One result; keys are camelCase, as in the resource's status."""
+
+
+_ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
+"""Control characters: a key or an error that a producer wrote must not move the cursor of a terminal."""
+_ESCAPED_IN_TEXT: Final = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\n\t"}
 
 
 class Format(StrEnum):
@@ -52,11 +57,11 @@ class Console:
     def say(self, line: str) -> None:
         """Tell a person what is done; in JSON the document says it."""
         if not self.is_json:
-            print(plain_checkpoints(line), flush=True)  # noqa: T201  # a command line speaks
+            print(printable(line), flush=True)  # noqa: T201  # a command line speaks
 
     def note(self, line: str) -> None:
         """Tell a person something beside the result."""
-        print(plain_checkpoints(line), file=sys.stderr, flush=True)  # noqa: T201
+        print(printable(line), file=sys.stderr, flush=True)  # noqa: T201
 
     def show(self, records: Sequence[Record], columns: Sequence[Column], *, empty: str) -> None:
         """Write a list; an empty one says so to people."""
@@ -97,9 +102,14 @@ class Console:
             return
         if not sys.stdin.isatty():
             raise RefusedError("standard input is no terminal: look with --dry-run, then say it with --yes")
-        print(f"{plain_checkpoints(question)} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise RefusedError("not done")
+
+
+def printable(text: str) -> str:
+    """Write a text of one or more lines for people."""
+    return plain_checkpoints(text).translate(_ESCAPED_IN_TEXT)
 
 
 def format_table(records: Sequence[Record], columns: Sequence[Column]) -> Iterable[str]:
@@ -123,9 +133,9 @@ def format_cell(value: object) -> str:
         case datetime():
             return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         case list():
-            return ", ".join(str(part) for part in value)
+            return ", ".join(str(part) for part in value).translate(_ESCAPED)
         case _:
-            return plain_checkpoints(str(value))
+            return plain_checkpoints(str(value)).translate(_ESCAPED)
 
 
 def format_counts(by_type: Mapping[str, int]) -> str:

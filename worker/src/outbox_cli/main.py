@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from outbox_cli.command import Context
 from outbox_cli.commands import add_commands
-from outbox_cli.console import Console, Format
+from outbox_cli.console import Console, Format, printable
 from outbox_cli.errors import CommandError, Exit
 from outbox_core import __version__
 from outbox_core.errors import OutboxError
-from outbox_core.plain import plain_checkpoints, plain_faults
+from outbox_core.plain import plain_faults
 from outbox_sql.adopt import AdoptionError
 from outbox_sql.runner import MigrationError
 from outbox_worker.postgres.errors import translate
@@ -71,7 +71,7 @@ def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
 
 
 def _fail(message: str, status: Exit) -> int:
-    print(f"outbox: {plain_checkpoints(message)}", file=sys.stderr)  # noqa: T201  # a command line speaks
+    print(f"outbox: {printable(message)}", file=sys.stderr)  # noqa: T201  # a command line speaks
     return status
 
 
