@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_cli.console import Console, Format
 from outbox_cli.context import connect, connect_source, read_subject
+from outbox_cli.errors import UsageError
 from outbox_worker.postgres.admin.mappings import list_mappings
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ def whoami() -> str:
     except (KeyError, OSError):
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
+
+
+def need_reason(options: argparse.Namespace) -> None:
+    """Refuse an act that says no reason; a dry run needs none.
+
+    Raises:
+        UsageError: it says none.
+
+    """
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept with the act")
 
 
 def _parent() -> argparse.ArgumentParser:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_database, whoami
+from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import Column
 from outbox_cli.database.inspect import find_partitions
-from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_cli.errors import Exit, RefusedError
 from outbox_worker.postgres.admin.overview import record_audit_entry
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
@@ -45,8 +45,7 @@ def show(connection: psycopg.Connection[Any], context: Context) -> Exit:
 def release(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Take the claim away from a resource that will not give it up: its cluster is lost, say."""
     options, console, subject = context.options, context.console, context.subject
-    if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     key = ProcessorKey(subject.schema, subject.needed)
     views = find_partitions(connection, subject)
     holder = views[0].holder

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_database, whoami
+from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import Column
 from outbox_cli.database.reposition import find_partition
 from outbox_cli.errors import Exit, RefusedError, UsageError
@@ -112,8 +112,7 @@ def _note_limit(context: Context, found: int) -> None:
 def add(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Let a processor that stopped at a message go on without it: the worker makes it a dead letter."""
     options, console, subject = context.options, context.console, context.subject
-    if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     view = find_partition(connection, subject, options.partition)
     key = ProcessorKey(subject.schema, view.processor_id, view.partition)
     record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
@@ -151,8 +150,7 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
         )
     if wanted.processor_id is None:
         raise UsageError("which processor? name its processorId, or give its manifest with -f")
-    if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     dead = dead_letters.find_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
     total = len(dead) + len(stopped)

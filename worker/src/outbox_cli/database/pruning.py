@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_source, whoami
+from outbox_cli.command import against_source, need_reason, whoami
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError
 from outbox_core.span import format_age
@@ -42,8 +42,7 @@ _REMOTE: Final = (
 def prune(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Delete what every processor has examined, in short transactions, the oldest first."""
     options, console = context.options, context.console
-    if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     with ExitStack() as closing:
         job = _Job(connection, context, _open_remote(options.readers, closing))
         readers = job.find_readers()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_database, whoami
+from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import Column
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
@@ -43,8 +43,7 @@ def repair(connection: psycopg.Connection[Any], context: Context) -> Exit:
     if options.dry_run:
         _show(context, plan, live)
         return Exit.DONE
-    if options.reason is None:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     if live:
         raise RefusedError(f"a live owner works here: {live[0]}; suspend it first (`kubectl outbox pause`)")
     if plan.use_up > MOST_USED_UP:

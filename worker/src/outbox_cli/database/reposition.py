@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from outbox_cli.command import against_database, whoami
+from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import format_counts
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.database.sources import Sources
 from outbox_cli.database.window_reposition import plan_move
-from outbox_cli.errors import Exit, RefusedError, UsageError
+from outbox_cli.errors import Exit, RefusedError
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import LOWEST_POSITION
@@ -148,8 +148,7 @@ def skip_to(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 def _move(connection: psycopg.Connection[Any], context: Context, direction: Direction) -> Exit:
     options, console, subject = context.options, context.console, context.subject
-    if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     views = _find_views(connection, subject, options.partition)
     several = len(views) > 1
     if views:
@@ -409,8 +408,7 @@ def heed_answer(answer: conflicts.ResolveAnswer, conflict: int | None) -> None:
 def forget_source(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Let the next claim write down which database it reads."""
     options, console, subject = context.options, context.console, context.subject
-    if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+    need_reason(options)
     key = ProcessorKey(subject.schema, subject.needed)
     written = remote_target.fetch_source(connection, key)
     if written is None:
