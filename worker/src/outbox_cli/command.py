@@ -122,7 +122,7 @@ def database_options() -> argparse.ArgumentParser:
     group.add_argument(
         "--target-connection", type=Path, metavar="DIR",
         help="files of the target's Secret: the database of effects and checkpoint, where it is not the source's (run: "
-        "the broker)",
+        "the broker or receiver)",
     )  # fmt: skip
     group.add_argument("--schema", help="schema of checkpoints and functions (outbox)")
     return parent

@@ -176,7 +176,7 @@ def _add_reposition(g: _Grammar) -> None:
         if parser is rewind:
             where.add_argument("--to-beginning", action="store_true", help="handle everything again")
         else:
-            where.add_argument("--to-end", action="store_true", help="pass over all that is settled")
+            where.add_argument("--to-end", action="store_true", help="pass over all that can be read now")
         _add_count(parser)
     _add_wait(rewind)
     forget = g.add(
