@@ -161,7 +161,7 @@ DECLARE
         SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN lanes l ON l.lane = c.priority
                        WHERE l.lane IS NULL  -- how far it was handed out is not known
                           OR NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
-                          OR c.scheduled > clock_timestamp() - $2)
+                          OR c.scheduled BETWEEN clock_timestamp() - $2 AND clock_timestamp())
             OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
                        WHERE b.processor_id = $1
                          AND (c.transaction_id, c.position) > (b.after_transaction_id, b.after_position)

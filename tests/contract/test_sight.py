@@ -12,10 +12,12 @@ from outbox_core.config import ProcessorConfig
 from outbox_core.processor.state import initial_state
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
-from outbox_worker.observe.sight import PartitionedSight
+from outbox_worker.competing.consumer import ThisConsumer
+from outbox_worker.observe.sight import CompetingSight, PartitionedSight
 from outbox_worker.observe.status import Identity, ProcessStatus
 from outbox_worker.ownership.membership import Membership
 from outbox_worker.postgres.call import fetch_row
+from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint
 from outbox_worker.postgres.reading.messages import MessageReader
@@ -44,6 +46,22 @@ def test_a_partition_that_cannot_be_counted_in_time_is_left_out_and_the_others_a
     assert found.messages == sum(lag.messages for lag in alone) > 0
     assert found.at_least
     assert sight.measure(connection, sight._readers[0], STORED, 0.0, 0.2) == found, "there is no time left"
+
+
+def test_batches_that_cannot_be_counted_in_time_are_left_out_and_all_else_is_seen(database, monkeypatch):
+    fields = build_config(database, {"sql": {"statement": "SELECT 1"}}, delivery={"mode": "Competing", "competing": {}})
+    config, key = ProcessorConfig.model_validate(fields), ProcessorKey("outbox", "orders")
+    status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
+    consumer = ThisConsumer(config, key, "pod", "uid", uuid4())
+    sight, connection = CompetingSight(key, status, config, consumer), database.connect()
+    sight.look(connection, 5.0)
+    seen = status.report().unfinished
+    assert seen is not None
+    slow = sql.SQL("SELECT pg_sleep(10)")
+    monkeypatch.setattr(competing, "count_unfinished", lambda connection, _: fetch_row(connection, slow))
+    sight.look(connection, 0.2)
+    assert status.report().unfinished == seen
+    assert sight.load(connection) == {}
 
 
 def test_where_nothing_waits_and_nothing_came_no_partition_is_counted_again(database, monkeypatch):

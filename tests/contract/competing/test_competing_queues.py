@@ -160,6 +160,16 @@ def test_a_segment_is_emptied_when_all_of_it_is_done_and_not_before(queue, datab
     assert count(queue, "queue_jobs_delayed") == 1
 
 
+@pytest.mark.parametrize("when", ["infinity", "2999-01-01"])
+def test_a_time_that_a_producer_said_wrongly_keeps_no_segment(queue, when):
+    put(queue, 1, scheduled=when)
+    rotate = "SELECT outbox.rotate_queue('orders', '1 hour', %s)"
+    queue.execute(rotate, (0,))
+    assert len(drain(queue, taker(settings=JOBS))) == 1
+    emptied = [queue.execute(rotate, (2**40,)).fetchone()[0] for _ in range(3)]
+    assert emptied == [[], [], ["queue_jobs_0"]]
+
+
 def test_a_transaction_that_stores_into_an_old_segment_keeps_it(queue, database):
     put(queue, 1)
     drain(queue, taker(settings=JOBS))

@@ -251,6 +251,16 @@ def test_priority_is_for_a_batch_a_backlog_that_has_waited_longer_than_its_level
     assert priorities == [5, 5, 0]
 
 
+@pytest.mark.parametrize("when", ["infinity", "-infinity", "9999-12-31", "0001-01-01 BC"])
+def test_a_time_that_a_producer_said_wrongly_stops_no_queue_and_keeps_nothing_waiting(queue, when):
+    by = taker(settings=JOBS, limit=10)
+    urgent, others = put(queue, 1, priority=0, scheduled=when), put(queue, 3)
+    claimed = cut(queue, by)
+    assert positions(queue, by, claimed) == urgent
+    assert by.complete(queue, claimed, claimed.upto, claimed.count)
+    assert drain(queue, by) == others
+
+
 def test_a_look_without_the_lock_finds_what_a_claim_would(connection):
     def looks():
         seen = by.is_any_left(connection)
@@ -296,3 +306,15 @@ def test_it_is_known_when_a_delayed_message_of_a_queue_may_be_handed_out(queue):
     put(queue, 1, deliver_after=datetime.now(UTC) + timedelta(hours=1))
     assert drain(queue, by) == []
     assert 3500 < by.find_next_due(queue) <= 3600
+
+
+@pytest.mark.parametrize("version", ["15", "18"])
+def test_what_waits_for_ever_in_a_queue_is_never_due(servers, version):
+    """Nothing can be taken from infinity before PostgreSQL 17."""
+    with servers.database(version) as database:
+        connection = database.connect()
+        claim(connection)
+        competing.ensure_queue(connection, "outbox", "jobs", create=True)
+        join(connection, JOBS)
+        put(connection, 1, deliver_after="infinity")
+        assert taker(settings=JOBS).find_next_due(connection) == inf

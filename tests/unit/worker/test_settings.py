@@ -42,6 +42,13 @@ def test_the_environment_says_which_pod_this_is(config_file):
     assert bare.grace_seconds == 30.0
 
 
+def test_a_log_level_that_is_none_is_refused_with_those_there_are(config_file, capsys):
+    assert settings(config_file, OUTBOX_LOG_LEVEL="debug").log_level == "DEBUG"
+    with pytest.raises(SystemExit):
+        settings(config_file, OUTBOX_LOG_LEVEL="loud")
+    assert "OUTBOX_LOG_LEVEL is LOUD: it can be CRITICAL, " in capsys.readouterr().err
+
+
 def test_another_cluster_id_is_another_resource_always_the_same(config_file):
     first = read_config(settings(config_file, "--cluster-id", "laptop"))
     again = read_config(settings(config_file, "--cluster-id", "laptop"))

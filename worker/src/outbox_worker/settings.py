@@ -65,7 +65,11 @@ class Settings:
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Read command line and environment; argparse ends the process for a wrong line."""
-    given = _parser(environment).parse_args(arguments)
+    parser = _parser(environment)
+    given = parser.parse_args(arguments)
+    log_level = environment.get("OUTBOX_LOG_LEVEL", "INFO").upper()
+    if log_level not in (known := logging.getLevelNamesMapping()):
+        parser.error(f"OUTBOX_LOG_LEVEL is {log_level}: it can be {', '.join(known)}")
     act = Act.TRY_CLAIM if given.try_claim else Act.RELEASE_CLAIM if given.release_claim else Act.RUN
     act = Act.HAND_OVER if given.hand_over else act
     grace = environment.get("OUTBOX_GRACE_SECONDS", "")
@@ -86,7 +90,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         pod_uid=environment.get("POD_UID") or str(uuid.uuid4()),
         in_pod=bool(environment.get("POD_UID")),
         grace_seconds=float(grace) if grace.replace(".", "", 1).isdecimal() else _GRACE_SECONDS,
-        log_level=environment.get("OUTBOX_LOG_LEVEL", "INFO").upper(),
+        log_level=log_level,
     )
 
 

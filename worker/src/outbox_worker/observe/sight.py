@@ -196,10 +196,10 @@ class CompetingSight(Sight):
     def look(self, connection: Connection, seconds: float) -> None:
         if emptied := competing.maintain(connection, self._key, self._consumer.settings):
             _log.debug("emptied", extra={"tables": emptied})
-        with limited(connection, seconds):
-            unfinished = competing.count_unfinished(connection, self._key)
-        self._status.set_observed(unfinished=unfinished)
-        self._consumer.note_count(unfinished.consumers)
+        unfinished = _within(connection, seconds, partial(competing.count_unfinished, connection, self._key))
+        if unfinished is not None:
+            self._status.set_observed(unfinished=unfinished)
+            self._consumer.note_count(unfinished.consumers)
 
     @override
     def load(self, connection: Connection) -> Stored:

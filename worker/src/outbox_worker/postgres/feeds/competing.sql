@@ -46,9 +46,9 @@ SELECT CASE WHEN coalesce({schema}.server_run() = %(server_run)s::uuid, true) TH
                                %(upto_position)s, %(messages)s, %(failed)s::json) END
 
 -- name: fetch_heads
--- Of each priority of a queue the first message that was not handed out: when it was stored. Messages of transactions that were in
--- progress for the lower snapshot come first.
-SELECT l.priority, head.scheduled
+-- Of each priority of a queue the first message that was not handed out: when it was stored, which a producer may have said
+-- wrongly. Messages of transactions that were in progress for the lower snapshot come first.
+SELECT l.priority, least(greatest(head.scheduled, '0001-01-03Z'), clock_timestamp())
 FROM unnest({priorities}::int[], {starts}::text[], {positions}::bigint[], {ends}::text[], {uppers}::text[], {late}::text[])
      AS l (priority, start, position, upto, upper_snapshot, late)
 CROSS JOIN LATERAL (
@@ -90,12 +90,13 @@ FROM {schema}.competing_frontiers AS f WHERE f.processor_id = %(processor_id)s
 ORDER BY f.lane, f.id DESC
 
 -- name: fetch_next_due
--- Seconds until a batch may be taken over or a message's time has come, if nothing is written meanwhile; null: nothing waits.
-SELECT extract(epoch FROM least(
+-- Seconds until a batch may be taken over or a message's time has come, if nothing is written meanwhile; null: nothing waits,
+-- or only what was stored to wait for ever. Before PostgreSQL 17 nothing can be taken from infinity.
+SELECT extract(epoch FROM nullif(least(
     (SELECT min(CASE WHEN b.owner IS NULL THEN clock_timestamp() ELSE b.expires_at END)
      FROM {schema}.competing_batches b WHERE b.processor_id = {processor_id}),
     (SELECT min(r.due_at) FROM {schema}.competing_retries r WHERE r.processor_id = {processor_id}),
-    {delayed}) - clock_timestamp())::float8
+    {delayed}), 'infinity') - clock_timestamp())::float8
 
 -- name: first_delayed
 -- When the first delayed message of a queue may be handed out.
