@@ -131,16 +131,22 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- A delayed one that is due takes its place: behind what blocks its key. So does one of several that a user had
-    -- tried again: behind the first of its key.
-    UPDATE held_messages h SET behind = true, blocks = true
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
-      AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
-      AND CASE WHEN h.blocks
-               THEN EXISTS (SELECT 1 FROM held_messages f
-                            WHERE f.processor_id = p_processor_id AND f.partition = p_partition AND f.key_hash = h.key_hash
-                              AND f.key = h.key AND f.blocks AND NOT f.behind AND f.place < h.place)
-               ELSE is_key_blocked(p_processor_id, p_partition, h.key, h.place) END;
+    -- A delayed one that is due takes its place: behind all that is held of its key by now, if something blocks that. One of
+    -- several that a user had tried again keeps its place: behind the first of its key.
+    WITH waiting AS MATERIALIZED (
+        SELECT d.place, CASE WHEN d.blocks THEN d.place ELSE nextval('held_order') END AS later
+        FROM (SELECT h.place, h.blocks FROM held_messages h
+              WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+                AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
+                AND CASE WHEN h.blocks
+                         THEN EXISTS (SELECT 1 FROM held_messages f
+                                      WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+                                        AND f.key_hash = h.key_hash AND f.key = h.key AND f.blocks AND NOT f.behind
+                                        AND f.place < h.place)
+                         ELSE is_key_blocked(p_processor_id, p_partition, h.key, 9223372036854775807) END
+              ORDER BY h.next_attempt_at, h.place) AS d)
+    UPDATE held_messages h SET behind = true, blocks = true, place = w.later FROM waiting w
+    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = w.place;
     WITH heads AS MATERIALIZED (
         SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind

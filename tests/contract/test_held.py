@@ -111,6 +111,17 @@ def test_what_became_due_waits_behind_what_blocks_its_key(connection, lease):
     assert drain(connection, lease) == [1, 2, 3]
 
 
+def test_what_becomes_due_waits_behind_all_that_is_held_of_its_key_by_then(connection, lease):
+    """As if it had been stored then: the one that failed, and the one behind that, were stored after it and before."""
+    hold(connection, 1, blocks=False)
+    hold(connection, 2, attempts=1, due="0.3 s")
+    hold(connection, 3, behind=True)
+    connection.execute("SELECT setval('outbox.held_order', 100)")
+    assert drain(connection, lease) == []
+    connection.execute("SELECT pg_sleep(0.4)")
+    assert drain(connection, lease) == [2, 3, 1]
+
+
 def test_no_message_overtakes_one_that_somebody_died_of(connection, lease):
     """It is to be tried alone: those of its key behind it wait for it also when the first one is tried with others."""
     hold(connection, 1)
