@@ -113,9 +113,13 @@ LISTED = """
 
 
 def remember_snapshots(database: Database, chance: random.Random) -> None:
-    """A table of the schema that holds snapshots, as the cursor Snapshot's checkpoints do, taken under open writers."""
+    """A partitioned table of the schema that holds snapshots, as mode Competing's does, taken under open writers."""
     connection = database.direct()
-    connection.execute("CREATE TABLE outbox.windows (id serial PRIMARY KEY, seen pg_snapshot, listed xid8[])")
+    connection.execute(
+        "CREATE TABLE outbox.windows (id serial PRIMARY KEY, seen pg_snapshot, listed xid8[]) PARTITION BY HASH (id);"
+        "CREATE TABLE outbox.windows_0 PARTITION OF outbox.windows FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE outbox.windows_1 PARTITION OF outbox.windows FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+    )
     for number in range(4):
         connection.execute("INSERT INTO outbox.windows (seen) VALUES (pg_current_snapshot())")
         open_writer = database.direct(autocommit=False)
@@ -355,3 +359,55 @@ def test_a_healthy_database_has_nothing_to_repair(database):
 
     assert (said.returncode, "nothing to repair" in said.stdout) == (0, True)
     assert in_order(database.direct()) == before
+
+
+def test_every_partition_of_a_table_is_rewritten(database):
+    """A partitioned table has no pages of its own, and its partitions have different numbers of them."""
+    connection = database.direct()
+    connection.execute(
+        "CREATE TABLE public.parts (position bigserial, transaction_id xid8 NOT NULL DEFAULT pg_current_xact_id(), "
+        "message_id text NOT NULL, message_type text NOT NULL, data jsonb NOT NULL DEFAULT '{}') "
+        "PARTITION BY LIST (message_type);"
+        "CREATE TABLE public.short PARTITION OF public.parts FOR VALUES IN ('short');"
+        "CREATE TABLE public.long PARTITION OF public.parts DEFAULT PARTITION BY HASH (position);"
+        "CREATE TABLE public.long_0 PARTITION OF public.long FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE public.long_1 PARTITION OF public.long FOR VALUES WITH (MODULUS 2, REMAINDER 1);"
+        "INSERT INTO public.parts (transaction_id, message_id, message_type) "
+        "SELECT (987654321 + n)::text::xid8, n, CASE WHEN n <= 3 THEN 'short' ELSE 'long' END "
+        "FROM generate_series(1, 1000) AS n"
+    )
+    store(connection, "orders", 0, Checkpoint(987654323, 2))
+
+    done = Cli(database.files().directory).run(
+        "repair", "--table", "public.parts", "--pages", "1", "--yes", "--reason", "r"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "1000 messages and 1 checkpoints rebased" in done.stdout
+    reader = MessageReader(build_source(table={"schemaName": "public", "name": "parts"}))
+    wait_until(lambda: len(reader.fetch(database.connect(), BEGINNING, 2000).messages) == 1000, "all can be read")
+    stored = checkpoints.load(database.connect(), ProcessorKey("outbox", "orders"))
+    assert stored is not None
+    names = [message.message_id for message in reader.fetch(database.connect(), stored.pair, 2000).messages]
+    assert names == [str(n) for n in range(3, 1001)], "what was handled is not handled again, and the order is kept"
+
+
+def test_a_queue_is_mapped_once(database):
+    """It is a partitioned table of the schema. New ids are among the old ones: what is mapped twice loses its place."""
+    connection = database.direct()
+    connection.execute("SELECT outbox.create_queue('jobs')")
+    connection.execute(
+        "INSERT INTO outbox.queue_jobs (transaction_id, message_id, message_type, data, deliver_after) "
+        "SELECT (n * n + 3)::text::xid8, n, 'm', '{}', CASE WHEN n % 2 = 0 THEN now() END "
+        "FROM generate_series(1, 2000) AS n"
+    )
+    cli = Cli(database.files().directory)
+    shown = cli.json("repair", "--dry-run")
+    assert shown["restored"]["messages"] == 2000
+    assert not any(column.startswith("queue_jobs") for column in shown["columns"]), "they are messages"
+
+    done = cli.run("repair", "--yes", "--reason", "r")
+
+    assert done.returncode == 0, done.stderr
+    after = connection.execute("SELECT message_id::int, transaction_id::text::int FROM outbox.queue_jobs ORDER BY 1")
+    assert after.fetchall() == [(n, n + 2) for n in range(1, 2001)]

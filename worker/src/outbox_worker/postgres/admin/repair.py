@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import psycopg
 
 PAGES: Final = 1000
-"""Pages of the outbox that one transaction rewrites: 8 MB."""
+"""Pages of the outbox, or of each of its partitions, that one transaction rewrites: 8 MB."""
 MOST_USED_UP: Final = 200_000_000
 """Ids that are used up to make room; a server freezes its tables after as many."""
 _USED_AT_ONCE: Final = 5_000
@@ -366,12 +366,7 @@ class Repairer:
             )
 
     def _count_pages(self, table: Outbox) -> int:
-        (pages,) = self._fetch(
-            sql.SQL("SELECT pg_relation_size({}::regclass) / current_setting('block_size')::int").format(
-                sql.Literal(str(table))
-            ),
-            {},
-        )
+        (pages,) = self._fetch(load("repair_count_pages"), {"table": str(table)})
         return int(pages)
 
     def _assign(self) -> int:

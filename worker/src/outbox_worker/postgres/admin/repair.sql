@@ -1,10 +1,12 @@
 -- name: repair_list_outboxes
--- Tables of the schema that producers write: the default of a column is the transaction that inserts.
+-- Tables of the schema that producers write: the default of a column is the transaction that inserts. One that is partitioned
+-- stands for its partitions.
 SELECT c.relname, a.attname
 FROM pg_attrdef AS d
 JOIN pg_class AS c ON c.oid = d.adrelid
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.adnum
-WHERE c.relnamespace = %(schema)s::text::regnamespace AND c.relkind = 'r' AND a.atttypid = 'xid8'::regtype
+WHERE c.relnamespace = %(schema)s::text::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+  AND a.atttypid = 'xid8'::regtype
   AND pg_get_expr(d.adbin, d.adrelid) LIKE '%%pg_current_xact_id()%%'
 ORDER BY c.relname
 
@@ -86,8 +88,16 @@ SELECT %(repair_id)s, f.written_here, f.t,
             ELSE (2 + row_number() OVER (PARTITION BY f.t < '3'::xid8 ORDER BY f.written_here, f.t))::text::xid8 END
 FROM found AS f
 
+-- name: repair_count_pages
+-- Pages of the table, or of its largest partition: what is below a page of a partitioned table, is so in each partition.
+WITH RECURSIVE part (id) AS (
+    SELECT %(table)s::text::regclass::oid
+    UNION ALL SELECT i.inhrelid FROM part AS p JOIN pg_inherits AS i ON i.inhparent = p.id
+)
+SELECT coalesce(max(pg_relation_size(p.id)), 0) / current_setting('block_size')::int FROM part AS p
+
 -- name: repair_pages
--- Some consecutive pages of the outbox. Done before: rows that this repair wrote, with their ids below the bound; producers' are above.
+-- Some consecutive pages of the outbox, of each partition of it. Done before: rows that this repair wrote, with their ids below the bound; producers' are above.
 UPDATE {table} AS o SET {transaction_id} = m.new_transaction_id
 FROM {schema}.repair_ids AS m
 WHERE o.ctid >= %(first)s::tid AND o.ctid < %(end)s::tid
@@ -150,7 +160,8 @@ ORDER BY c.processor_id, c.partition
 
 -- name: repair_list_columns
 -- Where the schema keeps transaction ids and snapshots besides the messages themselves and the history of people's acts, and
--- whether each row there is a processor's: one that reads another database names that one's ids.
+-- whether each row there is a processor's: one that reads another database names that one's ids. A partition's rows are mapped
+-- with its table: twice would be wrong.
 SELECT c.relname, EXISTS (SELECT 1 FROM pg_attribute AS p
                           WHERE p.attrelid = c.oid AND p.attname = 'processor_id' AND NOT p.attisdropped),
        array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.atttypid = 'xid8'::regtype),
@@ -159,7 +170,7 @@ SELECT c.relname, EXISTS (SELECT 1 FROM pg_attribute AS p
 FROM pg_class AS c
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE c.relnamespace = %(schema)s::text::regnamespace AND c.relkind IN ('r', 'p')
-  AND c.relname NOT IN ('repairs', 'repair_ids', 'recorded_acts')
+  AND NOT c.relispartition AND c.relname NOT IN ('repairs', 'repair_ids', 'recorded_acts')
   AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
   AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype, 'xid8[]'::regtype)
 GROUP BY c.oid, c.relname
@@ -172,7 +183,8 @@ FROM pg_attrdef AS d
 JOIN pg_class AS c ON c.oid = d.adrelid
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE pg_get_expr(d.adbin, d.adrelid) LIKE '%%pg_current_xact_id()%%'
-  AND n.oid <> %(schema)s::text::regnamespace AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
+  AND NOT c.relispartition AND n.oid <> %(schema)s::text::regnamespace
+  AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
 ORDER BY 1
 
 -- name: repair_lock_leases
