@@ -154,6 +154,28 @@ class TestAMappedTable:
         schema.ensure_schema(database.connect(), build_source(table=MAPPED))
         assert "(tenant, xid, seq)" in str(refusal(database, build_source(table=MAPPED, publications=["t"])))
 
+    @pytest.mark.parametrize("remedy", [0, 1], ids=["of the role", "of the table"])
+    def test_a_role_that_policies_hide_rows_from_is_refused(self, database, remedy):
+        """It would pass hidden rows over for ever."""
+        direct, source = database.direct(), build_source(table=MAPPED, schema="Verify")
+        direct.execute(
+            "GRANT USAGE ON SCHEMA outbox, shop TO processor;"
+            "GRANT SELECT ON ALL TABLES IN SCHEMA outbox, shop TO processor;"
+            "ALTER TABLE shop.events ENABLE ROW LEVEL SECURITY;"
+            "CREATE POLICY tenants ON shop.events USING (tenant = current_setting('shop.tenant', true))"
+        )
+        schema.check_table(direct, source)  # policies are not for owners and superusers
+
+        said = refusal(database, source, "processor")
+
+        assert said.reason is Reason.SCHEMA_MISMATCH
+        assert "row-level security of it applies to role processor" in str(said)
+        try:
+            direct.execute(str(said).split(": ")[-1].split(", or ")[remedy])
+            schema.ensure_schema(database.connect("processor"), source)
+        finally:
+            direct.execute("ALTER ROLE processor NOBYPASSRLS")
+
     def test_the_remedies_work(self, database):
         direct = database.direct()
         direct.execute("ALTER SEQUENCE shop.events_seq_seq CACHE 20")

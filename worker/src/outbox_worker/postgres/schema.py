@@ -92,7 +92,7 @@ def _verify(connection: psycopg.Connection[Any], schema: str) -> None:
 
 
 def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
-    """Check the outbox's columns, defaults, sequence and index.
+    """Check the outbox's columns, defaults, sequence and index, and that no row is hidden from this role.
 
     Raises:
         ConfigurationError: `SchemaMissing` (no such table) or `SchemaMismatch`; names every fault and its remedy.
@@ -107,7 +107,8 @@ def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
         )
     faults = find_faults(table, columns)
     if not faults:
-        faults = _missing_indexes(connection, table, with_publications=bool(source.publications))
+        faults = _hidden_rows(connection, table)
+        faults += _missing_indexes(connection, table, with_publications=bool(source.publications))
         if source.cursor is Cursor.SNAPSHOT:
             faults += _missing_position_index(connection, table)
     _refuse(table, faults)
@@ -189,6 +190,19 @@ def _sequence_faults(column: Column | None) -> list[str]:
     if column.cycles or (column.increment or 1) < 1:
         faults.append(f"sequence {column.sequence} must ascend and never cycle")
     return faults
+
+
+def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> list[str]:
+    """Whether a policy shows all rows cannot be told: that none applies, can."""
+    with translated():
+        row = connection.execute(load("fetch_hidden_from"), {"schema": table.schema, "table": table.name}).fetchone()
+    if row is None:
+        return []
+    fault = (
+        f"row-level security of it applies to role {row[0]}, and messages that are hidden would be passed over for ever"
+    )
+    remedies = f"ALTER ROLE {row[0]} BYPASSRLS, or ALTER TABLE {table.schema}.{table.name} DISABLE ROW LEVEL SECURITY"
+    return [f"{fault}: {remedies}"]
 
 
 def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *, with_publications: bool) -> list[str]:

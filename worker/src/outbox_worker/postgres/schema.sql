@@ -15,6 +15,13 @@ LEFT JOIN pg_sequence AS s ON s.seqrelid = coalesce(p.refobjid, i.objid)
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p', 'v', 'f', 'm')
 ORDER BY a.attnum
 
+-- name: fetch_hidden_from
+-- This role, if row-level security of the table applies to it.
+SELECT quote_ident(current_user)
+FROM pg_class AS c
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND row_security_active(c.oid)
+
 -- name: fetch_index
 -- Is there a valid index of the whole table whose first columns are these, in this order?
 SELECT EXISTS (
