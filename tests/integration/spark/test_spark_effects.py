@@ -162,6 +162,7 @@ def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(no
 
 def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):
     assert FileArea(database.files(), "outbox", "orders", 1).write(notebook.range(0), tmp_path, WHOLE) == []
+    assert not list(tmp_path.glob("_outbox/*/*")), "nor a directory: there may be one such batch a second"
 
 
 def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path):

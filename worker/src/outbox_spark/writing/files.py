@@ -104,6 +104,9 @@ class FileArea:
         stem = f"{safe_name(self._processor_id)}-{whole.end.transaction_id}-{whole.end.position}-{hidden.name}"
         counted = [(file, pq.read_metadata(file).num_rows) for file in sorted(hidden.glob("part-*.parquet"))]
         filled = [(file, count) for file, count in counted if count]
+        if not filled:
+            shutil.rmtree(hidden, ignore_errors=True)  # nothing of it is revealed, which would remove it
+            return []
         for file, _ in filled:
             _flush(file)
         _flush(hidden)
