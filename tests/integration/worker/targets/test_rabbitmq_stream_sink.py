@@ -155,6 +155,15 @@ def test_held_messages_are_published_although_later_ones_have_numbers(make, read
     assert read(5) == ["m-5", "m-6", "m-2", "m-4", "m-7"]
 
 
+@pytest.mark.parametrize("blocks", Blocks)
+def test_held_messages_do_not_wait_for_one_that_fails_again(make, read, blocks):
+    """Redriven dead letters: those that are not named are settled, so they must be in the stream."""
+    with pytest.raises(MessagesFailedError) as caught:
+        make(blocks).deliver(held(message(1, data=HUGE), message(2), message(3)), 1)
+    assert [place.position for place in caught.value.failed] == [1]
+    assert read(2) == ["m-2", "m-3"]
+
+
 def test_what_the_broker_did_not_confirm_is_published_again_and_in_the_stream_once(rabbitmq, make, read):
     relay = Relay(rabbitmq.stream_port)
     try:

@@ -53,7 +53,9 @@ class _Attempt:
     """
 
     messages: list[tuple[int | None, Message]]
-    space: str = ""
+    space: str
+    stops: bool
+    """Nothing is sent behind a message that fails."""
     sent: dict[tuple[int, int], Message] = field(default_factory=dict)
     unnumbered: set[tuple[int, int]] = field(default_factory=set)
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class RabbitmqStreamSink(OutsideTransaction):
             target: the resource's words.
             directory: the mounted Secret of `target.connection`.
             timeout: seconds for one batch.
-            stops: nothing is sent behind a message that fails.
+            stops: nothing is sent behind a message of a fresh batch that fails.
             processor_id: named in application properties and in the broker's list of connections.
             pod: who publishes, named in application properties.
 
@@ -142,7 +144,9 @@ class RabbitmqStreamSink(OutsideTransaction):
         left = {message.pair for message in self._taken.left_of(batch, epoch)}
         numbered = zip(list_numbers(batch), batch, strict=True)
         space = "" if batch.after.numbering is None else batch.after.numbering.space
-        return _Attempt([(number, message) for number, message in numbered if message.pair in left], space)
+        messages = [(number, message) for number, message in numbered if message.pair in left]
+        # Of held messages those that are not named are settled, so none may be left out unnamed.
+        return _Attempt(messages, space, self._stops and not batch.is_retried)
 
     def _publish(self, attempt: _Attempt, epoch: int) -> None:
         deadline = time.monotonic() + self._timeout
@@ -172,7 +176,7 @@ class RabbitmqStreamSink(OutsideTransaction):
                 attempt.failed[message.checkpoint] = build_refusal(
                     message, f"it takes {len(encoded)} bytes, and the broker's frame_max leaves {most} for one message"
                 )
-                if self._stops:
+                if attempt.stops:
                     break
                 continue
             # Behind one that is not in the stream none is sent with a number: that one's would come too late.
