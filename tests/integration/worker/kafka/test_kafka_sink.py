@@ -22,9 +22,11 @@ from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import PartitionKey
+from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.kafka import KafkaSink
 from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.records import RecordBuilder
+from outbox_worker.targets.librdkafka.rounds import Round
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from tests.support.nightly import at_night
 from tests.support.servers.kafka import Topic, headers
@@ -165,6 +167,31 @@ class TestRefusals:
             assert list(named) == [2]
             assert named[2].error_class == "INVALID_RECORD"
             assert topic.wait_for(2) == ["m-1", "m-3"]
+
+    @pytest.mark.parametrize("begins", [True, False])
+    def test_an_alarm_that_ends_a_callback_loses_nothing(self, kafka, make, monkeypatch, begins):
+        """The client has forgotten a report by then, and tells no more that this message was refused."""
+        send, note, alarms = KafkaProducer.send, Round.note, [Interrupted(draining=False)]
+
+        def send_and_hear(producer, *given):
+            sent = send(producer, *given)
+            if begins and producer.waiting == 2:  # as where the client's queue is full
+                producer._producer.flush(30)
+            return sent
+
+        def note_until_alarm(*given):
+            if alarms:
+                raise alarms.pop()
+            note(*given)
+
+        monkeypatch.setattr(KafkaProducer, "send", send_and_hear)
+        monkeypatch.setattr(Round, "note", note_until_alarm)
+        with kafka.topic(partitions=1, **SMALL) as topic:
+            sink, messages = make(topic.name), (message(1, "a"), message(2, "b", data=TOO_LARGE))
+            with pytest.raises(Interrupted):
+                sink.deliver(batch(*messages), 1)
+            assert list(failed(sink, *messages)) == [2]
+            assert topic.wait_for(1) == ["m-1"]
 
     @pytest.mark.parametrize("blocks", ["Key", "Nothing", "Partition"])
     @pytest.mark.parametrize("seed", [0, *at_night(1, 2)])

@@ -1,8 +1,9 @@
 """Target `kafka`: a batch is handed to an idempotent producer and counts as delivered when the brokers confirmed all.
 
 AtLeastOnce: what is published again has the same header `x-outbox-message-id`. A message that the brokers refuse is
-named in the error; what was taken is not published again by this process. In a backlog the next batch is handed over
-once the one before is confirmed, while that one's checkpoint is stored (docs/adr/0028-several-batches-under-way.md).
+named in the error; what was taken is not published again by this process, but for a round that an alarm ended. In a
+backlog the next batch is handed over once the one before is confirmed, while that one's checkpoint is stored
+(docs/adr/0028-several-batches-under-way.md).
 Guarantee Transactional is another sink: `outbox_worker.targets.librdkafka.transactional_sink`.
 """
 

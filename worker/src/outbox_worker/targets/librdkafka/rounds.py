@@ -2,6 +2,8 @@
 
 In a round each partition gets one request, so that nothing overtakes an earlier message of its key. A broker refuses
 all of a request for one message of it: halves of those messages are sent again, until the one to blame is alone.
+
+Of a round that an alarm ended nothing counts as taken: it may have ended `Round.note`, and that answer is lost.
 """
 
 from __future__ import annotations
@@ -182,7 +184,7 @@ class Rounds:
         begun = Round(producer.settings, part, len(attempt.taken) + len(attempt.failed))
         try:
             self._hand_over(attempt, begun, producer)
-        except BaseException:
+        except OutboxError:
             if producer.give_up():
                 attempt.taken += begun.find_taken()
             raise
@@ -198,7 +200,7 @@ class Rounds:
         are_all_answered = False
         try:
             are_all_answered = producer.await_answers(attempt.deadline, lambda: bool(begun.refused))
-        except BaseException:
+        except OutboxError:
             are_all_answered = producer.give_up()
             raise
         finally:
