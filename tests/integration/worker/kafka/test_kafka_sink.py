@@ -282,6 +282,15 @@ class TestTheTargetsOwnFaults:
             assert topic.wait_for(2) == ["m-2", "m-3"]
         kafka.delete_topic(name)
 
+    def test_a_clock_that_the_topic_does_not_take_is_no_messages_fault(self, kafka, make):
+        """The client takes the time of each message from the clock; to the broker it is past by then."""
+        with (
+            kafka.topic(message_timestamp_before_max_ms="0") as topic,
+            pytest.raises(TransientError, match=r"INVALID_TIMESTAMP.*clock") as caught,
+        ):
+            make(topic.name).deliver(batch(message(1)), 1)
+        assert caught.value.reason is Reason.TARGET_UNAVAILABLE
+
     def test_brokers_that_cannot_be_reached(self, make):
         sink = make("orders", keys={"bootstrapServers": f"127.0.0.1:{free_port()}"})
         began = time.monotonic()

@@ -193,6 +193,7 @@ class TestWhoseFault:
             (KafkaError._SSL, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
             (KafkaError.NOT_ENOUGH_REPLICAS, Reason.TARGET_UNAVAILABLE, TransientError, "NOT_ENOUGH_REPLICAS"),
             (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, Reason.TARGET_UNAVAILABLE, TransientError, "tried again"),
+            (KafkaError.INVALID_TIMESTAMP, Reason.TARGET_UNAVAILABLE, TransientError, "clock of the worker's node"),
         ],
     )
     def test_the_targets(self, code, reason, kind, said):

@@ -20,8 +20,6 @@ _REFUSED: Final = {
     "or make it smaller",
     KafkaError.INVALID_MSG_SIZE: "its size is not valid; make it smaller",
     KafkaError.INVALID_RECORD: "it is not valid there; a compacted topic takes no message without a key, for example",
-    KafkaError.INVALID_TIMESTAMP: "its time is outside of what the topic takes; see `message.timestamp.type` and "
-    "`message.timestamp.before.max.ms` of the topic",
     KafkaError.TOPIC_EXCEPTION: "the name of its topic is not valid; correct target.kafka.topic, or the row",
     KafkaError.POLICY_VIOLATION: "a policy of the brokers forbids it; ask who runs them",
 }
@@ -54,6 +52,11 @@ _FORBIDDEN: Final = frozenset(
 _FENCED: Final = frozenset(
     {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_TXN_STATE}
 )
+_HINTS: Final = {
+    KafkaError.INVALID_TIMESTAMP: "set the clock of the worker's node right, or see `message.timestamp.after.max.ms` "
+    "and `message.timestamp.before.max.ms` of the topic; "
+}
+"""What to do where no message is to blame: the client takes the time of each from the clock."""
 _PREPOSITIONS: Final = {"Write": " to"}
 _IDEMPOTENT: Final = {"Write": ", which includes idempotent writes since Kafka 2.8"}
 _TOPIC_MISSING: Final = frozenset(
@@ -152,7 +155,7 @@ def classify_error(
             classes=classes,
         )
     return TransientError(
-        f"{where} did not take the messages ({said}); they are tried again",
+        f"{where} did not take the messages ({said}); {_HINTS.get(code, '')}they are tried again",
         reason=Reason.TARGET_UNAVAILABLE,
         classes=classes,
     )
