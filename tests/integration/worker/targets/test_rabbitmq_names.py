@@ -12,6 +12,7 @@ from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import RabbitmqTarget
+from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.rabbitmq import RabbitmqSink
 
 
@@ -72,6 +73,21 @@ def test_refused_messages_are_named(sink, rabbitmq, queue_name):
         assert taken == [f"m-{n}" for n in range(5) if n not in names]
         assert sink.deliver(batch(*messages[:2]), 1) == 2
         assert set(arrived(client, queue_name)) == {"m-0", "m-1"} - set(taken)
+
+
+def test_an_alarm_while_refusals_are_noted_loses_nothing(sink, rabbitmq, queue_name, monkeypatch):
+    def ring(*_, **__):
+        raise Interrupted(draining=False)
+
+    messages = [message(n, queue_name) for n in range(5)]
+    with rabbitmq.queue(queue_name, **{"x-max-length": 2, "x-overflow": "reject-publish"}) as client:
+        monkeypatch.setattr("outbox_worker.targets.rabbitmq.HandlerError", ring)
+        with pytest.raises(Interrupted):
+            sink.deliver(batch(*messages), 1)
+        monkeypatch.undo()
+        coming = client.consume(queue_name)  # now there is room
+        assert sink.deliver(batch(*messages), 1) == 5
+        assert sorted(next(coming).message_id for _ in messages) == [each.message_id for each in messages]
 
 
 def test_what_the_protocol_cannot_express_is_named_and_the_others_are_published(sink, rabbitmq, queue_name):

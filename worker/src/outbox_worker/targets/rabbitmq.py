@@ -244,12 +244,13 @@ class RabbitmqSink(PipelinedTarget):
                 owner, place = found
                 owner.failed[place] = _unroutable(returned)
             connection.returned.clear()
-        for tag in connection.confirms.take_nacked(attempt.tags):
+        for tag in (each for each in connection.confirms.nacked if each in attempt.tags):
             attempt.failed[attempt.tagged[tag - attempt.first].checkpoint] = HandlerError(
                 "the broker refused the message (nack); see its log: a full queue with overflow reject-publish does "
                 "this",
                 reason=Reason.MESSAGE_REJECTED,
             )
+        connection.confirms.forget_nacked(attempt.tags)  # not before: an alarm between would let them count as taken
 
 
 def _place(returned: Returned) -> str | None:

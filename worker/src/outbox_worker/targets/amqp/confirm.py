@@ -43,7 +43,7 @@ class ConfirmTracker:
     _answered: set[int] = field(default_factory=set)
     """Answered ones from `_lowest` on."""
     nacked: list[int] = field(default_factory=list)
-    """Tags that the broker refused, since `take_nacked`."""
+    """Tags that the broker refused, until `forget_nacked`."""
 
     def publish(self, count: int = 1) -> int:
         """Give out the tags of the next messages; return the first."""
@@ -60,7 +60,7 @@ class ConfirmTracker:
         return last < self._lowest
 
     def is_accepted(self, tag: int) -> bool:
-        """Say whether the broker acknowledged this tag. Not after `take_nacked`."""
+        """Say whether the broker acknowledged this tag. Not after `forget_nacked`."""
         return (tag < self._lowest or tag in self._answered) and tag not in self.nacked
 
     def answer(self, tag: int, *, multiple: bool, accepted: bool) -> None:
@@ -86,8 +86,6 @@ class ConfirmTracker:
             self._answered.remove(self._lowest)
             self._lowest += 1
 
-    def take_nacked(self, tags: Container[int]) -> list[int]:
-        """Return which of these tags were refused, and forget that."""
-        nacked = [tag for tag in self.nacked if tag in tags]
+    def forget_nacked(self, tags: Container[int]) -> None:
+        """Forget which of these tags were refused: it is written down elsewhere."""
         self.nacked = [tag for tag in self.nacked if tag not in tags]
-        return nacked
