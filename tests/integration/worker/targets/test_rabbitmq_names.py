@@ -14,6 +14,8 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import RabbitmqTarget
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.rabbitmq import RabbitmqSink
+from tests.support.servers.postgres import wait_until
+from tests.support.servers.proxy import Relay
 
 
 @pytest.fixture
@@ -88,6 +90,27 @@ def test_an_alarm_while_refusals_are_noted_loses_nothing(sink, rabbitmq, queue_n
         coming = client.consume(queue_name)  # now there is room
         assert sink.deliver(batch(*messages), 1) == 5
         assert sorted(next(coming).message_id for _ in messages) == [each.message_id for each in messages]
+
+
+def test_a_channel_that_the_broker_closes_while_nothing_is_awaited_ends_no_process(
+    sink, rabbitmq, queue_name, tmp_path
+):
+    relay = Relay(rabbitmq.port)
+    (tmp_path / "uri").write_text(rabbitmq.uri.replace(f":{rabbitmq.port}", f":{relay.port}"))
+    rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 1000).")
+    try:
+        with rabbitmq.queue(queue_name):
+            sink.deliver(batch(message(1, queue_name)), 1)
+            relay.hang()
+            large = batch(message(2, queue_name, data=f'"{"x" * 2000}"'))
+            sink.begin(large, 1)
+            relay.heal()
+            wait_until(lambda: sink.keep_alive() or not sink.is_under_way(large), "the channel is closed")
+            with pytest.raises(HandlerError, match="larger than"):
+                sink.deliver(large, 1)
+    finally:
+        rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        relay.close()
 
 
 def test_what_the_protocol_cannot_express_is_named_and_the_others_are_published(sink, rabbitmq, queue_name):

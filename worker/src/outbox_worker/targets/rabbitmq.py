@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from outbox_core.errors import ConfigurationError, HandlerError, TransientError
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.ports import PipelinedTarget
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.report import Reason
@@ -103,7 +103,7 @@ class RabbitmqSink(PipelinedTarget):
         if self._connection is not None:
             try:
                 self._connection.keep_alive()
-            except (TransientError, ConfigurationError):
+            except OutboxError:  # what it says of messages under way, `deliver` hears again
                 self.close()
 
     @override
