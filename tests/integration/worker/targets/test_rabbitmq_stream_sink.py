@@ -17,7 +17,9 @@ from outbox_core.message import Batch, Held, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.numbering import Numbering
 from outbox_core.spec import Blocks
+from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.rabbitmq_stream import RabbitmqStreamSink
+from outbox_worker.targets.streams.connection import StreamConnection
 from tests.support.servers.proxy import Relay
 from tests.support.streams import STREAM, read_stream
 from tests.support.worker import build_config
@@ -179,6 +181,19 @@ def test_what_the_broker_did_not_confirm_is_published_again_and_in_the_stream_on
         assert read(2000) == [each.message_id for each in messages]
     finally:
         relay.close()
+
+
+def test_what_an_alarm_kept_from_being_sent_does_not_count(make, read, monkeypatch):
+    def ring(*_, **__):
+        raise Interrupted(draining=False)
+
+    sink, messages = make(), (message(1), message(2))
+    monkeypatch.setattr(StreamConnection, "publish", ring)
+    with pytest.raises(Interrupted):
+        sink.deliver(held(*messages), 1)
+    monkeypatch.undo()
+    assert sink.deliver(held(*messages), 1) == 2
+    assert read(2) == ["m-1", "m-2"]
 
 
 def test_an_idle_connection_that_the_broker_closed_is_made_anew(rabbitmq, make, read):

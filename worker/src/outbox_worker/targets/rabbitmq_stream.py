@@ -158,9 +158,9 @@ class RabbitmqStreamSink(OutsideTransaction):
                 _log.info("the stream has messages beyond the checkpoint", extra=extra)
             keys = [((publisher, number), message) for number, message, _ in entries]
             attempt.sent.update(keys)
-            if not reference:
-                attempt.unnumbered.update(key for key, _ in keys)
             connection.publish(publisher, [(number, encoded) for number, _, encoded in entries], deadline=deadline)
+            if not reference:  # only now: before, an alarm would let them count as confirmed
+                attempt.unnumbered.update(key for key, _ in keys)
         connection.await_confirms(deadline=deadline)
 
     def _encode(
