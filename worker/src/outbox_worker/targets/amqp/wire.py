@@ -49,6 +49,8 @@ class Wire:
         self._take = take
         self._received = bytearray()
         self._last_sent = self._last_received = time.monotonic()
+        self._is_cut_off = False
+        """What was written may end within a frame."""
         self._socket = open_socket(address, CONNECT_SECONDS)
 
     def exchange(
@@ -71,10 +73,12 @@ class Wire:
 
         """
         view = memoryview(data)
+        self._is_cut_off = bool(data)
         while True:
             self._receive()
             now = time.monotonic()
             if not view:
+                self._is_cut_off = False
                 if now - self._last_sent > self.heartbeat / 3:
                     self._send(self._beat_frame)
                 if is_done():
@@ -90,9 +94,12 @@ class Wire:
                 view = view[self._send(view[:_SEND_PIECE]) :]
 
     def close(self, last: bytes = b"") -> None:
-        """Close, after these last bytes if sending them needs no waiting. Never raises."""
+        """Close, after these last bytes if sending them needs no waiting. Never raises.
+
+        Behind a frame that is cut off they would be taken for its end.
+        """
         try:
-            if last:
+            if last and not self._is_cut_off:
                 self._socket.send(last)
         except (OSError, ValueError):
             pass  # it is gone already
