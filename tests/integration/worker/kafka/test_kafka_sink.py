@@ -225,6 +225,26 @@ class TestRefusals:
             for key in {each.partition_key for each in expected}
         }
 
+    def test_a_round_that_is_handed_over_slowly_keeps_the_order_of_a_key(self, kafka, make, monkeypatch):
+        """As where the brokers take their time to say what a topic of it has, or the process gets no processor."""
+        find_topic = KafkaProducer.find_topic
+
+        def find_slowly(producer, topic, deadline):
+            if producer.waiting:
+                time.sleep(1.5)
+            find_topic(producer, topic, deadline)
+
+        monkeypatch.setattr(KafkaProducer, "find_topic", find_slowly)
+        with kafka.topic(partitions=1, **SMALL) as one, kafka.topic() as two:
+            named = failed(
+                make("{messageType}"),
+                message(1, "a", message_type=one.name), message(2, "b", message_type=one.name, data=TOO_LARGE),
+                message(3, "c", message_type=two.name), message(4, "a", message_type=one.name),
+            )  # fmt: skip
+            assert list(named) == [2]
+            assert one.wait_for(2) == ["m-1", "m-4"]
+            assert two.wait_for(1) == ["m-3"]
+
 
 class TestTheTargetsOwnFaults:
     def test_an_unknown_topic(self, make):
@@ -241,7 +261,7 @@ class TestTheTargetsOwnFaults:
             for _ in range(3):
                 with pytest.raises(TransientError, match="has no topic nowhere"):
                     sink.deliver(batch(*messages), 1)
-            time.sleep(1.5)  # longer than the client lingers
+            time.sleep(1.5)  # by now what was given up would be there
             assert topic.wait_for(2) == ["m-1", "m-2"]
 
     def test_what_is_confirmed_before_the_broker_stops_answering_is_published_once(self, kafka, make):

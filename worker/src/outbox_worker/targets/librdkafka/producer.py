@@ -164,7 +164,7 @@ class KafkaProducer:
             try:
                 self._producer.produce(topic, value, key, -1, answer, None, 0, headers)
             except BufferError:
-                self._hear(self._producer.poll, _SLICE)
+                self._hear(self._producer.flush, _SLICE)  # what is in the queue would linger
                 self._look(deadline)
             except KafkaException as err:
                 if err.args[0].code() == KafkaError._FATAL:

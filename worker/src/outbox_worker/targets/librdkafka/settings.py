@@ -65,8 +65,9 @@ _PRODUCER: Final[dict[str, Any]] = {
     "acks": "all",
     # No message times out for itself: a later one of its key could get through. delivery.timeout is for the batch.
     "message.timeout.ms": 0,
-    # All of a round goes at once, when it is awaited: each partition gets one request, and takes or refuses all of it.
-    "linger.ms": 1000,
+    # All of a round goes at once, when it is awaited (flush does not linger), however long it takes to hand it over:
+    # each partition gets one request, and takes or refuses all of it. This is the most that librdkafka allows.
+    "linger.ms": 900_000,
     "batch.size": 1024 * 1024,
     "batch.num.messages": 2 * ROUND_MESSAGES,
     "compression.type": "lz4",

@@ -29,6 +29,9 @@ _MARGIN: Final = 10.0
 _LONGEST: Final = 900.0
 """What brokers allow where nothing else is set (`transaction.max.timeout.ms`)."""
 
+_LINGER: Final = 1000
+"""Milliseconds, less than a message may take. Where a round is more than one request, an abort takes all of them back."""
+
 
 class TransactionalProducer(KafkaProducer):
     """Publishes in transactions. After an error other than a refused message it is closed and another one made."""
@@ -49,6 +52,7 @@ class TransactionalProducer(KafkaProducer):
         super().__init__(
             settings, client, transactional_id=name, transaction_timeout_ms=milliseconds,
             message_timeout_ms=milliseconds, delivery_report_only_error=False,
+            linger_ms=_LINGER,
         )  # fmt: skip
         self.name = name
         self._is_open = False
