@@ -281,8 +281,8 @@ OWNER: Final = (
     fault(
         "a lost COMMIT is taken for failed",
         f"{WORKER}/postgres/transactions/transaction.py",
-        "        if connection.closed and request is not None:\n",
-        "        if connection.closed and request is not None and not committing:\n",
+        "        if is_unknown and request is not None:\n",
+        "        if is_unknown and request is not None and not committing:\n",
         "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",
     ),
     fault(

@@ -193,16 +193,14 @@ def _sequence_faults(column: Column | None) -> list[str]:
 
 
 def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> list[str]:
-    """Whether a policy shows all rows cannot be told: that none applies, can."""
     with translated():
         row = connection.execute(load("fetch_hidden_from"), {"schema": table.schema, "table": table.name}).fetchone()
     if row is None:
         return []
-    fault = (
-        f"row-level security of it applies to role {row[0]}, and messages that are hidden would be passed over for ever"
-    )
-    remedies = f"ALTER ROLE {row[0]} BYPASSRLS, or ALTER TABLE {table.schema}.{table.name} DISABLE ROW LEVEL SECURITY"
-    return [f"{fault}: {remedies}"]
+    role, name = row[0], table.identifier.as_string(None)
+    fault = "row-level security may hide messages from role {role}, which would be passed over for ever"
+    remedies = "CREATE POLICY outbox ON {name} FOR SELECT TO {role} USING (true), or ALTER ROLE {role} BYPASSRLS"
+    return [f"{fault}: {remedies}".format(role=role, name=name)]
 
 
 def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *, with_publications: bool) -> list[str]:

@@ -16,11 +16,17 @@ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p
 ORDER BY a.attnum
 
 -- name: fetch_hidden_from
--- This role, if row-level security of the table applies to it.
+-- This role, if row-level security of the table applies to it and its policies may hide rows: any but USING (true).
 SELECT quote_ident(current_user)
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND row_security_active(c.oid)
+  AND NOT coalesce((
+      SELECT bool_or(p.polpermissive AND pg_get_expr(p.polqual, p.polrelid) = 'true')
+         AND bool_and(p.polpermissive OR pg_get_expr(p.polqual, p.polrelid) = 'true')
+      FROM pg_policy AS p
+      WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
+        AND EXISTS (SELECT 1 FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role(r, 'USAGE'))), false)
 
 -- name: fetch_index
 -- Is there a valid index of the whole table whose first columns are these, in this order?

@@ -30,7 +30,7 @@ _LONGEST: Final = 900.0
 """What brokers allow where nothing else is set (`transaction.max.timeout.ms`)."""
 
 _LINGER: Final = 1000
-"""Milliseconds, less than a message may take. Where a round is more than one request, an abort takes all of them back."""
+"""Milliseconds, less than a message may take. Of a round that is more than one request an abort takes all back."""
 
 
 class TransactionalProducer(KafkaProducer):
