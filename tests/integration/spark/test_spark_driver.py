@@ -153,6 +153,36 @@ def test_a_restored_directory_behind_the_row_is_told_0_and_goes_on(drivers, shar
     assert set(orders.codes()) <= {0}
 
 
+def test_a_batch_planned_before_its_transactions_were_lost_hides_no_message(
+    drivers, shared_jvm, home, orders, database, tmp_path
+):
+    """A failover or a crash took back what was planned, and its ids are handed out again: the last is open."""
+    orders.produce(40)
+    driver = drivers.launch(home, jvm=shared_jvm)
+    wait_handled(driver, orders, 40)
+    end_gracefully(driver)
+    usual, orders.connection = orders.connection, database.direct(autocommit=False)
+    orders.produce(10)
+    (transaction_id, position) = orders.connection.execute(
+        "SELECT transaction_id::text, position FROM outbox.messages ORDER BY position DESC LIMIT 1"
+    ).fetchone()
+    late, orders.connection = orders.connection, usual
+    (query,) = (tmp_path / "query").glob("*/*/query")
+    last = batches_in(query / "offsets")[-1]
+    version, settings, _ = (query / f"offsets/{last}").read_text().splitlines()
+    planned = json.dumps({"transaction_id": transaction_id, "position": position})
+    (query / f"offsets/{last + 1}").write_text(f"{version}\n{settings}\n{planned}")
+    lost = f"{transaction_id}:{position}"
+    again = drivers.launch(home, jvm=shared_jvm)
+    wait_until(lambda: orders.stored() == lost or not query.exists(), "the directory is used, or is not", PATIENCE)
+    assert orders.stored() != lost, "stored although the transaction is open"
+    late.commit()
+    wait_handled(again, orders, 50)
+    end_gracefully(again)
+    orders.check_exact()
+    assert orders.codes() == []
+
+
 def test_a_restored_database_behind_the_directory_is_told_3_and_waits_for_a_person(drivers, shared_jvm, home, orders):
     orders.produce(40)
     driver = drivers.launch(home, jvm=shared_jvm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -12,15 +13,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 
-from outbox_core.errors import ConfigurationError
+from outbox_core.config import ProcessorConfig
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import Reason
 from outbox_core.spec import Connection, ObjectRef, Source
-from outbox_spark.offsets import OffsetRange
+from outbox_spark.offsets import OffsetRange, format_offset
+from outbox_spark.session import SessionStarter
+from outbox_spark.streaming.directory import QueryDirectories
 from outbox_spark.streaming.lineage import fetch_history, store_begin
+from outbox_spark.streaming.pipeline import SparkPipeline
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea, copy_rows
 from outbox_worker.postgres.key import ProcessorKey
-from tests.support.spark import start_notebook_session
+from tests.support.spark import spark_config, start_notebook_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,3 +203,37 @@ def test_a_person_who_rewinds_says_where_state_is_built_from(database):
     assert decided.now.decisions > history.now.decisions
     assert decided.untouched
     assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+
+
+def test_a_planned_batch_is_run_again_once_the_server_has_settled_it(database, tmp_path):
+    """The server lost transactions that were planned: their ids are yet to come, then open, then over."""
+    config, files = ProcessorConfig.model_validate(spark_config(database, tmp_path)), database.files()
+    key, look, stored = ProcessorKey("outbox", "orders"), database.direct(), Checkpoint(5, 5)
+    history = fetch_history(look, SOURCE, key, Checkpoint(1, 1))
+    store_begin(look, key, history.now, Checkpoint(1, 1))  # since then batches were handled
+    begun = QueryDirectories(tmp_path / "query", "orders").begin(history.now, stored)
+    (next_id,) = look.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8").fetchone()
+    planned = json.dumps(format_offset(Checkpoint(next_id, 9)))
+    (begun.location / "offsets").mkdir(parents=True)
+    (begun.location / "offsets/0").write_text(f"v1\n{{}}\n{planned}")
+    sessions = SessionStarter(lambda: pytest.fail("Spark is not needed"))
+    pipeline = SparkPipeline(config, key, source=files.directory, handler=tmp_path, sessions=sessions)
+
+    def waits() -> bool:
+        with pytest.raises(TransientError, match=f"above {next_id}.*a rewind to the stored") as refused:
+            pipeline._directory(look, stored, stateful=True)
+        return refused.value.reason is Reason.QUERY_STATE_MISMATCH
+
+    assert waits(), "the id is yet to come"
+    with database.direct(autocommit=False) as writer:
+        (found,) = writer.execute("SELECT pg_current_xact_id()::text::int8").fetchone()
+        while found < next_id:
+            writer.rollback()
+            (found,) = writer.execute("SELECT pg_current_xact_id()::text::int8").fetchone()
+        database.direct().execute("SELECT pg_current_xact_id()")
+        assert waits(), "it is open"
+        writer.commit()
+    assert pipeline._directory(look, stored, stateful=True) == begun
+    (begun.location / "offsets/0").write_text(f"v1\n{{}}\n{json.dumps(format_offset(Checkpoint(next_id * 1000, 9)))}")
+    anew = pipeline._directory(look, stored, stateful=False)
+    assert (anew.start, anew.path.name, begun.path.exists()) == (stored, "1", False), "without state it does not wait"

@@ -12,6 +12,10 @@ DECIDED = Lineage("orders", "db-1", 7)
 OLD, MIDDLE, COMMITTED, PLANNED, NEW = (Checkpoint(n, 1) for n in (10, 15, 20, 30, 40))
 
 
+def decide(view, stored, *, now=NOW, stateful=False, untouched=False, settled=True):
+    return decide_resume(view, stored, now=now, stateful=stateful, untouched=untouched, settled=settled)
+
+
 def directory(lineage: Lineage = NOW, *, has_state: bool = False, planned: Checkpoint = PLANNED) -> DirectoryView:
     return DirectoryView(lineage, OLD, COMMITTED, planned, has_state)
 
@@ -36,11 +40,11 @@ def directory(lineage: Lineage = NOW, *, has_state: bool = False, planned: Check
     ],
 )
 def test_a_query_without_state(view, stored, action):
-    assert decide_resume(view, stored, now=NOW, stateful=False, untouched=False).action is action
+    assert decide(view, stored).action is action
 
 
 def test_after_a_persons_decision_a_new_directory_goes_on_from_the_row():
-    decision = decide_resume(directory(), OLD, now=DECIDED, stateful=False, untouched=False)
+    decision = decide(directory(), OLD, now=DECIDED)
     assert decision.action is Resume.BEGIN
     assert "a person decided" in decision.message
 
@@ -62,16 +66,40 @@ def test_after_a_persons_decision_a_new_directory_goes_on_from_the_row():
     ],
 )
 def test_a_query_with_state(view, stored, untouched, action):
-    decision = decide_resume(view, stored, now=NOW, stateful=True, untouched=untouched)
+    decision = decide(view, stored, stateful=True, untouched=untouched)
     assert decision.action is action
     if action is Resume.REFUSE_STATE:
         assert "state is never guessed" in decision.message
 
 
 def test_state_left_by_an_earlier_application_is_refused_too():
-    decision = decide_resume(directory(has_state=True), NEW, now=NOW, stateful=False, untouched=False)
+    decision = decide(directory(has_state=True), NEW)
     assert decision.action is Resume.REFUSE_STATE
 
 
+@pytest.mark.parametrize(
+    ("view", "stored", "stateful", "untouched", "action"),
+    [
+        pytest.param(directory(), COMMITTED, False, False, Resume.BEGIN, id="planned again, in a new directory"),
+        pytest.param(directory(), Checkpoint(25, 1), False, False, Resume.BEGIN, id="the row lies inside the batch"),
+        pytest.param(directory(), MIDDLE, False, False, Resume.REFUSE_AHEAD, id="the directory is ahead of the row: 3"),
+        pytest.param(directory(), PLANNED, False, False, Resume.CONTINUE, id="stored: the batch is not run"),
+        pytest.param(directory(), NEW, False, False, Resume.CONTINUE, id="stored, and more"),
+        pytest.param(directory(has_state=True), COMMITTED, True, False, Resume.WAIT, id="state waits"),
+        pytest.param(
+            directory(has_state=True), COMMITTED, False, False, Resume.WAIT, id="state of an application before"
+        ),
+        pytest.param(directory(has_state=True), COMMITTED, True, True, Resume.BEGIN, id="nothing was ever handled"),
+        pytest.param(directory(has_state=True), PLANNED, True, False, Resume.CONTINUE, id="stored: state is rebuilt"),
+    ],
+)
+def test_a_planned_batch_with_transactions_that_are_open_or_yet_to_come(view, stored, stateful, untouched, action):
+    """The server lost those that were planned, and hands out their ids again."""
+    decision = decide(view, stored, stateful=stateful, untouched=untouched, settled=False)
+    assert decision.action is action
+    if action is Resume.WAIT:
+        assert "once the server's oldest open transaction is above 30" in decision.message
+
+
 def test_every_action_has_a_case():
-    assert set(Resume) == {Resume.CONTINUE, Resume.BEGIN, Resume.REFUSE_AHEAD, Resume.REFUSE_STATE}
+    assert set(Resume) == {Resume.WAIT, Resume.CONTINUE, Resume.BEGIN, Resume.REFUSE_AHEAD, Resume.REFUSE_STATE}

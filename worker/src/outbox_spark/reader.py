@@ -1,8 +1,8 @@
 """Reading ranges of the outbox from PostgreSQL as Arrow batches: on the driver to plan, on executors to read.
 
 A range that was planned lies below `pg_snapshot_xmin` of its planning, so every transaction in it was over: reading
-it again, at any time, by any task, gives the same rows. No statement here takes a transaction id, and none holds a
-snapshot for longer than a page.
+it again, at any time, by any task, gives the same rows, as long as the server loses no transactions (`resume.py` says
+what happens then). No statement here takes a transaction id, and none holds a snapshot for longer than a page.
 """
 
 from __future__ import annotations

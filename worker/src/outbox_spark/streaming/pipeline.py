@@ -29,6 +29,7 @@ from outbox_spark.writing.staging import StagingArea
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.ownership.rebalance import is_settled
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
@@ -284,7 +285,10 @@ class SparkPipeline:
         current = directories.current()
         view = current.view() if current is not None else None
         history = fetch_history(connection, self._config.source, self._key, stored)
-        decision = decide_resume(view, stored, now=history.now, stateful=stateful, untouched=history.untouched)
+        settled = view is None or is_settled(connection, view.planned)
+        decision = decide_resume(
+            view, stored, now=history.now, stateful=stateful, untouched=history.untouched, settled=settled
+        )
         _log.info("query checkpoint directory", extra={"decision": decision.action.value, "why": decision.message})
         if decision.action is Resume.CONTINUE and current is not None:
             return current
@@ -345,4 +349,6 @@ def _fixed(relation: sql.Composed) -> Callable[[Batch], sql.Composed]:
 def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:
     if decision.action is Resume.REFUSE_AHEAD:
         return AheadError(decision.message, committed=committed, planned=planned)
+    if decision.action is Resume.WAIT:
+        return TransientError(decision.message, reason=Reason.QUERY_STATE_MISMATCH)
     return PermanentError(decision.message, reason=Reason.QUERY_STATE_MISMATCH)

@@ -13,8 +13,13 @@ finished and last planned batch:
 | stored = planned > committed | the batch is planned again, answered 0 and skipped | it runs again to rebuild state, \
 effects are answered 0 |
 | stored = committed | go on | go on |
+| planned > stored, and not settled: the server lost the transactions that were planned, by a crash or a failover, and \
+hands out their ids again | a new one, from the stored pair | the same, if nothing was ever handled; else it waits |
 | stored elsewhere above committed | planned again; what lies at or before the stored pair is neither read nor handled \
 again | refused |
+
+A planned range is read as it was planned, whatever is open in it: so it is run only where all of it is over. A query
+without state does not wait for that, since on an idle server the ids come back slowly; state goes with no other range.
 
 Nothing here compares batch ids: they start again from 0 when the directory is lost.
 """
@@ -72,6 +77,8 @@ class Resume(StrEnum):
     """Start the query on this directory."""
     BEGIN = "Begin"
     """Begin a new directory from the stored pair; one that is there is not used any more."""
+    WAIT = "Wait"
+    """Look again: transactions of the planned batch are open, or are yet to come."""
     REFUSE_AHEAD = "RefuseAhead"
     """Answer 3: the stored pair is older than what the directory has seen committed. A person decides."""
     REFUSE_STATE = "RefuseState"
@@ -93,7 +100,13 @@ _STATE_REMEDY = (
 
 
 def decide_resume(
-    directory: DirectoryView | None, stored: Checkpoint, *, now: Lineage, stateful: bool, untouched: bool
+    directory: DirectoryView | None,
+    stored: Checkpoint,
+    *,
+    now: Lineage,
+    stateful: bool,
+    untouched: bool,
+    settled: bool,
 ) -> ResumeDecision:
     """Compare the directory with the stored pair; the table is in the module's docstring.
 
@@ -103,6 +116,7 @@ def decide_resume(
         now: the lineage that a directory begun now would have.
         stateful: the application's query has stateful operators.
         untouched: no batch was ever handled: the stored pair is still the start pair, or the one a person chose.
+        settled: every transaction up to the directory's `planned` is over, on the server that there is now.
 
     """
     foreign = _foreign(directory, now)
@@ -123,7 +137,26 @@ def decide_resume(
             f"the state of the query's operators is that of {directory.committed}, the stored checkpoint is {stored}. "
             f"{_STATE_REMEDY}.",
         )
+    if directory.planned > stored and not settled:
+        return _plan_again(directory, stored, keeps_state=(stateful or directory.has_state) and not untouched)
     return ResumeDecision(Resume.CONTINUE, f"goes on from the stored checkpoint {stored}")
+
+
+def _plan_again(directory: DirectoryView, stored: Checkpoint, *, keeps_state: bool) -> ResumeDecision:
+    lost = (
+        f"the server lost transactions (a crash, or a failover): a batch was planned up to {directory.planned}, and "
+        "transactions up to there are open, or are yet to come"
+    )
+    if not keeps_state:
+        return ResumeDecision(
+            Resume.BEGIN, f"{lost}: a new query checkpoint directory goes on from the stored checkpoint {stored}"
+        )
+    return ResumeDecision(
+        Resume.WAIT,
+        f"{lost}. The state of the query's operators goes with that batch only: it is run once the server's oldest "
+        f"open transaction is above {directory.planned.transaction_id}. Any transaction that writes brings that "
+        "nearer; a rewind to the stored checkpoint builds new state from there instead",
+    )
 
 
 def _foreign(directory: DirectoryView | None, now: Lineage) -> str | None:
