@@ -156,7 +156,7 @@ class TestAMappedTable:
 
     @pytest.mark.parametrize("remedy", [0, 1], ids=["a policy", "of the role"])
     def test_a_role_that_policies_hide_rows_from_is_refused(self, database, remedy):
-        """It would pass hidden rows over for ever."""
+        """It would never read hidden rows."""
         direct, source = database.direct(), build_source(table=MAPPED, schema="Verify")
         direct.execute(
             "GRANT USAGE ON SCHEMA outbox, shop TO processor;"

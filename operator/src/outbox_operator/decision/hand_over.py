@@ -1,8 +1,8 @@
 """PURE: the steps of `spec.handOverTo`: drain, transfer, done. Each is read off the cluster, so none can be lost.
 
 The claim is given away by a job of the worker image, after the last pod is gone. Run twice it does no harm: the second
-finds the claim in the new owner's name. Nothing is drained while the new owner is not there: the claim would be its
-own for ever.
+finds the claim in the new owner's name. Nothing is drained while the new owner is not there: no other resource
+could ever claim the processor again.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
     if row is None:
         return []
     role, name = row[0], table.identifier.as_string(None)
-    fault = "row-level security may hide messages from role {role}, which would be passed over for ever"
+    fault = "row-level security may hide messages from role {role}, and they would never be read"
     remedies = "CREATE POLICY outbox ON {name} FOR SELECT TO {role} USING (true), or ALTER ROLE {role} BYPASSRLS"
     return [f"{fault}: {remedies}".format(role=role, name=name)]
 

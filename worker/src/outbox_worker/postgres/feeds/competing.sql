@@ -91,7 +91,7 @@ ORDER BY f.lane, f.id DESC
 
 -- name: fetch_next_due
 -- Seconds until a batch may be taken over or a message's time has come, if nothing is written meanwhile; null: nothing waits,
--- or only what was stored to wait for ever. Before PostgreSQL 17 nothing can be taken from infinity.
+-- or only what has no time (infinity). Before PostgreSQL 17 nothing can be taken from infinity.
 SELECT extract(epoch FROM nullif(least(
     (SELECT min(CASE WHEN b.owner IS NULL THEN clock_timestamp() ELSE b.expires_at END)
      FROM {schema}.competing_batches b WHERE b.processor_id = {processor_id}),
