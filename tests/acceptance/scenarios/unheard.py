@@ -84,14 +84,20 @@ def kept_out(address: str) -> Iterator[None]:
     This is what a NetworkPolicy without an exception for the operator does: the node, and with it the kubelet's probes,
     is let in. The local cluster's network plugin is a bridge, which carries out no NetworkPolicy.
     """
-    networks = (path for path in NETWORKS.glob("*/netns/*") if f" {address}/" in run_in(path, "ip", "-4", "-o", "addr"))
-    network = next(networks)
+    network = next(path for path in NETWORKS.glob("*/netns/*") if f" {address}/" in addresses_in(path))
     rule = ("INPUT", "-p", "tcp", "--dport", "8080", "!", "-s", NODE, "-j", "DROP")
     run_in(network, "iptables", "-w", "-A", *rule)
     try:
         yield
     finally:
         run_in(network, "iptables", "-w", "-D", *rule)
+
+
+def addresses_in(network: Path) -> str:
+    try:
+        return run_in(network, "ip", "-4", "-o", "addr")
+    except subprocess.CalledProcessError:  # The network of another scenario's pod: it ended meanwhile.
+        return ""
 
 
 def run_in(network: Path, *command: str) -> str:
