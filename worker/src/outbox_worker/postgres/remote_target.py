@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.snapshot import parse_snapshot
@@ -20,9 +19,12 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.postgres.transactions.transaction import roll_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import psycopg
 
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Source
@@ -125,18 +127,9 @@ def read_durably(connection: psycopg.Connection[Any], read: Callable[[], _T], is
         with translated():
             connection.execute(load("end_durable_read") if is_new(found) else "COMMIT")
     except BaseException:
-        _roll_back(connection)
+        roll_back(connection)
         raise
     return found
-
-
-def _roll_back(connection: psycopg.Connection[Any]) -> None:
-    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-        return
-    try:
-        connection.execute("ROLLBACK")
-    except psycopg.Error:
-        connection.close()
 
 
 def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:

@@ -123,7 +123,7 @@ class TransactionRunner:
             if refused is not None:
                 return self._roll_back_refused(connection, refused)
             if finish is not None and (told := finish(connection)) is not None:
-                self._roll_back(connection)
+                roll_back(connection)
                 return told
             committing = True
             self._check_committed(connection.execute(self._closing))
@@ -132,7 +132,7 @@ class TransactionRunner:
         except OutboxError as err:
             return self._after_error(connection, request, err, committing=committing)
         except BaseException:
-            self._roll_back(connection)
+            roll_back(connection)
             raise
         return outcomes.Stored(request.new if request else _NOWHERE, count)
 
@@ -142,7 +142,7 @@ class TransactionRunner:
             self._begin(connection, request.lease.epoch)
             return self._call(connection, request)
         finally:
-            self._roll_back(connection)
+            roll_back(connection)
 
     def look_at_run(self, connection: psycopg.Connection[Any]) -> None:
         """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
@@ -241,7 +241,7 @@ class TransactionRunner:
         return outcomes.Rejected(answer, request.expected, request.new, None)
 
     def _roll_back_refused(self, connection: psycopg.Connection[Any], refused: outcomes.Rejected) -> outcomes.Rejected:
-        self._roll_back(connection)
+        roll_back(connection)
         stored = checkpoints.load(connection, self._key)
         return outcomes.Rejected(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
 
@@ -281,7 +281,7 @@ class TransactionRunner:
         *,
         committing: bool,
     ) -> outcomes.CommitUnknown | outcomes.Failed:
-        self._roll_back(connection)
+        roll_back(connection)
         # What ended the statement behind COMMIT, as a cancellation that came during it, says nothing of the commit.
         is_unknown = connection.closed or (committing and isinstance(error, TransientError))
         if is_unknown and request is not None:
@@ -293,17 +293,18 @@ class TransactionRunner:
             )
         return outcomes.Failed(drop_traceback(error))
 
-    def _roll_back(self, connection: psycopg.Connection[Any]) -> None:
-        """Roll back; a session in which that cannot be done is closed, which does the same."""
-        if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-            return
-        try:
-            connection.execute("ROLLBACK")
-        except psycopg.Error:
-            connection.close()
-
 
 _NOWHERE: Final = BEGINNING
+
+
+def roll_back(connection: psycopg.Connection[Any]) -> None:
+    """Leave no transaction open; a session in which that cannot be done is closed, which does the same."""
+    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()
 
 
 def _compose_opening(key: ProcessorKey, idle_limit: int, statement_limit: int) -> Template:
