@@ -178,6 +178,10 @@ AS $function$
 -- which needs no row. Bound: what is written is what was asked for.
 #variable_conflict use_column
 BEGIN
+    -- Former versions wrote it down without the timeline.
+    UPDATE processor_sources s SET source = p_source, described = p_described
+    WHERE s.processor_id = p_processor_id AND starts_with(p_source, s.source || '/timeline-')
+      AND EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid);
     SELECT s.source, s.described INTO source, described FROM processor_sources s WHERE s.processor_id = p_processor_id;
     IF FOUND AND source IS NOT NULL OR p_source IS NULL THEN
         bound := CASE WHEN FOUND THEN coalesce(source = p_source, false) ELSE true END;

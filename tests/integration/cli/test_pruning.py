@@ -19,7 +19,7 @@ from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints
 from tests.integration.cli.conftest import Cli
-from tests.support.servers.postgres import Servers, find_memory, wait_until
+from tests.support.servers.postgres import Servers, build_source, find_memory, wait_until
 from tests.support.worker import Outbox, build_config
 
 REMOTE = "--no-remote-readers"
@@ -262,9 +262,9 @@ def test_a_reader_elsewhere_is_counted(cli, shop, servers):
     shop.store(third)
     with servers.database() as other:
         remote = other.direct()
-        (identity,) = shop.connection.execute("SELECT database_uuid FROM outbox.database_identity").fetchone()
+        identity = remote_target.identify(shop.connection, build_source()).identity
         remote.execute("SELECT outbox.claim_processor('far', 'c', 'n', 'far', 'uid-far')")
-        remote.execute("SELECT outbox.bind_processor_source('far', 'uid-far', %s, 'the shop')", (str(identity),))
+        remote.execute("SELECT outbox.bind_processor_source('far', 'uid-far', %s, 'the shop')", (identity,))
         directory = str(other.files().directory)
         options = ("--readers", directory, "--yes", "--reason", "r")
         assert "far has no checkpoint yet" in cli.run("prune", *options).stderr
@@ -309,6 +309,11 @@ def test_a_source_without_a_schema_of_ours_is_pruned_and_recorded_beside_its_rea
     with servers.database() as other:  # it has no reader
         readers = (str(each.files().directory) for each in (other, shop.database))
         options = ("-f", str(manifest), *(part for each in readers for part in ("--readers", each)))
+        change = "UPDATE outbox.processor_sources SET source = replace(source, %s, %s)"
+        shop.connection.execute(change, ("timeline-1", "timeline-7"))
+        refused = cli.run("prune", *options, "--yes", "--reason", "monthly")
+        assert (refused.returncode, "before a failover" in refused.stderr) == (3, True)
+        shop.connection.execute(change, ("timeline-7", "timeline-1"))
         assert cli.json("prune", *options, "--dry-run")["prunable"] == 2
         assert cli.json("prune", *options, "--yes", "--reason", "monthly")["deleted"] == 2
     assert connection.execute("SELECT n FROM public.shop_outbox").fetchall() == [(3,)]

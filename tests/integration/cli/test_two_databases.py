@@ -118,6 +118,19 @@ def test_forgetting_the_source_is_a_recorded_act(there, target, shop):
     assert found == remote_target.WrittenSource("new", "database new")
 
 
+def test_a_source_that_failed_over_is_read_again_once_it_is_forgotten(there, both):
+    home, pairs = there
+    home.connection.execute("UPDATE outbox.processor_sources SET source = replace(source, 'timeline-1', 'timeline-7')")
+    rewind = ("rewind", "orders", "--to", str(pairs[0]), "--yes", *WHY)
+    assert run(both, *rewind).returncode == 3
+    (status,) = json.loads(run(both, "status", "-o", "json").stdout)
+    assert (status["checkpoint"], status["lag"]) == (str(pairs[2]), None)
+    assert run(both, "forget-source", "orders", "--yes", *WHY).returncode == 0
+    done = run(both, *rewind)
+    assert done.returncode == 0, done.stderr
+    assert home.stored() == pairs[0]
+
+
 class TestDivided:
     @pytest.fixture
     def divided(self, shop):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from outbox_core.errors import ConfigurationError, TransientError
-from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
+from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.progress import conflicts
 from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.remote_target import forget_source
 from tests.integration.cli.conftest import Cli
+from tests.integration.moving.conftest import Apart
 from tests.support.servers.clone import Clone, Primary
 from tests.support.servers.postgres import Database, PgBouncer, build_source, wait_until
 from tests.support.servers.restore import next_id, use_up
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
 
 SOURCE = build_source()
 OTHER = {"name": "staging", "uid": "uid-staging"}
+COLUMNS = {"position": "position", "transactionId": "transaction_id", "messageId": "message_id",
+           "messageType": "message_type", "data": "data"}  # fmt: skip
+MAPPED = {"table": {"schemaName": "outbox", "name": "messages", "columns": COLUMNS}}
+"""Our own table, as any other."""
 
 
 @pytest.fixture
@@ -216,6 +225,58 @@ def test_the_snapshot_of_a_batch_that_fails_is_forgotten_when_a_standby_is_promo
             assert there.execute("SELECT count(*) FROM outbox.processor_conflicts").fetchone() == (0,)
         report = worker.wait_state("Active")
         assert report.conflicts.open is None
+
+
+@pytest.mark.parametrize(
+    ("source", "cursor", "mode"),
+    [
+        pytest.param(MAPPED, "TransactionOrder", {}, id="mapped"),
+        pytest.param(MAPPED, "Snapshot", {"mode": "Partitioned", "partitions": {"count": 2}}, id="mapped, partitioned"),
+        pytest.param({}, "Snapshot", {}, id="ours, Snapshot"),
+    ],
+)
+def test_a_projection_of_a_source_that_lost_messages_waits_for_a_person(
+    primary, workers, servers, source, cursor, mode
+):
+    """Its checkpoint, in another database, passes over the messages that get the lost ones' transaction ids."""
+    outbox = outbox_on(primary)
+    name = outbox.database.name
+    if mode:
+        source = {"table": source["table"] | {"columns": COLUMNS | {"partitionKey": "partition_key"}}}
+    with servers.database(template="empty_template") as target, primary.copied(standby=True) as standby:
+        apart = Apart(outbox, target, workers, cursor)
+        worker = apart.start(source_uri=either(primary, standby, name), source=source, delivery=mode)
+        kept = outbox.produce(20)
+        wait_until(lambda: sorted(apart.handled()) == sorted(kept), "what the standby receives is projected")
+        primary.wait_received(standby)
+        cut_off(standby)
+        lost = produce(outbox.connection, [f"lost-{number}" for number in range(20)])
+        wait_until(lambda: sorted(apart.handled()) == sorted(kept + lost), "what it does not receive is projected")
+        outbox.database.close()
+        primary.kill()
+        standby.promote()
+
+        with standby.connect(name) as there:
+            if not source:
+                there.execute("SELECT outbox.confirm_identity('keep')")
+            later = produce(there, [f"later-{number}" for number in range(10)])
+            report = worker.wait_state("Unavailable", "SourceDiffers")
+            assert "on timeline 1, and" in report.message
+            assert "on timeline 2: a promoted standby" in report.message
+            assert sorted(apart.handled()) == sorted(kept + lost)
+            assert worker.terminate() == 0
+            first = there.execute("SELECT transaction_id::text::int8, position FROM outbox.messages "
+                                  "WHERE message_id = 'later-0'").fetchone()  # fmt: skip
+            assert first is not None
+            use_up(there, first[0] + 300)  # a snapshot range waits until its end is reached again
+        before = Checkpoint(0, first[1]) if cursor == "Snapshot" else Checkpoint(first[0], 0)
+        for partition in range(2 if mode else 1):
+            key = ProcessorKey("outbox", "orders", partition)
+            rewind = partial(conflicts.rewind, apart.connection, key, before, reason="failover", decided_by="operator")
+            wait_until(rewind, "the lease is over, and the checkpoint is moved back")
+        assert forget_source(apart.connection, key, reason="failover", decided_by="operator") == 1
+        apart.start(source_uri=standby.uri(name), source=source, delivery=mode)
+        wait_until(lambda: sorted(apart.handled()) == sorted(kept + lost + later), "the rest is projected")
 
 
 @pytest.mark.nightly

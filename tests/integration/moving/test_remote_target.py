@@ -248,6 +248,17 @@ class TestTheCheckpointKnowsItsSource:
             "SELECT count(*) FROM outbox.processor_leases WHERE expires_at > clock_timestamp()"
         ).fetchone() == (0,)
 
+    def test_a_source_that_a_former_version_wrote_down_without_its_timeline_is_the_same(self, apart):
+        ids = apart.outbox.produce(3)
+        worker = apart.start()
+        apart.wait_handled(ids)
+        worker.terminate()
+        written = apart.connection.execute("SELECT source FROM outbox.processor_sources").fetchone()
+        apart.connection.execute("UPDATE outbox.processor_sources SET source = split_part(source, '/timeline-', 1)")
+        apart.start()
+        apart.wait_handled(ids + apart.outbox.produce(2, start=3))
+        assert apart.connection.execute("SELECT source FROM outbox.processor_sources").fetchone() == written
+
     def test_a_target_that_is_a_copy_runs_nothing(self, apart):
         ids = apart.outbox.produce(3)
         worker = apart.start()

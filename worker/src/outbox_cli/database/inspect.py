@@ -138,7 +138,7 @@ def _measure(measure: LagReader, sources: Sources, view: ProcessorView) -> tuple
     try:
         reading = sources.find(view.processor_id)
         return (None, "in another database") if reading is None else (measure.lag(view, reading, LAG_CAP), None)
-    except ConfigurationError as err:
+    except (ConfigurationError, RefusedError) as err:
         return None, f"unknown: {err}"
 
 

@@ -84,7 +84,7 @@ class _Job:
         self._remote = remote
         self._source = _find_source(connection, context)
         self.table = OutboxTable.of(self._source)
-        self._identities = {remote_target.identify(connection, self._source).identity} if remote else set()
+        self._identity = remote_target.identify(connection, self._source).identity if remote else ""
         self._schemas = pruning.list_schemas(connection)
         named = context.subject.schema
         self._logs = [(connection, each) for each in sorted(self._schemas, key=lambda each: each != named)]
@@ -111,7 +111,7 @@ class _Job:
         for connection in self._remote:
             # A crash there must not take back a checkpoint whose messages were deleted here.
             there = read_durably(
-                connection, partial(pruning.find_remote_readers, connection, self.table, self._identities), bool
+                connection, partial(pruning.find_remote_readers, connection, self.table, self._identity), bool
             )
             for reader in there:
                 self._check(connection, reader)
@@ -146,6 +146,12 @@ class _Job:
             )
         if view.open_conflict is not None:
             raise RefusedError(f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question")
+        if reader.outdated:
+            raise RefusedError(
+                f"{reader.name} stored its checkpoint before a failover or a repair of this database, so that it says "
+                f"nothing of what was handled: start the processor and do what its SourceDiffers says, or delete its "
+                f"resource and say --ignore {view.processor_id}"
+            )
         key = ProcessorKey(reader.schema, view.processor_id, view.partition)
         try:
             checkpoints.load_untampered(connection, key)

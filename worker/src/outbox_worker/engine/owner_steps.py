@@ -205,6 +205,8 @@ class OwnerSteps:
             return promoted
         if crashed:
             self._supply.note_crash()
+        if (differs := self._find_other_source(state)) is not None:
+            return differs
         return outcomes.Prepared(crashed=crashed)
 
     def _connection(self) -> Connection:
@@ -216,11 +218,26 @@ class OwnerSteps:
         before, self._timeline = self._timeline, timeline
         if before in (None, timeline):
             return None
+        return self._lose(f"the server was promoted (timeline {before} to {timeline}): what is stored is read again")
+
+    def _find_other_source(self, state: ProcessorState) -> outcomes.OwnershipLost | None:
+        """An owner that goes on after a reconnect does not come by `review`, which then says what is to be done.
+
+        Behind a refusal it does.
+        """
+        if not self._databases.has_remote_target or state.lease is None or state.refusal is not None:
+            return None
+        try:
+            self._databases.check_source(self._context.key)
+        except ConfigurationError as err:
+            return self._lose(str(err))
+        return None
+
+    def _lose(self, why: str) -> outcomes.OwnershipLost:
+        """Forget what was read; an owner that waits for a person keeps no lease."""
         self._reader.messages.forget()
         self._context.ownership.drop_lease()
-        return outcomes.OwnershipLost(
-            f"the server was promoted (timeline {before} to {timeline}): what is stored is read again"
-        )
+        return outcomes.OwnershipLost(why)
 
     def claim(self, _state: ProcessorState) -> outcomes.ClaimAnswered:
         """Ask for the claim."""

@@ -1,7 +1,8 @@
 """Messages in one database, effects and checkpoint in another: which source it is, and whether it can be that one.
 
 A pair means nothing but in the database that its transaction ids are of. So the first claim writes down, beside the
-checkpoint, which database is read; a worker that reads another one is refused.
+checkpoint, which database is read; a worker that reads another one is refused. A standby that was promoted may lack the
+last commits, and hands out their ids again: it is another one.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class SourceIdentity:
     """Which database messages are read from.
 
     Attributes:
-        identity: what is compared. With our own table the database's uuid, which survives a move, and how often its ids
-            were rebased; with a mapped one, beside which nothing of ours need be, server and database.
+        identity: what is compared: the database, how often its ids were rebased, and the timeline of its server. With
+            our own table the database is its uuid, which survives a move; with a mapped one, beside which nothing of
+            ours need be, it is server and database.
         described: for people.
         next_transaction_id: ids below it were handed out.
 
@@ -60,14 +62,20 @@ def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdent
         place = connection.execute(load("fetch_place")).fetchone()
     if place is None:
         raise TransientError("the server does not say which database this is", reason=Reason.DATABASE_UNAVAILABLE)
-    system, oid, name, following = place
+    system, oid, name, timeline, following = place
     identity = f"{system}/{oid}"
     if source.table is None:
         found = check_identity(connection, source)
         identity = f"{found.uuid}{_REBASED}{found.rebased}" if found.rebased else found.uuid
     else:
         _check_behind(connection, table)
-    return SourceIdentity(identity, f"database {name} of server {system}", int(following))
+    described = f"database {name} of server {system} on timeline {timeline}"
+    return SourceIdentity(f"{identity}{_TIMELINE}{timeline}", described, int(following))
+
+
+def database_of(identity: str) -> str:
+    """Return which database an identity names, on any timeline and with any ids."""
+    return _without_timeline(identity).partition(_REBASED)[0]
 
 
 def _check_behind(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
@@ -145,16 +153,10 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
     )  # fmt: skip
     if row is not None and row[0]:
         return
-    if source is not None and row is not None and _without_repairs(row[1]) == _without_repairs(source.identity):
-        raise ConfigurationError(
-            f"the transaction ids of {source.described} were rebased by `outbox repair` since processor "
-            f"{key.processor_id!r} stored its checkpoint, which names the ids of before. Messages kept their "
-            "positions: look there for the transaction_id of the one at the checkpoint's position, then "
-            "`outbox rewind` to it here, and `outbox forget-source` (docs/restoring.md)",
-            reason=Reason.SOURCE_DIFFERS,
-        )
     here = "the database of its checkpoint" if source is None else source.described
     written = row[2] if row is not None and row[2] is not None else "the database of its checkpoint"
+    if source is not None and row is not None and row[1] is not None:
+        _refuse_changed_ids(key, row[1], written, source)
     raise ConfigurationError(
         f"the checkpoint of processor {key.processor_id!r} belongs to messages of {written}, and {here} is to be read: "
         "its pairs mean nothing there. Use another processorId; where the source only moved, `outbox forget-source`",
@@ -163,10 +165,32 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
 
 
 _REBASED: Final = "/rebased-"
+_TIMELINE: Final = "/timeline-"
 
 
-def _without_repairs(identity: str | None) -> str | None:
-    return None if identity is None else identity.partition(_REBASED)[0]
+def _without_timeline(identity: str) -> str:
+    return identity.partition(_TIMELINE)[0]
+
+
+def _refuse_changed_ids(key: ProcessorKey, before: str, written: str, source: SourceIdentity) -> None:
+    """Raise ConfigurationError where it is the same database, and only its ids are not those of before."""
+    if database_of(before) != database_of(source.identity):
+        return
+    if _without_timeline(before) != _without_timeline(source.identity):
+        raise ConfigurationError(
+            f"the transaction ids of {source.described} were rebased by `outbox repair` since processor "
+            f"{key.processor_id!r} stored its checkpoint, which names the ids of before. Messages kept their "
+            "positions: look there for the transaction_id of the one at the checkpoint's position; suspend the "
+            "processor, `outbox forget-source`, `outbox rewind` to it, and resume (docs/restoring.md)",
+            reason=Reason.SOURCE_DIFFERS,
+        )
+    raise ConfigurationError(
+        f"processor {key.processor_id!r} stored its checkpoint of {written}, and the source is {source.described}: a "
+        "promoted standby, or a backup recovered elsewhere. It may lack the last messages, and hands out their ids "
+        "again, which the checkpoint passes over. Suspend the processor, `outbox forget-source`, `outbox rewind` to "
+        "before the failover if in doubt, and resume (docs/restoring.md)",
+        reason=Reason.SOURCE_DIFFERS,
+    )
 
 
 @dataclass(frozen=True, slots=True)

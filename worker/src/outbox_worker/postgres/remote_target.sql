@@ -1,6 +1,10 @@
 -- name: fetch_place
--- Which server and database this is, and how far its transaction ids are.
-SELECT s.system_identifier::text, d.oid::text, d.datname, pg_snapshot_xmax(pg_current_snapshot())::text AS next
+-- Which server and database this is, on which timeline, as `current_timeline` says it where our schema is, and how far
+-- its transaction ids are.
+SELECT s.system_identifier::text, d.oid::text, d.datname,
+       CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c)
+            ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int END AS timeline,
+       pg_snapshot_xmax(pg_current_snapshot())::text AS next
 FROM pg_control_system() AS s
 CROSS JOIN pg_database AS d
 WHERE d.datname = current_database()

@@ -21,6 +21,7 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.postgres.remote_target import database_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ class Reader:
         schema: where its checkpoint is.
         source: what it reads; None: it has not said so since that is written down, so it may read any table.
         elsewhere: its checkpoint is in another database than the messages.
+        outdated: that checkpoint is of this database's ids before a failover or a repair.
 
     """
 
@@ -51,6 +53,7 @@ class Reader:
     view: ProcessorView
     source: Source | None
     elsewhere: bool = False
+    outdated: bool = False
 
     @property
     def name(self) -> str:
@@ -114,20 +117,21 @@ def find_readers(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
     return found
 
 
-def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable, identities: set[str]) -> list[Reader]:
-    """Return the processors whose checkpoint is in this other database and whose source is one of `identities`."""
+def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable, identity: str) -> list[Reader]:
+    """Return the processors whose checkpoint is in this other database and whose source is the one of `identity`."""
     found: list[Reader] = []
     for schema in list_schemas(connection):
         mappings = list_mappings(connection, schema)
         with translated():
             rows = connection.execute(in_schema("list_remote_targets", schema)).fetchall()
         # A source that was forgotten may be any.
-        reading = {name for name, identity in rows if identity is None or identity in identities}
-        reading -= set(_column(connection, "list_superseded", schema))
+        reading = {name: read for name, read in rows if read is None or database_of(read) == database_of(identity)}
+        superseded = set(_column(connection, "list_superseded", schema))
         for view in list_processors(connection, schema):
-            source = mappings.get(view.processor_id)
-            if view.processor_id in reading and (source is None or _is_of(table, source)):
-                found.append(Reader(schema, view, source, elsewhere=True))
+            source, name = mappings.get(view.processor_id), view.processor_id
+            if name in reading and name not in superseded and (source is None or _is_of(table, source)):
+                outdated = reading[name] not in (None, identity)
+                found.append(Reader(schema, view, source, elsewhere=True, outdated=outdated))
     return found
 
 
