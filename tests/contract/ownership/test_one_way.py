@@ -71,7 +71,7 @@ def test_two_processes_that_begin_at_once_are_both_told_the_source_that_one_wrot
     key = ProcessorKey("outbox", "orders")
     first, second = each_database.connect(autocommit=False), each_database.connect()
     assert ownership.claim(second, key, resource("orders")).granted
-    source = remote_target.SourceIdentity("1/2", "database shop", 100)
+    source = remote_target.SourceIdentity("1/2", "database shop", 100, 1)
     remote_target.bind(first, key, "uid-orders", source)
 
     with background(lambda: remote_target.bind(second, key, "uid-orders", source)) as bound:

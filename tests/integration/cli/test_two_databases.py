@@ -113,7 +113,8 @@ def test_forgetting_the_source_is_a_recorded_act(there, target, shop):
     assert home.acts()[0][0] == "ForgetSource"
     again = cli.run("forget-source", "orders", "--yes", *WHY)
     assert (again.returncode, "forgotten already" in again.stderr) == (3, True)
-    remote_target.bind(home.connection, home.key, "uid-orders", remote_target.SourceIdentity("new", "database new", 1))
+    new = remote_target.SourceIdentity("new", "database new", 1, 1)
+    remote_target.bind(home.connection, home.key, "uid-orders", new)
     found = remote_target.fetch_source(home.connection, home.key)
     assert found == remote_target.WrittenSource("new", "database new")
 

@@ -279,6 +279,33 @@ def test_a_projection_of_a_source_that_lost_messages_waits_for_a_person(
         wait_until(lambda: sorted(apart.handled()) == sorted(kept + lost + later), "the rest is projected")
 
 
+def test_a_pool_hides_no_failover_of_a_projections_source(primary, pool, workers, servers):
+    """The pool keeps the worker's connection, and leads it to the promoted standby."""
+    outbox = outbox_on(primary)
+    name = outbox.database.name
+    with servers.database(template="empty_template") as target, primary.copied(standby=True) as standby:
+        apart = Apart(outbox, target, workers)
+        uri = outbox.database.uri(port=pool.port)
+        worker = apart.start(source_uri=uri, source=MAPPED, delivery={"leaseDuration": "60s"})
+        kept = outbox.produce(5)
+        apart.wait_handled(kept)
+        primary.wait_received(standby)
+        cut_off(standby)
+        lost = produce(outbox.connection, [f"lost-{number}" for number in range(20)])
+        apart.wait_handled(kept + lost)
+        worker.wait_state("Active", "Idle")
+        worker.send(signal.SIGSTOP)
+        outbox.database.close()
+        primary.kill()
+        standby.promote()
+        with standby.connect(name) as there:
+            produce(there, ["later"])
+        pool.lead_to(standby.port)
+        worker.send(signal.SIGCONT)
+        worker.wait_state("Unavailable", "SourceDiffers")
+        assert apart.handled() == kept + lost
+
+
 @pytest.mark.nightly
 def test_a_base_backup_run_as_another_system_runs_nothing_until_a_person_says_what_it_is(primary, workers, tmp_path):
     outbox = outbox_on(primary)

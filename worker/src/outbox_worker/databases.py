@@ -93,8 +93,10 @@ class Databases:
         remote_target.identify(reading, source)
         return found
 
-    def check_source(self, key: ProcessorKey) -> None:
+    def check_source(self, key: ProcessorKey) -> int | None:
         """As the claim's holder: look that the checkpoint is of this source, and that the source has reached it.
+
+        Return on which timeline a source is that is another database than the checkpoint's.
 
         Raises:
             ConfigurationError: `SourceDiffers`, `DatabaseCopied`, `DatabaseBehind`.
@@ -104,11 +106,12 @@ class Databases:
         if not self.has_remote_target:
             identity.check_identity(target, self.config.source, key)
             remote_target.bind(target, key, uid, None)
-            return
+            return None
         source = remote_target.identify(self.source.connection(), self.config.source)
         remote_target.bind(target, key, uid, source)
         stored = checkpoints.load(target, key)
         remote_target.check_reach(source, stored.pair if stored is not None else None)
+        return source.timeline
 
 
 def open_databases(config: ProcessorConfig, connections: Path, application_name: str) -> Databases:

@@ -228,7 +228,7 @@ class OwnerSteps:
         if not self._databases.has_remote_target or state.lease is None or state.refusal is not None:
             return None
         try:
-            self._databases.check_source(self._context.key)
+            self._reader.source_timeline = self._databases.check_source(self._context.key)
         except ConfigurationError as err:
             return self._lose(str(err))
         return None
@@ -283,7 +283,7 @@ class OwnerSteps:
         context.status.set_observed(conflicts=conflicts.summary(connection, context.key))
         if found is None:
             # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
-            context.databases.check_source(context.key)
+            self._reader.source_timeline = context.databases.check_source(context.key)
         return outcomes.Reviewed(_open_conflict(found) if found else None, note)
 
     def check_target(self, _state: ProcessorState) -> outcomes.TargetReady:

@@ -72,6 +72,8 @@ class PartitionReader:
         self._payloads = PayloadBound(delivery.byte_limit, delivery.batch_limit)
         self.reads_ahead = self._ahead is not None
         """The next batch of a backlog may be asked for while one is handled."""
+        self.source_timeline: int | None = None
+        """On which the checkpoint was found to be the source's; None: not looked at, or both are one database."""
         self.lease_look = self._make_lease_look()
         self.stop_at(None)
 
@@ -108,7 +110,9 @@ class PartitionReader:
         def is_new(batch: Batch) -> bool:
             return (batch.examined, batch.examined.window) != (after, after.window)
 
-        return remote_target.read_durably(connection, lambda: read(connection, after, limit), is_new)
+        return remote_target.read_durably(
+            connection, lambda: read(connection, after, limit), is_new, self.source_timeline
+        )
 
     def in_source(self, batch: Batch) -> Relation:
         """Return the SELECT of the messages of the batch's range that are not excluded, for the source's database."""

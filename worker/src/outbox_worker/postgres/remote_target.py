@@ -42,12 +42,14 @@ class SourceIdentity:
             ours need be, it is server and database.
         described: for people.
         next_transaction_id: ids below it were handed out.
+        timeline: that its server is on.
 
     """
 
     identity: str
     described: str
     next_transaction_id: int
+    timeline: int
 
 
 def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdentity:
@@ -70,7 +72,7 @@ def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdent
     else:
         _check_behind(connection, table)
     described = f"database {name} of server {system} on timeline {timeline}"
-    return SourceIdentity(f"{identity}{_TIMELINE}{timeline}", described, int(following))
+    return SourceIdentity(f"{identity}{_TIMELINE}{timeline}", described, int(following), timeline)
 
 
 def database_of(identity: str) -> str:
@@ -115,7 +117,12 @@ def check_reach(source: SourceIdentity, stored: Checkpoint | None) -> None:
 _T = TypeVar("_T")
 
 
-def read_durably(connection: psycopg.Connection[Any], read: Callable[[], _T], is_new: Callable[[_T], bool]) -> _T:
+def read_durably(
+    connection: psycopg.Connection[Any],
+    read: Callable[[], _T],
+    is_new: Callable[[_T], bool],
+    timeline: int | None = None,
+) -> _T:
     """Read on a connection in autocommit; once this returns, no crash of its server can take back what was read.
 
     Beside its messages a checkpoint is as durable as they are. In another server it outlives what the source had not
@@ -126,11 +133,14 @@ def read_durably(connection: psycopg.Connection[Any], read: Callable[[], _T], is
         connection: to the source.
         read: the statements, on the same connection.
         is_new: whether there is anything in the answer that will be remembered.
+        timeline: that the server has to be on; None: any.
+
+    Raises:
+        TransientError: it is on another one: a pooler leads the connection to a promoted standby by now.
 
     """
-    with translated():
-        connection.execute(load("begin_durable_read"))
     try:
+        _begin_durable_read(connection, timeline)
         found = read()
         with translated():
             connection.execute(load("end_durable_read") if is_new(found) else "COMMIT")
@@ -138,6 +148,19 @@ def read_durably(connection: psycopg.Connection[Any], read: Callable[[], _T], is
         roll_back(connection)
         raise
     return found
+
+
+def _begin_durable_read(connection: psycopg.Connection[Any], timeline: int | None) -> None:
+    with translated():
+        cursor = connection.execute(load("begin_durable_read"))
+        while cursor.nextset():
+            pass
+        row = cursor.fetchone()
+    if timeline is not None and (row is None or row[0] != timeline):
+        raise TransientError(
+            "the source's server is on another timeline than before: which server it is, is looked at again",
+            reason=Reason.DATABASE_UNAVAILABLE,
+        )
 
 
 def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:

@@ -10,10 +10,12 @@ CROSS JOIN pg_database AS d
 WHERE d.datname = current_database()
 
 -- name: begin_durable_read
--- Begins a transaction that only reads what another database will remember. Frozen, it must not keep its locks.
+-- Begins a transaction that only reads what another database will remember, and says on which timeline. Frozen, it must
+-- not keep its locks.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL synchronous_commit = local;
-SET LOCAL idle_in_transaction_session_timeout = '60s'
+SET LOCAL idle_in_transaction_session_timeout = '60s';
+SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int
 
 -- name: end_durable_read
 -- Ends it. What a snapshot sees as over is in the WAL before the snapshot is taken, and a crash takes back only what is not
