@@ -13,6 +13,7 @@ from typing_extensions import override
 from tests.integration.moving.conftest import BOTH
 from tests.support.database.contract import NOT_OWNER, store, stored
 from tests.support.servers.postgres import wait_until
+from tests.support.servers.proxy import CommitCutter, Cut, LateCommit
 from tests.support.worker import build_config
 
 OLD = "INSERT INTO old_orders (message_id, n) SELECT message_id, (data->>'n')::int FROM batch"
@@ -29,6 +30,11 @@ CURSORS = pytest.mark.parametrize(
         pytest.param(PAIRS, SNAPSHOT, id="windows after pairs"),
         pytest.param(SNAPSHOT, PAIRS, id="pairs after windows"),
     ],
+)
+
+ONE_OR_THREE = pytest.mark.parametrize(
+    ("source", "mode"),
+    [pytest.param(PAIRS, {}, id="pairs"), pytest.param(SNAPSHOT, DIVIDED, id="windows divided")],
 )
 
 
@@ -203,6 +209,46 @@ def test_a_swap_that_takes_too_long_is_told_and_is_no_attempt_of_a_message(versi
     assert new.report().rebuild.state == "SwapNotPossible"
 
 
+@ONE_OR_THREE
+def test_a_swap_whose_commit_lasts_longer_than_the_time_for_it_is_made(versions, outbox, source, mode):
+    outbox.produce(30)
+    versions.old(source=source)
+    wait_until(lambda: versions.count("old_orders") == 30, "the old version has all")
+    proxy = LateCommit(outbox.database.server.port, SWAP.encode(), 6.0)
+    try:
+        config = versions.new_config(source=source, delivery=mode | {"timeout": "3s"}, rebuild={"maxLag": 100})
+        new = versions.workers.start(config, proxy.uri(outbox.database.uri()))
+        wait_until(proxy.delayed.is_set, "the swap is committed, and not answered yet")
+        outbox.produce(30, start=30)
+        report = new.wait_for("it goes on", lambda r: swapped(r) and versions.count("orders") == 60, 30.0)
+        assert (report.state, report.conflicts.count) == ("Active", 0)
+    finally:
+        proxy.close()
+
+
+@ONE_OR_THREE
+@pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
+def test_a_swap_whose_commit_has_no_answer_is_no_conflict(versions, outbox, traffic, cut, source, mode):
+    producer, reader = traffic
+    reader.in_order = not mode
+    versions.old(source=source)
+    wait_until(lambda: versions.count("old_orders") > 0, "the old version has begun")
+    proxy = CommitCutter(outbox.database.server.port)
+    try:
+        proxy.arm(cut, after=SWAP.encode(), once=True)
+        config = versions.new_config(source=source, delivery=mode, rebuild={"maxLag": 1000})
+        new = versions.workers.start(config, proxy.uri(outbox.database.uri()))
+        wait_until(lambda: proxy.cuts == 1, "the swap's COMMIT was cut")
+        versions.wait_swapped([new])
+        total = producer.end()
+        wait_until(lambda: versions.count("orders") == total, "all are projected")
+        assert new.wait_for("it says so", swapped).conflicts.count == 0
+        reader.end()
+        assert reader.faults == []
+    finally:
+        proxy.close()
+
+
 def test_a_statement_that_ends_the_transaction_is_refused(versions, outbox):
     new = versions.new(rebuild={"swapStatement": "DROP VIEW orders; COMMIT"})
     report = new.wait_state("Unavailable", "InvalidConfiguration")
@@ -362,10 +408,7 @@ def test_swapped_under_load_readers_see_each_message_once_at_every_moment(
     assert old[0] == old[1] < total
 
 
-@pytest.mark.parametrize(
-    ("source", "mode"),
-    [pytest.param(PAIRS, {}, id="pairs"), pytest.param(SNAPSHOT, DIVIDED, id="windows divided")],
-)
+@ONE_OR_THREE
 def test_killed_in_the_middle_of_the_swap_it_is_made_by_the_next(versions, outbox, traffic, source, mode):
     """SIGKILL while the swap's transaction is open, at moments that a seed decides."""
     producer, reader = traffic

@@ -1,9 +1,10 @@
-"""Small TCP proxies: one cuts a connection at a COMMIT, another plays a server or a network that is gone."""
+"""Small TCP proxies: one cuts a connection at a COMMIT or delays its answer, another plays a server that is gone."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from enum import Enum
 
 from typing_extensions import override
@@ -176,6 +177,35 @@ class CommitCutter(Proxy):
             if self._waiting is server and self._answer in data:
                 self._answered.set()
                 return
+            if not _send(client, data):
+                return
+        _shut(client)
+
+
+class LateCommit(CommitCutter):
+    """Cuts nothing: the answer to the COMMIT of one transaction, in which `said` was said, comes `seconds` late."""
+
+    def __init__(self, port: int, said: bytes, seconds: float) -> None:
+        self._seconds = seconds
+        self.delayed = threading.Event()
+        super().__init__(port)
+        self._said = said
+
+    @override
+    def _to_server(self, client: socket.socket, server: socket.socket) -> None:
+        while data := _receive(client):
+            if self._said in data:
+                self._waiting = server
+            if not _send(server, data):
+                break
+        _shut(server)
+
+    @override
+    def _to_client(self, server: socket.socket, client: socket.socket) -> None:
+        while data := _receive(server):
+            if self._waiting is server and self._answer in data and not self.delayed.is_set():
+                self.delayed.set()
+                time.sleep(self._seconds)
             if not _send(client, data):
                 return
         _shut(client)

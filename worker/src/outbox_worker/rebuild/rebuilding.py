@@ -74,7 +74,7 @@ class Rebuilder:
     ) -> None:
         """Keep the context, and what runs its transactions.
 
-        `on_swapped` is called when partitions of ours that others own were moved.
+        `on_swapped` is called when partitions of ours that others own were moved, right before that is committed.
 
         Raises:
             ConfigurationError: the resource has no `rebuildOf`, or a target that cannot be swapped.
@@ -114,10 +114,12 @@ class Rebuilder:
         troubled = state.attempt > 0 or state.search_end is not None or state.poison_search is not None
         if self._swapped or troubled or time.monotonic() < self._next_look:
             return None
-        began = time.monotonic()
+        began = self._next_look = time.monotonic()
         outcome = self._look(state)
-        # Counting costs a scan of what lies between: a tenth of the time at most.
-        self._next_look = max(self._next_look, time.monotonic() + max(LOOK_SECONDS, 9 * (time.monotonic() - began)))
+        if self._next_look:  # else it was swapped, which the next look tells
+            # Counting costs a scan of what lies between: a tenth of the time at most.
+            pause = max(LOOK_SECONDS, 9 * (time.monotonic() - began))
+            self._next_look = max(self._next_look, time.monotonic() + pause)
         return outcome
 
     def _look(self, state: ProcessorState) -> outcomes.StepOutcome | None:
@@ -185,17 +187,18 @@ class Rebuilder:
 
     def _swap(self, state: ProcessorState, lease: outcomes.HeldLease, behind: int) -> outcomes.StepOutcome | None:
         connection, swap = self._target, _Swap()
+        limited, until = self._context.shutdown.limited, time.monotonic() + self._timeout
         self._context.ownership.enter(connection)
         try:
-            outcome = self._context.shutdown.limited(
-                self._timeout,
-                lambda: self._runner.run(
-                    connection,
-                    lease.epoch,
-                    None,
-                    lambda transaction: self._catch_up(state, lease, transaction, swap),
-                    lambda _: self._finish(lease, swap),
+            # Not around the COMMIT: interrupted there it may be stored, and this process would go on from before it.
+            outcome = self._runner.run(
+                connection,
+                lease.epoch,
+                None,
+                lambda transaction: limited(
+                    until - time.monotonic(), lambda: self._catch_up(state, lease, transaction, swap)
                 ),
+                lambda _: limited(until - time.monotonic(), lambda: self._finish(lease, swap)),
             )
         except Interrupted as err:
             self._context.databases.discard()  # it may be in the middle of a statement
@@ -208,8 +211,6 @@ class Rebuilder:
         if isinstance(outcome, outcomes.Stored):
             _log.info("swapped", extra={"of": self._old.processor_id})
             self._next_look = 0.0
-            if swap.goals:
-                self._on_swapped()
             if swap.stores and outcome.count:
                 self._context.status.add_batch(outcome.count)
             return outcome if swap.stores else None
@@ -289,6 +290,8 @@ class Rebuilder:
         )  # fmt: skip
         if answer is not SupersedeAnswer.DONE:
             raise NotNowError(_ANSWERS.get(answer, "this processor is not the live owner any more"))
+        if swap.goals:
+            self._on_swapped()  # before the COMMIT, whose outcome may stay unknown
 
     def _tell(self, state: RebuildState, message: str, *, behind: int | None = None, at_least: bool = False) -> None:
         view = RebuildView(
@@ -326,7 +329,7 @@ class RebuildFeed(Feed):
 
 
 def let_go(contexts: Sequence[StepContext]) -> None:
-    """The swap ended the leases of our other partitions: no step may try to store under them."""
+    """The swap ends the leases of our other partitions: no step may try to store under them."""
     for each in contexts[1:]:
         if (lease := each.ownership.lease) is not None:
             each.ownership.lose_lease(lease, "the swap moved its checkpoint")
