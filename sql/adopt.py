@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
-from outbox_sql.guide import build_index, build_steps
+from outbox_sql.guide import build_index, build_steps, quote
 from outbox_sql.recognise import missing_indexes, needed_indexes
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ WITH picked AS MATERIALIZED (
     FROM placed AS p JOIN numbered AS m USING (n) WHERE o.ctid = p.place
     RETURNING p.key
 )
-SELECT count(*), max(d.key)::text FROM done AS d
+SELECT count(*), (array_agg(d.key::text ORDER BY d.key DESC NULLS LAST))[1] FROM done AS d
 """)
+"""No `max`: not every type that an index sorts has one (uuid)."""
 
 
 class AdoptionError(Exception):
@@ -179,7 +180,7 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     if not may_create:
         raise AdoptionError(
             f"this role may not create a sequence and an index in {adoption.schema}: "
-            f"GRANT CREATE ON SCHEMA {adoption.schema} to it, at least while this runs"
+            f"GRANT CREATE ON SCHEMA {quote(adoption.schema)} to it, at least while this runs"
         )
     for column, wanted in ((adoption.transaction_id, "xid8"), (adoption.position, "bigint")):
         if columns.get(column, wanted) != wanted:
@@ -190,13 +191,36 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     for named in (adoption.ordered_by, adoption.only_where_null, adoption.publication_id):
         if named is not None and named not in columns:
             raise AdoptionError(f"{name} has no column {named}")
-    if adoption.ordered_by is not None and missing_indexes([[adoption.ordered_by]], list_indexes(connection, oid)):
-        wanted = build_index(adoption.schema, adoption.table, adoption.ordered_by)
-        raise AdoptionError(
-            f"{name} has no index (btree, of all rows) that begins with {adoption.ordered_by}, so that each batch "
-            f"would sort the whole table: {wanted}, or leave old rows unread"
-        )
+    if adoption.ordered_by is not None:
+        _check_order(connection, adoption, adoption.ordered_by, oid, columns)
     return _Found(oid, rows, size, columns)
+
+
+def _check_order(
+    connection: psycopg.Connection[Any], adoption: Adoption, order: str, oid: int, columns: dict[str, str]
+) -> None:
+    """Refuse a column in whose order old rows cannot be numbered.
+
+    Raises:
+        AdoptionError: it has no index, or no value in a row that waits for its number.
+
+    """
+    name = f"{adoption.schema}.{adoption.table}"
+    if missing_indexes([[order]], list_indexes(connection, oid)):
+        wanted = build_index(adoption.schema, adoption.table, [order])
+        raise AdoptionError(
+            f"{name} has no index (btree, of all rows) that begins with {order}, so that each batch would sort the "
+            f"whole table: {wanted}, or leave old rows unread"
+        )
+    nulls = [order, *([adoption.only_where_null] if adoption.only_where_null is not None else [])]
+    nulls += [adoption.transaction_id] if adoption.transaction_id in columns else []
+    condition = sql.SQL(" AND ").join(sql.SQL("{} IS NULL").format(sql.Identifier(column)) for column in nulls)
+    statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(adoption.identifier, condition)
+    if connection.execute(statement).fetchone() == (True,):
+        raise AdoptionError(
+            f"{name} has old rows in which {order} is NULL: they have no place in its order, and would never be read. "
+            "UPDATE them to have a value there, delete them, or name another column"
+        )
 
 
 def _explain(connection: psycopg.Connection[Any], adoption: Adoption, found: _Found, missing: list[str]) -> list[str]:

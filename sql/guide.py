@@ -115,9 +115,10 @@ def trial_of(table: str) -> str:
     return f"{name_of(table)}-trial"
 
 
-def build_index(schema: str, table: str, column: str) -> str:
-    """Write the statement for the index by which rows that are there are numbered in a column's order."""
-    return f"CREATE INDEX CONCURRENTLY ON {quote(schema)}.{quote(table)} ({quote(column)})"
+def build_index(schema: str, table: str, columns: Iterable[str], *, partitioned: bool = False) -> str:
+    """Write the statement for an index. PostgreSQL builds none of a partitioned table CONCURRENTLY."""
+    how = "" if partitioned else "CONCURRENTLY "
+    return f"CREATE INDEX {how}ON {quote(schema)}.{quote(table)} ({', '.join(map(quote, columns))})"
 
 
 def build_table(schema: str, table: str, columns: Mapping[str, str], indent: int = 4) -> str:
@@ -227,7 +228,19 @@ def describe_change_over(
 def quote(name: str) -> str:
     """Write an SQL identifier."""
     plain = name.isidentifier() and name == name.lower() and name.isascii()
-    return name if plain else '"' + name.replace('"', '""') + '"'
+    return name if plain and not _RESERVED.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+
+
+_RESERVED: Final = re.compile(
+    "all|analyse|analyze|and|any|array|as|asc|asymmetric|authorization|binary|both|case|cast|check|collate|collation|"
+    "column|concurrently|constraint|create|cross|current_catalog|current_date|current_role|current_schema|"
+    "current_time|current_timestamp|current_user|default|deferrable|desc|distinct|do|else|end|except|false|fetch|for|"
+    "foreign|freeze|from|full|grant|group|having|ilike|in|initially|inner|intersect|into|is|isnull|join|lateral|"
+    "leading|left|like|limit|localtime|localtimestamp|natural|not|notnull|null|offset|on|only|or|order|outer|"
+    "overlaps|placing|primary|references|returning|right|select|session_user|similar|some|symmetric|system_user|"
+    "table|tablesample|then|to|trailing|true|union|unique|user|using|variadic|verbose|when|where|window|with"
+)
+"""What PostgreSQL 18 takes for no name unless it is quoted: `pg_get_keywords()` of the categories R and T."""
 
 
 def _scalar(name: str) -> str:

@@ -227,6 +227,23 @@ def test_what_is_not_ours_is_advised_and_the_advice_works(database, fields):
     assert ensure_slot_index(connection, source, key) is None
 
 
+@pytest.mark.parametrize("fields", [{}, {"table": MAPPED}], ids=["ours", "mapped"])
+def test_of_a_partitioned_table_it_is_advised_and_the_advice_works(database, fields):
+    """PostgreSQL builds it only while producers wait."""
+    connection = database.direct()
+    connection.execute(
+        "ALTER TABLE outbox.messages RENAME TO ordinary;"
+        "CREATE TABLE outbox.messages (LIKE outbox.ordinary INCLUDING DEFAULTS) PARTITION BY RANGE (position);"
+        "CREATE TABLE outbox.first PARTITION OF outbox.messages DEFAULT"
+    )
+
+    advice = ensure_slot_index(connection, build_source(**fields), PartitionKey())
+
+    assert advice is not None
+    connection.execute(advice[advice.index("CREATE INDEX") :])
+    assert ensure_slot_index(connection, build_source(**fields), PartitionKey()) is None
+
+
 def test_a_role_that_may_not_build_is_told_what_to_run(database):
     connection = database.direct()
     connection.execute("GRANT USAGE ON SCHEMA outbox TO processor; GRANT SELECT ON outbox.messages TO processor")

@@ -111,6 +111,57 @@ def test_debeziums_outbox(anywhere):
     assert (lag.messages, lag.seconds) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("uuid", "md5(i::text)::uuid"),
+        ("bytea", "decode(md5(i::text), 'hex')"),
+        ("boolean", "i % 2 = 0"),
+        ("varchar(40)", "md5(i::text)"),
+    ],
+)
+def test_rows_get_the_order_of_a_column_of_any_type_that_can_be_sorted(anywhere, type_, value):
+    direct = anywhere.direct()
+    direct.execute(
+        f"CREATE TABLE public.t (id {type_}, message_id text, message_type text DEFAULT 'T', data text DEFAULT '{{}}');"
+        "CREATE INDEX ON public.t (id);"
+        f"INSERT INTO public.t (id, message_id) SELECT {value}, i FROM generate_series(1, 100) AS i"
+    )
+
+    adopt.adopt(direct, Adoption("public", "t", ordered_by="id", batch=7))
+
+    expected = direct.execute("SELECT id FROM public.t ORDER BY id").fetchall()
+    assert direct.execute("SELECT id FROM public.t WHERE position > 0 ORDER BY position").fetchall() == expected
+
+
+def test_rows_without_a_place_in_the_order_are_refused_until_they_have_one(database):
+    """With batches of 10 they came after all others, and were left out without a word."""
+    direct, adoption = database.direct(), Adoption("public", "t", ordered_by="at", only_where_null="done", batch=10)
+    direct.execute(
+        'CREATE TABLE public.t (id int, at timestamptz, done timestamptz); CREATE INDEX ON public.t ("at");'
+        "INSERT INTO public.t (id, at) SELECT i, CASE WHEN i <> 7 THEN now() END FROM generate_series(1, 30) AS i"
+    )
+
+    for dry_run in (True, False):
+        with pytest.raises(AdoptionError, match="old rows in which at is NULL"):
+            adopt.adopt(direct, adoption, dry_run=dry_run)
+    assert "position" not in adopt.inspect(direct, Adoption("public", "t")).columns
+
+    direct.execute("UPDATE public.t SET done = now() WHERE at IS NULL")
+    adopt.adopt(direct, adoption)
+    # What comes from now on has a pair of its own, with or without a value.
+    direct.execute("INSERT INTO public.t (id) VALUES (31)")
+    adopt.adopt(direct, adoption)
+    assert direct.execute("SELECT id FROM public.t WHERE position IS NULL").fetchall() == [(7,)]
+
+    direct.execute("UPDATE public.t SET done = NULL WHERE id = 7")
+    with pytest.raises(AdoptionError, match="at is NULL"):
+        adopt.adopt(direct, adoption)
+    direct.execute("UPDATE public.t SET at = now() WHERE id = 7")
+    adopt.adopt(direct, adoption)
+    assert direct.execute("SELECT count(*) FROM public.t WHERE position IS NULL").fetchone() == (0,)
+
+
 def test_run_again_it_changes_nothing(database):
     database.direct().execute(SCALED)
     adopt.adopt(database.direct(), SCALED_ADOPTION)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_sql import runner
+from outbox_sql.guide import quote
 from outbox_worker.postgres import identity, schema
-from tests.support.servers.postgres import build_source
+from tests.support.servers.postgres import VERSIONS, build_source
 
 MAPPED = {
     "schemaName": "shop",
@@ -190,6 +192,59 @@ class TestAMappedTable:
         assert direct.execute(
             "SELECT seqcache FROM pg_sequence WHERE seqrelid = 'shop.events_seq_seq'::regclass"
         ).fetchone() == (1,)
+
+
+def remedies(database, source):
+    """Run the last remedy of each refusal until there is none; return how many."""
+    for count in range(5):
+        try:
+            schema.check_table(database.connect(), source)
+        except ConfigurationError as err:
+            database.direct().execute(str(err).rsplit(": ", 1)[-1])
+        else:
+            return count
+    raise AssertionError("the remedies help nothing")
+
+
+@pytest.mark.parametrize("name", ["Orders", "order", "order-events", 'say "so"', "events"])
+@pytest.mark.parametrize("partitioning", ["", "PARTITION BY LIST (kind)"], ids=["ordinary", "partitioned"])
+def test_the_remedies_work_for_every_name_and_a_partitioned_table(database, name, partitioning):
+    direct, table = database.direct(), sql.Identifier(name, name)
+    direct.execute(
+        sql.SQL(
+            "CREATE SCHEMA {0}; CREATE TABLE {1} (kind int, {0} xid8, position bigserial, message_id text,"
+            "message_type text, data text) " + partitioning
+        ).format(sql.Identifier(name), table)
+    )
+    if partitioning:
+        direct.execute(sql.SQL("CREATE TABLE {} PARTITION OF {} DEFAULT").format(sql.Identifier(name, "rest"), table))
+
+    mapped = {"schemaName": name, "name": name, "columns": {"transactionId": name}}
+    assert remedies(database, build_source(table=mapped, cursor="Snapshot")) == 3
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_words_that_are_no_names_are_quoted(servers, version):
+    with servers.database(version) as database:
+        words = database.direct().execute("SELECT word FROM pg_get_keywords() WHERE catcode IN ('R', 'T')").fetchall()
+
+    assert len(words) > 90
+    assert [word for (word,) in words if quote(word) == word] == []
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["USING brin (position)", "USING hash (position)", "(transaction_id) INCLUDE (position)"],
+    ids=["ranges", "not sorted", "half of it not sorted"],
+)
+def test_an_index_that_reading_cannot_use_is_none(database, index):
+    database.direct().execute(
+        "CREATE TABLE public.t (position bigserial, transaction_id xid8 DEFAULT pg_current_xact_id(),"
+        f"message_id text, message_type text, data text); CREATE INDEX ON public.t {index}"
+    )
+
+    source = build_source(table={"schemaName": "public", "name": "t"}, cursor="Snapshot")
+    assert remedies(database, source) == 2, "one for each cursor"
 
 
 @pytest.mark.parametrize("column", ["position bigint NOT NULL", "position bigint GENERATED ALWAYS AS IDENTITY"])

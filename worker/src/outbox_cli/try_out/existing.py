@@ -180,7 +180,7 @@ def _describe_adoption(table: Table, indexes: list[list[str]], existing: list[li
         command += ["--ordered-by", kind.ordered_by]
         if missing_indexes([[kind.ordered_by]], existing):
             yield f"  first an index, by which its rows are numbered in the order of {kind.ordered_by}; in psql:"
-            yield f"    {guide.build_index(table.schema, table.name, kind.ordered_by)};"
+            yield f"    {guide.build_index(table.schema, table.name, [kind.ordered_by])};"
     command += ["--only-where-null", kind.handled_at] if kind.handled_at else []
     yield f"  `{shlex.join(command)}` would:"
     steps = guide.build_steps(

@@ -11,6 +11,9 @@ from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import Cursor, SchemaManagement
 from outbox_sql import runner
+from outbox_sql.adopt import list_indexes
+from outbox_sql.guide import build_index, quote
+from outbox_sql.recognise import missing_indexes
 from outbox_worker.postgres.errors import translate, translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -108,9 +111,11 @@ def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
     faults = find_faults(table, columns)
     if not faults:
         faults = _hidden_rows(connection, table)
-        faults += _missing_indexes(connection, table, with_publications=bool(source.publications))
-        if source.cursor is Cursor.SNAPSHOT:
-            faults += _missing_position_index(connection, table)
+        pair = [table.columns.transaction_id, table.columns.position]
+        if source.publications and table.columns.publication_id is not None:
+            pair.insert(0, table.columns.publication_id)
+        needed = [pair, [table.columns.position]] if source.cursor is Cursor.SNAPSHOT else [pair]
+        faults += _missing_indexes(connection, table, needed)
     _refuse(table, faults)
 
 
@@ -122,11 +127,10 @@ def check_position_index(connection: psycopg.Connection[Any], source: Source) ->
 
     """
     table = OutboxTable.of(source)
-    faults = _missing_position_index(connection, table)
+    faults = _missing_indexes(connection, table, [[table.columns.position]])
     if source.cursor is None:
         faults = [
-            f"{fault} (`outbox adopt` builds it beside running writers). Cursor TransactionOrder needs none, but a "
-            "processor's cursor can never be changed"
+            f"{fault}. Cursor TransactionOrder needs none, but a processor's cursor can never be changed"
             for fault in faults
         ]
     _refuse(table, faults)
@@ -145,6 +149,13 @@ def fetch_columns(connection: psycopg.Connection[Any], table: OutboxTable) -> di
     with translated():
         rows = connection.execute(load("fetch_columns"), {"schema": table.schema, "table": table.name}).fetchall()
     return {row[0]: Column(*row) for row in rows}
+
+
+def fetch_kind(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int, bool]:
+    """Return the table's oid, and whether it is partitioned."""
+    with translated():
+        row = connection.execute(load("fetch_kind"), {"schema": table.schema, "table": table.name}).fetchone()
+    return (row[0], row[1]) if row is not None else (0, False)
 
 
 def find_faults(table: OutboxTable, columns: dict[str, Column]) -> list[str]:
@@ -171,7 +182,8 @@ def _transaction_id_faults(table: OutboxTable, column: Column | None) -> list[st
     if column.default is None and column.not_null:
         return []  # the producers name it themselves, or their insert fails
     fault = f"column {column.name} must default to pg_current_xact_id(), or new messages are never read"
-    return [f"{fault}: ALTER TABLE {table.schema}.{table.name} ALTER {column.name} SET DEFAULT pg_current_xact_id()"]
+    name = f"{quote(table.schema)}.{quote(table.name)}"
+    return [f"{fault}: ALTER TABLE {name} ALTER {quote(column.name)} SET DEFAULT pg_current_xact_id()"]
 
 
 def _sequence_faults(column: Column | None) -> list[str]:
@@ -203,24 +215,15 @@ def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
     return [f"{fault}: {remedies}".format(role=role, name=name)]
 
 
-def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, *, with_publications: bool) -> list[str]:
-    pair = [table.columns.transaction_id, table.columns.position]
-    if with_publications and table.columns.publication_id is not None:
-        pair.insert(0, table.columns.publication_id)
-    return _missing_index(connection, table, pair)
-
-
-def _missing_position_index(connection: psycopg.Connection[Any], table: OutboxTable) -> list[str]:
-    return _missing_index(connection, table, [table.columns.position])
-
-
-def _missing_index(connection: psycopg.Connection[Any], table: OutboxTable, columns: list[str]) -> list[str]:
+def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, needed: list[list[str]]) -> list[str]:
+    oid, partitioned = fetch_kind(connection, table)
     with translated():
-        row = connection.execute(
-            load("fetch_index"), {"schema": table.schema, "table": table.name, "columns": columns}
-        ).fetchone()
-    if row is not None and row[0]:
-        return []
-    listed = ", ".join(columns)
-    fault = f"it has no index on ({listed}), so that each read would scan the table"
-    return [f"{fault}: CREATE INDEX CONCURRENTLY ON {table.schema}.{table.name} ({listed})"]
+        missing = missing_indexes(needed, list_indexes(connection, oid))
+    note = ""
+    if partitioned:
+        note = ", and producers wait for its build unless each partition has one (build those CONCURRENTLY before)"
+    return [
+        f"it has no index (btree, of all rows) on ({', '.join(columns)}), so that each read would scan the table"
+        f"{note}: {build_index(table.schema, table.name, columns, partitioned=partitioned)}"
+        for columns in missing
+    ]

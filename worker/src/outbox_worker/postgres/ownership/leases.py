@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
+from outbox_sql.guide import quote
 from outbox_worker.postgres.call import call, call_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
@@ -193,9 +194,8 @@ def end_stuck_transactions(
 def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str) -> str:
     """Name a session that stays, and the remedy."""
     grants = [name for name, lacking in (("pg_read_all_stats", hidden), ("pg_signal_backend", barred)) if lacking]
-    reader = reader if reader.isidentifier() and reader == reader.lower() else '"' + reader.replace('"', '""') + '"'
     if grants:
-        remedy = f"GRANT {', '.join(grants)} TO {reader} would let this one, or run both as the same role"
+        remedy = f"GRANT {', '.join(grants)} TO {quote(reader)} would let this one, or run both as the same role"
     else:
         remedy = "it is a superuser's, end it as one"
     return f"session {pid} of role {role}, a former owner's, may keep the lease until it is ended; {remedy}"

@@ -2,6 +2,7 @@
 
 It stands on the hash slot of the key, so it serves every number of partitions, and processors with the same key share
 it. Where the table is the product's own and the schema is managed, a worker builds it, CONCURRENTLY: producers go on.
+PostgreSQL refuses that for a partitioned table, of which a person builds it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from outbox_core.spec import SchemaManagement
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
+from outbox_worker.postgres.schema import fetch_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +47,9 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
     slot = table.slot(key, source.schema_name, row=None)
     # One name for each key, short enough for an identifier with every path.
     name = f"{table.name[:40]}_slots_{hashlib.sha256(slot.as_bytes(connection)).hexdigest()[:8]}"
-    statement = sql.SQL("CREATE INDEX CONCURRENTLY {} ON {} (({}), {}, {})").format(
+    _, partitioned = fetch_kind(connection, table)
+    statement = sql.SQL("CREATE INDEX {}{} ON {} (({}), {}, {})").format(
+        sql.SQL("" if partitioned else "CONCURRENTLY "),  # PostgreSQL refuses it for a partitioned table
         sql.Identifier(name),
         table.identifier,
         slot,
@@ -55,7 +59,7 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
     advice = (
         f"reading a partition scans the whole outbox until this statement is run: {statement.as_string(connection)}"
     )
-    if source.table is not None or source.schema_ is not SchemaManagement.MANAGE:
+    if source.table is not None or partitioned or source.schema_ is not SchemaManagement.MANAGE:
         return advice
     with translated():
         try:

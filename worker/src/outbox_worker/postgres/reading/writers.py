@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.rows import dict_row
 
 from outbox_core.span import format_age
+from outbox_sql.guide import quote
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 
@@ -136,14 +137,10 @@ def missing_grant(found: Writers) -> str | None:
     if all(writer.age_seconds is not None for writer in found.writers):
         return None
     return (
-        "since when sessions of other roles are open is hidden from this role: GRANT pg_read_all_stats TO "
-        + _identifier(found.reader)
+        "since when sessions of other roles are open is hidden from this role: "
+        f"GRANT pg_read_all_stats TO {quote(found.reader)}"
     )
 
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _identifier(name: str) -> str:
-    return name if name.isidentifier() and name == name.lower() else '"' + name.replace('"', '""') + '"'
