@@ -1,18 +1,14 @@
-"""The target's Secret, as files, and what is written to the socket."""
+"""The target's Secret, as files."""
 
 from __future__ import annotations
 
-import socket
-import time
-from contextlib import suppress
 from traceback import format_exception
 
 import pytest
 
-from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import STREAM, read_broker_address
-from outbox_worker.targets.amqp.wire import Wire
 
 
 def write(directory, **keys):
@@ -72,21 +68,3 @@ def test_streams_have_schemes_and_ports_of_their_own(tmp_path, keys, port, tls):
 def test_what_is_wrong_names_the_target_that_it_is_of(tmp_path):
     with pytest.raises(ConfigurationError, match=r"target\.rabbitmqStream\..*must look like rabbitmq-stream://"):
         read_broker_address(write(tmp_path, uri="amqp://h"), STREAM)
-
-
-@pytest.mark.parametrize(("size", "farewell"), [(100, b"bye"), (10_000_000, b"")], ids=["whole", "cut off"])
-def test_no_farewell_becomes_the_end_of_a_frame_that_is_cut_off(tmp_path, monkeypatch, size, farewell):
-    """The broker would take it for the rest of a payload."""
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr("outbox_worker.targets.amqp.wire.open_socket", lambda *_: ours)
-    wire = Wire(read_broker_address(write(tmp_path, host="h")), beat=b"", take=len)
-    with theirs:
-        for each in (ours, theirs):
-            each.setblocking(False)
-        with suppress(TransientError):  # there is no room for all of the frame
-            wire.exchange(b"x" * size, time.monotonic() + 0.3, lambda: True)
-        with suppress(BlockingIOError):
-            while theirs.recv(1 << 20):
-                pass
-        wire.close(b"bye")
-        assert theirs.recv(10) == farewell

@@ -73,16 +73,15 @@ class Wire:
 
         """
         view = memoryview(data)
-        self._is_cut_off = bool(data)
         while True:
             self._receive()
             now = time.monotonic()
-            if not view:
-                self._is_cut_off = False
-                if now - self._last_sent > self.heartbeat / 3:
-                    self._send(self._beat_frame)
-                if is_done():
-                    return
+            if not view and now - self._last_sent > self.heartbeat / 3:
+                # Its rest goes first: what TLS could not send it keeps, and then counts as sent of what comes next.
+                view = self._beat_frame[self._send(self._beat_frame) :]
+            self._is_cut_off = bool(view)
+            if not view and is_done():
+                return
             if check is not None:
                 check(now)
             if now > deadline:
