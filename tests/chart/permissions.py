@@ -57,7 +57,7 @@ def served_calls(driver_role: str) -> set[Call]:
         | _calls("", "events", "list", remark="why a pod does not start")
         | _calls(APPS, "deployments statefulsets", APPLIED, remark="workers and Spark drivers")
         | _calls(APPS, "replicasets", WATCHED, remark="the link between a pod and its Deployment")
-        | _calls(BATCH, "jobs", "list watch create delete", remark="tries a claim, releases one")
+        | _calls(BATCH, "jobs", "list watch create patch delete", remark="tries a claim, releases one later")
         | _calls(POLICY, "poddisruptionbudgets", APPLIED, remark="drains take one replica at a time")
         | _calls(RBAC, "rolebindings", APPLIED, remark="a driver's service account to the driver role")
         | _calls(RBAC, "clusterroles", "bind", name=driver_role, remark="and to no other role")

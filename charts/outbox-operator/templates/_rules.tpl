@@ -30,7 +30,7 @@ compares the two. No Secret can be read: users' are mounted into pods, and a res
   verbs: [list, watch]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [list, watch, create, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

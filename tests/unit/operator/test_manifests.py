@@ -272,6 +272,7 @@ def test_names_fit_and_differ(length: int):
 
 def test_the_release_job_ends_by_itself_and_carries_no_work():
     job, config_map = build_release(build_processor(**SPARK), IMAGES)
+    assert job["spec"]["suspend"], "until no pod of the resource may run any more"
     assert job["spec"]["activeDeadlineSeconds"] == 30
     assert job["spec"]["ttlSecondsAfterFinished"] == 10
     assert "ownerReferences" not in job["metadata"]

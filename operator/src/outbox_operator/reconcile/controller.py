@@ -129,6 +129,7 @@ class Controller:
         if not deleted:
             if self.store.put(body):
                 self.queue.add(key)
+                self._releaser.take_up(body)
             return
         self.store.remove(body)
         self.queue.add(key)

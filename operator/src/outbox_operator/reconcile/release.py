@@ -1,54 +1,50 @@
 """Gives up the claim of a deleted resource. Nothing waits for it: there is no finalizer.
 
 Its pods are told (they are going anyway, by their owner references); a job of at most 30 s does it for pods that could
-not hear, once none of them may run any more: what wants the claim would publish the same messages beside one that does.
-So the pod on a lost node keeps the claim until it is deleted, as it does where a claim is swept. If the operator is
-down, pods vacate the claim as they end, and a claim whose resource is gone is swept by the next resource of this
-cluster that wants it.
+not hear. It is made at once and suspended, so that an operator that is started again knows of it, and it runs once none
+of the pods may run any more: what wants the claim would publish the same messages beside one that does. So the pod on a
+lost node keeps the claim until it is deleted, as it does where a claim is swept. If the operator is down, pods vacate
+the claim as they end, and a claim whose resource is gone is swept by the next resource of this cluster that wants it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
 from outbox_core.report import Intent
-from outbox_core.spec import Engine
+from outbox_operator.api.naming import RELEASED_ANNOTATION
 from outbox_operator.api.observed import Role
-from outbox_operator.api.resources import NotAllowedError
-from outbox_operator.cluster.kube import KubeError
+from outbox_operator.api.resources import KIND, NotAllowedError
+from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.decision.ownership import OwnershipState
-from outbox_operator.reconcile.observe import find_runners, read_status
+from outbox_operator.reconcile.observe import find_runners, read_status, seconds_since
 from outbox_operator.reconcile.podstate import view_job
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
-from outbox_operator.rendering.pods import DRIVER_GRACE
 from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from outbox_operator.api.resources import Parse, Processor
-    from outbox_operator.cluster.kube import Kube
+    from outbox_operator.cluster.kube import Kube, Where
     from outbox_operator.settings import Images
     from outbox_operator.watch.store import Body, Store
 
 DRAIN_SECONDS: Final = 60.0
 """How long beyond their grace period pods may take to be gone until the log names them."""
 AT_ONCE: Final = 10
-"""Jobs at the same time, and deletions whose pods are told: a namespace with hundreds of resources may go."""
+"""Jobs that run at the same time, and deletions whose pods are told: a namespace with hundreds of resources may go."""
 _NOT_OURS: Final = (OwnershipState.REFUSED, OwnershipState.HANDED_OVER)
 
 log = logging.getLogger(__name__)
 
 
 class Releaser:
-    """Works off deletions, each once."""
+    """Works off deleted resources and the jobs that are made for them, each once."""
 
     def __init__(self, kube: Kube, store: Store, images: Images, parse: Parse) -> None:
         """Read and write through these."""
@@ -58,53 +54,50 @@ class Releaser:
         self._parse = parse
         self._waiting: asyncio.Queue[Body] = asyncio.Queue()
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._done: dict[str, float] = {}
+        self._known: dict[str, None] = {}
 
     def release(self, body: Body) -> None:
         """Ask for a deleted resource's claim to be given up; nothing is asked where it has none."""
-        uid, state = body["metadata"]["uid"], read_status(body).ownership.state
-        never_ran = state == OwnershipState.UNKNOWN and not self._pods(body)
-        if uid in self._done or state in _NOT_OURS or never_ran:
+        state = read_status(body).ownership.state
+        never_ran = state == OwnershipState.UNKNOWN and not self._pods(body, body["metadata"]["uid"])
+        if state not in _NOT_OURS and not never_ran:
+            self._ask(body)
+
+    def take_up(self, body: Body) -> None:
+        """Take up the job of a deletion, which this process made or one before it; other objects are none."""
+        if body["kind"] == "Job" and _released_uid(body) and not view_job(body, Role.RELEASE).finished:
+            self._ask(body)
+
+    def _ask(self, body: Body) -> None:
+        uid = body["metadata"]["uid"]
+        if uid in self._known:
             return
-        self._done[uid] = time.monotonic()
-        if len(self._done) > 10_000:
-            self._done.pop(next(iter(self._done)))
+        self._known[uid] = None
+        if len(self._known) > 10_000:
+            self._known.pop(next(iter(self._known)))
         self._waiting.put_nowait(body)
 
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                body = await self._waiting.get()
-                group.create_task(self._release(body))
+                group.create_task(self._try(await self._waiting.get()))
 
-    async def _release(self, body: Body) -> None:
+    async def _try(self, body: Body) -> None:
         try:
-            processor = self._parse(body)
-            async with self._slots:
-                await tell_intent(self._pods(body), Intent.RELEASE_CLAIM, self._images.keys.of(processor.uid))
-            await self._drained(body, processor)
-            async with self._slots:
-                await self._run_job(processor)
+            await (self._begin(body) if body["kind"] == KIND else self._finish(body))
         except (KubeError, ValidationError, NotAllowedError) as err:
             # The namespace is going too, or the spec is none to make pods of: the claim was vacated, or is swept.
-            log.info("no release job", extra={"processor": body["metadata"]["name"], "error": str(err)[:300]})
+            log.info("no release job runs", extra={"processor": key_of(body)[1], "error": str(err)[:300]})
 
-    async def _drained(self, body: Body, processor: Processor) -> None:
-        """Wait until no pod may run any more, however long that takes; nothing else waits for it."""
-        worker = processor.spec.engine is Engine.WORKER
-        grace = processor.spec.worker.termination_grace_period_seconds if worker else DRIVER_GRACE
-        if await _wait(lambda: not self._pods(body), grace + DRAIN_SECONDS):
-            return
-        details = {"processor": processor.name, "pods": [pod["metadata"]["name"] for pod in self._pods(body)]}
-        log.warning(
-            "pods of a deleted resource are still there: its claim is given up when they are gone; where their node is "
-            "lost for good, delete the node",
-            extra={"namespace": processor.namespace, **details},
-        )
-        await _wait(lambda: not self._pods(body), math.inf)
+    async def _begin(self, body: Body) -> None:
+        """Make the job, and tell the pods."""
+        processor = self._parse(body)
+        key, pods = self._images.keys.of(processor.uid), self._pods(body, processor.uid)
+        async with self._slots:
+            await asyncio.gather(tell_intent(pods, Intent.RELEASE_CLAIM, key), self._make_job(processor))
 
-    async def _run_job(self, processor: Processor) -> None:
+    async def _make_job(self, processor: Processor) -> None:
         manifest, config_map = build_release(processor, self._images)
         job = await self._kube.create(manifest)
         if job is None:
@@ -117,21 +110,41 @@ class Releaser:
         }
         meta = {**config_map["metadata"], "ownerReferences": [owner]}
         await self._kube.create({**config_map, "metadata": meta})
-        place = "Job", processor.namespace, job["metadata"]["name"]
-        await _wait(lambda: _has_ended(self._store.get(*place)), JOB_SECONDS[Role.RELEASE])
 
-    def _pods(self, body: Body) -> list[Body]:
-        return find_runners(self._store, key_of(body), body["metadata"]["uid"])
+    async def _finish(self, job: Body) -> None:
+        """Let the job run once no pod may run any more, however long that takes; nothing else waits for it."""
+        told = False
+        while pods := self._pods(job, _released_uid(job)):
+            late = [pod["metadata"]["name"] for pod in pods if _is_late(pod)]
+            if late and not told:
+                log.warning(
+                    "pods of a deleted resource are still there: its claim is given up when they are gone; where their "
+                    "node is lost for good, delete the node",
+                    extra={"namespace": job["metadata"]["namespace"], "processor": key_of(job)[1], "pods": late},
+                )
+                told = True
+            await asyncio.sleep(0.5)
+        place = where(job)
+        async with self._slots:
+            await self._kube.patch(place, {"spec": {"suspend": False}})
+            deadline = time.monotonic() + JOB_SECONDS[Role.RELEASE]
+            while not self._has_ended(place) and time.monotonic() < deadline:  # noqa: ASYNC110 - a state of the store
+                await asyncio.sleep(0.5)
+
+    def _has_ended(self, place: Where) -> bool:
+        job = self._store.get(place.kind, place.namespace, place.name)
+        return job is None or view_job(job, Role.RELEASE).finished
+
+    def _pods(self, body: Body, uid: str) -> list[Body]:
+        return find_runners(self._store, key_of(body), uid)
 
 
-async def _wait(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait for it, or so long; tell whether it came."""
-    deadline = time.monotonic() + seconds
-    while not (came := done()) and time.monotonic() < deadline:  # noqa: ASYNC110 - a state of the store, and rare
-        await asyncio.sleep(0.5)
-    return came
+def _released_uid(job: Body) -> str:
+    """Read which deleted resource a job gives up the claim of; empty for another job."""
+    return str((job["metadata"].get("annotations") or {}).get(RELEASED_ANNOTATION, ""))
 
 
-def _has_ended(job: Body | None) -> bool:
-    """Tell whether a job is over; one that the watch has not shown yet is not."""
-    return job is not None and view_job(job, Role.RELEASE).finished
+def _is_late(pod: Body) -> bool:
+    """Tell whether a pod should be gone: its deletion time is the end of its grace period."""
+    ends = pod["metadata"].get("deletionTimestamp")
+    return ends is not None and seconds_since(ends) > DRAIN_SECONDS

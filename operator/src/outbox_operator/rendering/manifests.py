@@ -18,6 +18,7 @@ from outbox_core.spec import Engine
 from outbox_operator.api.naming import (
     DECISION_LABEL,
     INTENT_ANNOTATION,
+    RELEASED_ANNOTATION,
     RENDERED_ANNOTATION,
     SLOT_ANNOTATION,
     TEMPLATE_LABEL,
@@ -242,14 +243,13 @@ def build_job(processor: Processor, images: Images, name: str, role: Role) -> di
 
 
 def build_release(processor: Processor, images: Images) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Build the job that gives up the claim of a deleted resource, and its ConfigMap.
+    """Build the job that gives up the claim of a deleted resource, suspended, and its ConfigMap.
 
     Nothing owns the job, for its resource is gone; it ends by itself and is swept by its time to live. The ConfigMap
     gets the job as its owner once that has a uid.
     """
     name = child_name(processor.name, f"release-{processor.uid[:5]}")
     config = build_config(processor, images).model_copy(update={"spark": None, "target": None})
-    meta = {"name": name, "namespace": processor.namespace, "labels": labels_of(processor.name)}
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -257,7 +257,9 @@ def build_release(processor: Processor, images: Images) -> tuple[dict[str, Any],
         "data": {CONFIG_KEY: format_config(config)},
     }
     job = _job(processor, images, name, Role.RELEASE, ["--release-claim"], name, owned=False)
-    return {**job, "metadata": meta}, config_map
+    job["metadata"]["annotations"] = {RELEASED_ANNOTATION: processor.uid}
+    job["spec"]["suspend"] = True
+    return job, config_map
 
 
 def _job(

@@ -3,80 +3,104 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import itertools
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from outbox_operator.api.resources import KIND, parse_processor
+from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.kube import KubeError
 from outbox_operator.reconcile import release
-from outbox_operator.reconcile.release import Releaser
-from outbox_operator.settings import Images
-from tests.unit.operator.owned import REPLICA_SET, RESOURCE, build_object, build_pod, store_of
+from outbox_operator.reconcile.controller import Controller
+from outbox_operator.settings import read_settings
+from tests.unit.operator.owned import REPLICA_SET, RESOURCE, build_object, build_pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from outbox_operator.watch.store import Body, Store
+    from outbox_operator.cluster.kube import Where
+    from outbox_operator.watch.store import Body
 
-GRACE = 1
-GRANTED: Body = RESOURCE | {
-    "spec": {**RESOURCE["spec"], "worker": {"terminationGracePeriodSeconds": GRACE}},
-    "status": {"ownership": {"state": "Granted"}},
-}
+GRANTED: Body = RESOURCE | {"status": {"ownership": {"state": "Granted"}}}
 
 
 class Server:
-    """Takes what is created; the watch tells at once that a job has ended."""
+    """Keeps what is created, and tells it; a job that may run has ended at once."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.created: list[str] = []
+    def __init__(self) -> None:
+        self.bodies: dict[str, Body] = {}
+        self.controller: Controller | None = None
+        self.ran: list[str] = []
+        self.versions = itertools.count(8)
 
-    async def create(self, manifest: Body) -> Body:
-        self.created.append(f"{manifest['kind']} {manifest['metadata']['name']}")
-        meta = {**manifest["metadata"], "uid": manifest["metadata"]["name"], "resourceVersion": "8"}
-        ended = {"conditions": [{"type": "Complete", "status": "True"}]}
-        self.store.put({**manifest, "metadata": meta, "status": ended})
-        return {**manifest, "metadata": meta}
+    def put(self, body: Body) -> Body:
+        meta = {**body["metadata"], "resourceVersion": str(next(self.versions))}
+        if body["kind"] == "Job" and not body["spec"].get("suspend"):
+            self.ran.append(meta["name"])
+            body = {**body, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+        self.bodies[meta["uid"]] = {**body, "metadata": meta}
+        if self.controller is not None:
+            self.controller.seen(self.bodies[meta["uid"]], deleted=False)
+        return self.bodies[meta["uid"]]
+
+    def remove(self, body: Body) -> None:
+        assert self.controller is not None
+        self.controller.seen(self.bodies.pop(body["metadata"]["uid"]), deleted=True)
+
+    async def create(self, manifest: Body) -> Body | None:
+        uid = f"{manifest['kind']} {manifest['metadata']['name']}"
+        return None if uid in self.bodies else self.put({**manifest, "metadata": {**manifest["metadata"], "uid": uid}})
+
+    async def patch(self, place: Where, patch: Any) -> Body:
+        job = self.bodies[f"{place.kind} {place.name}"]
+        return self.put({**job, "spec": {**job["spec"], **patch["spec"]}})
 
 
 def leaving(name: str) -> Body:
-    """A pod whose process may still run; it cannot be told anything."""
+    """A pod whose process may still run; it cannot be told anything, and what made it is gone already."""
     pod = build_pod(name, REPLICA_SET, deletionTimestamp="2026-01-01T12:00:00Z")
     return pod | {"status": {"phase": "Running"}}
 
 
 class Bench:
-    """A releaser at work over a store."""
+    """An operator at work."""
 
-    def __init__(self, *bodies: Body) -> None:
-        self.store = store_of(*bodies)
-        self.server = Server(self.store)
-        parse = partial(parse_processor, cluster="here")
-        self.releaser = Releaser(cast("Any", self.server), self.store, Images(), parse)
+    def __init__(self) -> None:
+        self.server = Server()
+        self.work: asyncio.Task[None] | None = None
 
-    async def jobs(self, count: int, within: float) -> list[str]:
-        """The jobs that were made once there are so many, or the time is over."""
+    def start(self) -> None:
+        """Start the operator, or another one after it: of what it knew there is left what the API server has."""
+        self.stop()
+        controller = Controller(cast("Any", self.server), read_settings([], {}), "here")
+        self.server.controller = controller
+        for body in self.server.bodies.values():
+            controller.seen(body, deleted=False)
+        self.work = asyncio.create_task(controller._releaser.run())
+
+    def stop(self) -> None:
+        if self.work is not None:
+            self.work.cancel()
+
+    def delete(self, resource: Body) -> None:
+        assert self.server.controller is not None
+        self.server.controller.seen(resource, deleted=True)
+
+    async def ran(self, count: int, within: float) -> list[str]:
+        """The jobs that were let run once there are so many, or the time is over."""
         for _ in range(int(within / 0.05)):
-            if len(self.made) >= count:
+            if len(self.server.ran) >= count:
                 break
             await asyncio.sleep(0.05)
-        return self.made
-
-    @property
-    def made(self) -> list[str]:
-        return [each for each in self.server.created if each.startswith("Job")]
+        return self.server.ran
 
 
 @pytest.fixture
-async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(release, "DRAIN_SECONDS", 0.1)
-    # What made the pods is gone already, so whose they are cannot be told any more.
+async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
-    running = asyncio.create_task(bench.releaser.run())
+    bench.start()
     yield bench
-    running.cancel()
+    bench.stop()
 
 
 async def test_a_pod_that_still_works_keeps_the_claim_however_long_it_takes(
@@ -84,27 +108,50 @@ async def test_a_pod_that_still_works_keeps_the_claim_however_long_it_takes(
 ):
     """It may publish for as long as it is there: what wants the claim would publish the same beside it."""
     caplog.set_level("INFO")
-    pod = leaving("slow")
-    bench.store.put(pod)
-    bench.releaser.release(GRANTED)
-    assert await bench.jobs(1, within=GRACE + 1.5) == []
+    pod = bench.server.put(leaving("slow"))
+    bench.delete(GRANTED)
+    assert await bench.ran(1, within=1.2) == []
     (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert said.__dict__["pods"] == ["slow"]
-    bench.store.remove(pod)
-    assert await bench.jobs(1, within=5) == ["Job orders-release-uid-o"]
+    bench.server.remove(pod)
+    assert await bench.ran(1, within=5) == ["orders-release-uid-o"]
+
+
+async def test_an_operator_that_is_started_again_meanwhile_gives_it_up_all_the_same(bench: Bench):
+    """Resource and pods are gone by then: nothing else says whose claim is left in which database."""
+    pod = bench.server.put(leaving("slow"))
+    bench.delete(GRANTED)
+    assert await bench.ran(1, within=0.3) == []
+    bench.start()
+    assert await bench.ran(1, within=0.7) == []
+    bench.server.remove(pod)
+    assert await bench.ran(1, within=5) == ["orders-release-uid-o"]
+    bench.start()
+    assert await bench.ran(2, within=0.7) == ["orders-release-uid-o"], "once"
 
 
 async def test_pods_that_are_gone_end_the_wait_at_once(bench: Bench):
-    bench.releaser.release(GRANTED)
-    assert await bench.jobs(1, within=0.4) == ["Job orders-release-uid-o"]
+    bench.delete(GRANTED)
+    assert await bench.ran(1, within=0.4) == ["orders-release-uid-o"]
 
 
 async def test_a_pod_on_a_lost_node_holds_up_no_other_deletion(bench: Bench):
     """It is listed until its node is deleted: as many of them as may be worked off at a time must not end it."""
-    bench.store.put(leaving("lost"))
+    bench.server.put(leaving("lost"))
     for number in range(release.AT_ONCE):
-        meta = {**GRANTED["metadata"], "uid": f"stuck-{number}"}
-        bench.releaser.release({**GRANTED, "metadata": meta})
+        bench.delete({**GRANTED, "metadata": {**GRANTED["metadata"], "uid": f"{number}-is-stuck"}})
     other = build_object(KIND, "bills", labels={}) | {"spec": RESOURCE["spec"], "status": GRANTED["status"]}
-    bench.releaser.release(other)
-    assert await bench.jobs(1, within=3) == ["Job bills-release-uid-o"]
+    bench.delete(other)
+    assert await bench.ran(1, within=3) == ["bills-release-uid-o"]
+
+
+async def test_what_the_api_server_refuses_ends_no_other_work(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    async def refuse(*_: object) -> None:
+        raise KubeError(403, "Forbidden", "the namespace is being terminated")
+
+    monkeypatch.setattr(bench.server, "create", refuse)
+    bench.delete(GRANTED)
+    await asyncio.sleep(0.1)
+    monkeypatch.undo()
+    bench.delete({**GRANTED, "metadata": {**GRANTED["metadata"], "uid": "another"}})
+    assert await bench.ran(1, within=3) == ["orders-release-anoth"]
