@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.tools.mutants.fault import CORE, SQL, WORKER, fault
+from tests.tools.mutants.fault import CORE, SQL, WORKER, Edit, Fault, fault
 
 _UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py"
 _KAFKA: Final = "tests/integration/worker/kafka/test_kafka_sink.py"
 _STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
 _STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
 _KAFKA_ONCE: Final = "tests/integration/worker/kafka/test_kafka_transaction_sink.py"
+_ROUNDS: Final = f"{WORKER}/targets/librdkafka/rounds.py"
 
 BROKER: Final = (
     fault(
@@ -51,6 +52,22 @@ BROKER: Final = (
         "tests/unit/worker/test_confirm.py",
     ),
     fault(
+        "which messages the broker refused is forgotten before it is written down",
+        f"{WORKER}/targets/rabbitmq.py",
+        "        for tag in (each for each in connection.confirms.nacked if each in attempt.tags):\n",
+        "        refused = [each for each in connection.confirms.nacked if each in attempt.tags]\n"
+        "        connection.confirms.forget_nacked(attempt.tags)\n"
+        "        for tag in refused:\n",
+        "tests/integration/worker/targets/test_rabbitmq_names.py::test_an_alarm_while_refusals_are_noted_loses_nothing",
+    ),
+    fault(
+        "a frame begins within a heartbeat that is not sent yet",
+        f"{WORKER}/targets/amqp/wire.py",
+        "view = self._beat_frame[self._send(self._beat_frame) :]",
+        "self._send(self._beat_frame)",
+        "tests/unit/worker/targets/test_wire.py",
+    ),
+    fault(
         "every nack is taken for an ack",
         f"{WORKER}/targets/amqp/connection.py",
         "multiple=value.multiple, accepted=False)",
@@ -80,24 +97,43 @@ BROKER: Final = (
     ),
     fault(
         "a record that Kafka refuses counts as taken",
-        f"{WORKER}/targets/librdkafka/rounds.py",
+        _ROUNDS,
         "        self.others.add(message.checkpoint)\n",
         "        if not is_refusal(error):\n            self.others.add(message.checkpoint)\n",
         f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
     ),
     fault(
         "all records of a request that Kafka refuses are blamed",
-        f"{WORKER}/targets/librdkafka/rounds.py",
+        _ROUNDS,
         "for each in refused if together[each.topic, each.partition] == 1]",
         "for each in refused if together]",
         f"{_KAFKA}::TestRefusals::test_one_that_is_too_large_is_named_and_the_others_arrive_once",
     ),
     fault(
         "a record overtakes one of its key that Kafka refused",
-        f"{WORKER}/targets/librdkafka/rounds.py",
+        _ROUNDS,
         "            attempt.block(behind, message)",
         "            pass",
         f"{_KAFKA}::TestRefusals::test_each_key_keeps_its_order_and_waits_behind_what_failed",
+    ),
+    fault(
+        "a round is sent before it is complete, and a refused record is overtaken",
+        f"{WORKER}/targets/librdkafka/settings.py",
+        '"linger.ms": 900_000',
+        '"linger.ms": 1000',
+        f"{_KAFKA}::TestRefusals::test_a_round_that_is_handed_over_slowly_keeps_the_order_of_a_key",
+    ),
+    Fault(
+        "of a round that an alarm ended all counts as taken",
+        (
+            Edit(
+                _ROUNDS,
+                "except OutboxError:\n            if producer",
+                "except BaseException:\n            if producer",
+            ),
+            Edit(_ROUNDS, "except OutboxError:\n            are_all", "except BaseException:\n            are_all"),
+        ),
+        (f"{_KAFKA}::TestRefusals::test_an_alarm_that_ends_a_callback_loses_nothing",),
     ),
     fault(
         "Kafka's answers are not awaited",
@@ -108,7 +144,7 @@ BROKER: Final = (
     ),
     fault(
         "what Kafka confirmed before an attempt was given up is forgotten",
-        f"{WORKER}/targets/librdkafka/rounds.py",
+        _ROUNDS,
         "            are_all_answered = producer.give_up()\n",
         "            producer.give_up()\n",
         f"{_KAFKA}::TestTheTargetsOwnFaults"
@@ -127,6 +163,21 @@ BROKER: Final = (
         'own = "" if number is None or attempt.failed else',
         'own = "" if number is None else',
         f"{_STREAM_SINK}::test_a_message_that_failed_can_still_be_published",
+    ),
+    fault(
+        "held messages behind one that fails again are settled and never sent",
+        f"{WORKER}/targets/rabbitmq_stream.py",
+        "self._stops and not batch.is_retried)",
+        "self._stops)",
+        f"{_STREAM_SINK}::test_held_messages_do_not_wait_for_one_that_fails_again",
+    ),
+    fault(
+        "what an alarm kept from a stream counts as confirmed",
+        f"{WORKER}/targets/rabbitmq_stream.py",
+        "            connection.publish(publisher,",
+        "            attempt.unnumbered.update([] if reference else [key for key, _ in keys])\n"
+        "            connection.publish(publisher,",
+        f"{_STREAM_SINK}::test_what_an_alarm_kept_from_being_sent_does_not_count",
     ),
     fault(
         "a number is sent before that of a message that waits",

@@ -16,6 +16,7 @@ _HELD: Final = "AND l.epoch = p_epoch AND l.token = p_token AND l.expires_at > c
 _TEST_CLOCK: Final = (
     "tests/contract/ownership/test_fence.py::test_expiry_is_judged_by_the_clock_and_not_by_the_transactions_start[18]"
 )
+_TEST_RELEASE: Final = "tests/unit/operator/watch/test_release.py"
 _TEST_IDLE: Final = "tests/unit/operator/watch/test_idle.py"
 _WRITE_STATUS: Final = """        if not await self.write_status(body, dump_status(decision.status)):
             return False
@@ -130,6 +131,13 @@ DATABASE: Final = (
         "tests/contract/test_held.py::test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_order",
     ),
     fault(
+        "a delayed message that becomes due overtakes what is held of its key",
+        f"{SQL}/held_messages.sql",
+        "CASE WHEN d.blocks THEN d.place ELSE nextval('held_order') END AS later",
+        "d.place AS later",
+        "tests/contract/test_held.py::test_what_becomes_due_waits_behind_all_that_is_held_of_its_key_by_then",
+    ),
+    fault(
         "migrations run without their lock",
         "sql/runner.py",
         '    connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK_KEY,))\n',
@@ -152,6 +160,21 @@ READING: Final = (
         "    if directory.committed > stored:\n",
         "    if directory.committed.position > stored.position:\n",
         "tests/unit/engine/test_resume.py",
+    ),
+    fault(
+        "Spark runs a planned batch in which transactions are open",
+        "worker/src/outbox_spark/streaming/pipeline.py",
+        "view is None or is_settled(connection, view.planned)",
+        "True",
+        "tests/integration/spark/test_spark_effects.py::test_a_planned_batch_is_run_again_once_the_server_has_settled_it",
+    ),
+    fault(
+        "a role that row-level security hides messages from reads on",
+        f"{WORKER}/postgres/schema.py",
+        "faults = _hidden_rows(connection, table)",
+        "faults = []",
+        "tests/integration/schema/test_schema_check.py::TestAMappedTable"
+        "::test_a_role_that_policies_hide_rows_from_is_refused",
     ),
     fault(
         "the last message handled is stored instead of the last examined",
@@ -286,6 +309,13 @@ OWNER: Final = (
         "tests/integration/worker/test_codes.py::test_a_commit_without_an_answer_is_adopted_and_no_conflict",
     ),
     fault(
+        "a COMMIT behind which the statement was cancelled is taken for failed",
+        f"{WORKER}/postgres/transactions/transaction.py",
+        "committing = connection.closed or isinstance(error, TransientError)\n",
+        "committing = connection.closed\n",
+        "tests/contract/test_round_trips.py::test_what_ends_the_statement_behind_commit_leaves_it_unknown",
+    ),
+    fault(
         "what became of a lost COMMIT is not asked",
         f"{CORE}/processor/lifecycle.py",
         "    elif state.doubt is not None:\n        step = Step.CONFIRM\n",
@@ -354,6 +384,13 @@ CLUSTER: Final = (
         '        if not is_news(body.get("status"), status):\n            return True\n',
         "",
         _TEST_IDLE,
+    ),
+    fault(
+        "the claim of a deleted resource is given up beside pods that still work",
+        f"{OPERATOR}/reconcile/release.py",
+        "while pods := self._pods(job, _released_uid(job)):",
+        "while pods := self._pods(job, _released_uid(job))[:0]:",
+        _TEST_RELEASE,
     ),
     fault(
         "a pod that does not answer is scaled down",
