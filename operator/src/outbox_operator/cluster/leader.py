@@ -30,24 +30,13 @@ log = logging.getLogger(__name__)
 class Leader:
     """One process's part in the election."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        namespace: str,
-        name: str,
-        identity: str,
-        *,
-        deadline: float = RENEW_DEADLINE,
-        period: float = PERIOD,
-    ) -> None:
-        """Take part under a unique identity; `deadline` and `period` in seconds."""
+    def __init__(self, kube: Kube, namespace: str, name: str, identity: str) -> None:
+        """Take part under a unique identity."""
         self._kube = kube
         self._place = Where("Lease", namespace, name)
         self._identity = identity
         self._seen: tuple[str, float] = ("", time.monotonic())
         self._renewed = 0.0
-        self._deadline = deadline
-        self._period = period
         self.active = False
 
     async def acquire(self) -> None:
@@ -57,7 +46,7 @@ class Leader:
             if not waiting:
                 log.info("another process is active; standing by", extra={"lease": self._place.name})
             waiting = True
-            await asyncio.sleep(self._period)
+            await asyncio.sleep(PERIOD)
         self.active = True
         log.info("active", extra={"identity": self._identity})
 
@@ -68,8 +57,8 @@ class Leader:
         """
         try:
             while True:
-                async with asyncio.timeout(self._renewed + self._deadline - time.monotonic()):
-                    await asyncio.sleep(self._period)
+                async with asyncio.timeout(self._renewed + RENEW_DEADLINE - time.monotonic()):
+                    await asyncio.sleep(PERIOD)
                     await self._try()
         except TimeoutError:
             self.active = False
@@ -92,9 +81,9 @@ class Leader:
     async def _try(self) -> bool:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._deadline / 2):
+            async with asyncio.timeout(RENEW_DEADLINE / 2):
                 lease = await self._kube.get(self._place)
-            async with asyncio.timeout(self._deadline / 2):
+            async with asyncio.timeout(RENEW_DEADLINE / 2):
                 if lease is None:
                     if await self._kube.create(self._lease({}, {})) is None:
                         return False

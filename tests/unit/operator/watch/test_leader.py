@@ -11,6 +11,7 @@ import pytest
 from kubernetes.config import ConfigException
 
 from outbox_operator.cluster import election
+from outbox_operator.cluster import leader as leader_module
 from outbox_operator.cluster.election import Election
 from outbox_operator.cluster.kube import Kube, KubeError
 from outbox_operator.cluster.leader import LEASE_SECONDS, RENEW_DEADLINE, Leader
@@ -44,8 +45,14 @@ class SlowServer:
         return self.lease
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "RENEW_DEADLINE", DEADLINE)
+    monkeypatch.setattr(leader_module, "PERIOD", PERIOD)
+
+
 def taking_part(server: SlowServer, identity: str = "one") -> Leader:
-    return Leader(cast("Any", server), "system", "lease", identity, deadline=DEADLINE, period=PERIOD)
+    return Leader(cast("Any", server), "system", "lease", identity)
 
 
 async def test_a_holder_whose_api_server_falls_silent_ends_at_its_deadline():
