@@ -31,7 +31,7 @@ async def find_cluster_id(kube: Kube, settings: Settings) -> str:
     """Find this cluster's name in claims: as configured, else the uid of kube-system, which lives as long."""
     if settings.cluster_id:
         return settings.cluster_id
-    namespace = await kube.get_namespace("kube-system")
+    namespace = await kube.call("GET", "api/v1/namespaces/kube-system")
     return str(namespace["metadata"]["uid"])
 
 

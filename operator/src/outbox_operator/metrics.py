@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from outbox_operator.api.resources import KIND
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -53,7 +55,7 @@ class ProcessorCollector:
             "1 for the status that a condition has: True, False or Unknown.",
             labels=[*labels, "type", "status", "reason"],
         )
-        for body in self._store.resources():
+        for body in self._store.all_of(KIND):
             names, status = _names(body), body.get("status") or {}
             is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
             ready.add_metric(names, float(is_ready))

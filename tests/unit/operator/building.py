@@ -16,12 +16,15 @@ from outbox_core.report import (
     ResourceRef,
     WorkerState,
 )
+from outbox_operator.api.naming import TEMPLATE_LABEL
 from outbox_operator.api.observed import Observed, PodView, Role, Sibling
 from outbox_operator.api.resources import Processor, ProcessorSpec
 from outbox_operator.api.status import OwnershipStatus, ProcessorStatus
+from outbox_operator.rendering.manifests import build_template
 
 if TYPE_CHECKING:
     from outbox_operator.decision.decide import Decision
+    from outbox_operator.settings import Images
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 HASH = "current"
@@ -142,3 +145,8 @@ def condition(decision: Decision, kind: str) -> tuple[str, str]:
 
 def ready(decision: Decision) -> tuple[str, str]:
     return condition(decision, "Ready")
+
+
+def template_hash(processor: Processor, images: Images) -> str:
+    """Hash what a change of replaces pods."""
+    return str(build_template(processor, images)["metadata"]["labels"][TEMPLATE_LABEL])

@@ -18,11 +18,10 @@ from outbox_operator.rendering.manifests import (
     build_owned,
     build_release,
     build_workload,
-    template_hash,
 )
 from outbox_operator.rendering.pods import KEY_VOLUME
 from outbox_operator.settings import Images
-from tests.unit.operator.building import UID, build_processor
+from tests.unit.operator.building import UID, build_processor, template_hash
 from tests.unit.operator.test_manifests import PROCESSORS
 
 KEYS = Keys(b"installation", metrics_hash="5e884898")

@@ -22,11 +22,10 @@ from outbox_operator.rendering.manifests import (
     build_release,
     build_workload,
     format_config,
-    template_hash,
 )
 from outbox_operator.settings import Images
 from tests.support.kubernetes.cluster import ROOT
-from tests.unit.operator.building import UID, build_processor
+from tests.unit.operator.building import UID, build_processor, template_hash
 
 IMAGES = Images(worker="registry/worker:1", spark="registry/spark:1", driver_role="driver-role")
 VOLUME = {"name": "data", "claimName": "orders-data", "mountPath": "/data"}

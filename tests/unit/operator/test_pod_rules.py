@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_operator.api.pod_rules import EXECUTOR, find_all_violations, find_violations
+from outbox_operator.api.pod_rules import EXECUTOR, OVERLAY, find_all_violations
 from outbox_operator.api.resources import NotAllowedError, parse_processor
 from outbox_operator.api.shapes import Scope
 from outbox_operator.settings import read_settings
@@ -37,8 +37,8 @@ def test_the_resource_is_refused_unless_anything_is_allowed():
 
 def test_an_own_container_is_own_by_its_name_alone():
     template = own(resources={})
-    assert find_violations(template, "spec.x", "worker", frozenset()) == []
-    assert find_violations(template, "spec.x", "driver", frozenset()) != []
+    assert list(OVERLAY.violations(template, "spec.x", Scope("worker"))) == []
+    assert list(OVERLAY.violations(template, "spec.x", Scope("driver"))) != []
 
 
 @pytest.mark.parametrize(("value", "unrestricted"), [("true", True), ("false", False), ("", False)])

@@ -81,23 +81,12 @@ def selector_of(name: str, role: Role) -> dict[str, str]:
     return {PROCESSOR_LABEL: name, ROLE_LABEL: role.value}
 
 
-def owner_reference(processor: Processor) -> dict[str, Any]:
-    """Make an object go when the resource goes, with or without the operator."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": processor.name,
-        "uid": processor.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
-
-
 def build_meta(processor: Processor, name: str) -> dict[str, Any]:
-    """Build the metadata of an owned object."""
+    """Build the metadata of an owned object, which goes when the resource goes, with or without the operator."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": processor.name, "uid": processor.uid}
     return {
         "name": name,
         "namespace": processor.namespace,
         "labels": labels_of(processor.name),
-        "ownerReferences": [owner_reference(processor)],
+        "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": False}],
     }

@@ -233,27 +233,17 @@ SPARK_CONFIG: Final = Keys(
 """Settings of Spark would otherwise mount volumes and Secrets into executors, past the podTemplate."""
 
 
-def find_violations(template: Any, place: str, own: str, secrets: frozenset[str]) -> list[str]:
-    """Find what a podTemplate may not ask for: a sentence each, the field's path and what to do.
-
-    Args:
-        template: the podTemplate as the resource has it.
-        place: where it is in the resource.
-        own: name of the operator's container in it.
-        secrets: names of the Secrets that the resource names as connections.
-
-    """
-    return list(OVERLAY.violations(template, place, Scope(own, secrets)))
-
-
 def find_all_violations(spec: Mapping[str, Any]) -> list[str]:
-    """Find what a resource's spec may not ask for, in all of its podTemplates and its settings of Spark."""
+    """Find what a resource's spec may not ask for, in all of its podTemplates and its settings of Spark.
+
+    A sentence each: the field's path and what to do.
+    """
     connections = [_at(spec, f"{place}.secretRef.name") for place in CONNECTIONS]
     secrets = frozenset(name for name in connections if isinstance(name, str))
-    found = []
+    found: list[str] = []
     for place, own in TEMPLATES.items():
         if (template := _at(spec, place)) is not None:
-            found += find_violations(template, f"spec.{place}", own, secrets)
+            found += OVERLAY.violations(template, f"spec.{place}", Scope(own, secrets))
     if (settings := _at(spec, SETTINGS)) is not None:
         found += SPARK_CONFIG.violations(settings, f"spec.{SETTINGS}", Scope())
     return found

@@ -198,10 +198,6 @@ class Kube:
         """Fetch an object; None when it is not there."""
         return await self._unless_missing(self.call("GET", place.path()))
 
-    async def get_namespace(self, name: str) -> dict[str, Any]:
-        """Fetch a namespace."""
-        return await self.call("GET", f"api/v1/namespaces/{name}")
-
     async def list(
         self,
         kind: str,

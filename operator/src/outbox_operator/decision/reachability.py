@@ -46,19 +46,14 @@ class Unreachable:
         return f"{self.cause} ({self.detail})" if self.detail else str(self.cause)
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """Both ends of the connection: the operator's namespace, and the Secret that the pod has its key from."""
+def describe_unreachable(unreachable: Unreachable, pod: Body, operator: str, secret: str) -> str:
+    """Name the pod, its address, what was met there, and what to do.
 
-    operator: str
-    secret: str
-
-
-def describe_unreachable(unreachable: Unreachable, pod: Body, ends: Ends) -> str:
-    """Name the pod, its address, what was met there, and what to do."""
+    `operator` is the operator's namespace, `secret` the Secret that the pod has its key from.
+    """
     return (
         f"pod {pod['metadata']['name']} runs, and the operator does not hear it at {address_of(pod)}: "
-        f"{unreachable.words}. {_build_remedy(unreachable.cause, pod, ends)}"
+        f"{unreachable.words}. {_build_remedy(unreachable.cause, pod, operator, secret)}"
     )
 
 
@@ -75,10 +70,10 @@ def address_of(pod: Body) -> str:
     return f"{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}"
 
 
-def _build_remedy(cause: Cause, pod: Body, ends: Ends) -> str:
+def _build_remedy(cause: Cause, pod: Body, operator: str, secret: str) -> str:
     namespace = pod["metadata"]["namespace"]
     allow = (
-        f"allow ingress to TCP port {STATUS_PORT} of the pods of namespace {namespace} from namespace {ends.operator} "
+        f"allow ingress to TCP port {STATUS_PORT} of the pods of namespace {namespace} from namespace {operator} "
         "(docs/security.md, Who may reach whom)"
     )
     match cause:
@@ -94,7 +89,7 @@ def _build_remedy(cause: Cause, pod: Body, ends: Ends) -> str:
         case Cause.OTHER_KEY:
             return (
                 f"See that no other operator serves namespace {namespace} (kubectl outbox status). Then delete "
-                f"Secret {ends.secret} and this pod: both are made again"
+                f"Secret {secret} and this pod: both are made again"
             )
         case Cause.NO_ANSWER:
             return "See its log, and whether its node is overloaded"

@@ -27,7 +27,6 @@ from outbox_operator.api.naming import TEMPLATE_LABEL
 from outbox_operator.api.observed import RUNNERS
 from outbox_operator.decision.reachability import (
     Cause,
-    Ends,
     Unreachable,
     address_of,
     describe_unreachable,
@@ -183,9 +182,8 @@ class Reporters:
         if not (entry.missed >= PATIENCE if was_heard else is_overdue(pod, datetime.now(UTC))):
             return ""
         meta = resource["metadata"]
-        return describe_unreachable(
-            unreachable, pod, Ends(self._namespace, self._keys.secret_name(meta["name"], meta["uid"]))
-        )
+        secret = self._keys.secret_name(meta["name"], meta["uid"])
+        return describe_unreachable(unreachable, pod, self._namespace, secret)
 
     def _news_of(self, pod: Body) -> Any:
         """What is known from a pod: if that changes, it is news."""

@@ -92,12 +92,6 @@ def build_template(processor: Processor, images: Images) -> dict[str, Any]:
     return template
 
 
-def template_hash(processor: Processor, images: Images) -> str:
-    """Hash what a change of replaces pods."""
-    value: str = build_template(processor, images)["metadata"]["labels"][TEMPLATE_LABEL]
-    return value
-
-
 def image_of(template: dict[str, Any]) -> str:
     """Read the image of the main container, which is the first; empty where an overlay left no list of containers."""
     containers = template["spec"].get("containers")

@@ -201,10 +201,6 @@ class Store:
         """Look a resource up."""
         return self.get(KIND, *key)
 
-    def resources(self) -> list[Body]:
-        """List all resources."""
-        return self.all_of(KIND)
-
     def children(self, key: Key, *kinds: str) -> list[Body]:
         """List what is labelled with a resource's name, by name."""
         places = sorted(place for place in self._children.get(key, ()) if place[0] in kinds)

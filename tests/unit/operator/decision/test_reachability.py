@@ -21,7 +21,6 @@ from outbox_operator.decision.reachability import (
     READY_FOR,
     STARTED_FOR,
     Cause,
-    Ends,
     Unreachable,
     describe_unreachable,
     is_overdue,
@@ -177,7 +176,7 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("unreachable", "parts"), REMEDIES)
 def test_a_person_reads_which_pod_where_what_was_met_and_what_to_do(unreachable: Unreachable, parts: list[str]):
-    said = describe_unreachable(unreachable, running(), Ends("system", "orders-key-12345678"))
+    said = describe_unreachable(unreachable, running(), "system", "orders-key-12345678")
     assert said.startswith("pod orders-0 runs, and the operator does not hear it at 127.0.0.1:8080: ")
     for part in parts:
         assert part in said
@@ -185,13 +184,13 @@ def test_a_person_reads_which_pod_where_what_was_met_and_what_to_do(unreachable:
 
 def test_each_cause_has_a_remedy():
     for cause in Cause:
-        assert len(describe_unreachable(Unreachable(cause), running(), Ends("system", "key")).partition(". ")[2]) > 20
+        assert len(describe_unreachable(Unreachable(cause), running(), "system", "key").partition(". ")[2]) > 20
 
 
 def test_the_address_of_a_pod_with_ipv6_is_one_that_can_be_asked():
     pod = running()
     pod["status"]["podIP"] = "fd00::7"
-    assert f"[fd00::7]:{STATUS_PORT}" in describe_unreachable(Unreachable(Cause.REFUSED), pod, Ends("system", "key"))
+    assert f"[fd00::7]:{STATUS_PORT}" in describe_unreachable(Unreachable(Cause.REFUSED), pod, "system", "key")
 
 
 def reporters_of(pod: Body, entry: Heard) -> Reporters:
