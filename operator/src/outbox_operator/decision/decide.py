@@ -22,16 +22,7 @@ from outbox_operator.api.status import ProcessorStatus
 from outbox_operator.decision.conditions import build_conditions, update_conditions
 from outbox_operator.decision.events import Event, build_events
 from outbox_operator.decision.hand_over import HandOverStep, hand_over_job_name
-from outbox_operator.decision.merge import (
-    merge_bound,
-    merge_checkpoint,
-    merge_division,
-    merge_failures,
-    merge_lag,
-    merge_owner,
-    merge_partitions,
-    merge_reports,
-)
+from outbox_operator.decision.merge import merge_figures, merge_owner, merge_reports
 from outbox_operator.decision.ownership import OwnershipState, claim_job_name
 from outbox_operator.decision.policies import evaluate_policies, wanted_replicas
 from outbox_operator.decision.rollout import Rollout, as_in_force, decide_rollout, settle
@@ -132,13 +123,7 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
         conditions=update_conditions(previous.conditions, updates, generation=observed.processor.generation, now=now),
         owner=merge_owner(lead),
         ownership=facts.ownership,
-        checkpoint=merge_checkpoint(observed, lead),
-        partitions=merge_partitions(observed, lead),
-        division=merge_division(observed, lead),
-        lag=merge_lag(observed, lead),
-        bound=merge_bound(observed, lead),
         conflicts=facts.conflicts,
-        failures=merge_failures(observed, lead),
         hand_over=facts.hand_over,
         rebuild=facts.rebuild,
         replicas=len(running),
@@ -148,10 +133,7 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
         + (Role.WORKER if observed.processor.spec.engine is Engine.WORKER else Role.DRIVER),
         applied_hash=previous.applied_hash,
         workload_hash=observed.intent_hash,
-        start_from_used=lead.start_from_used
-        if lead is not None and lead.start_from_used is not None
-        else previous.start_from_used,
-        reported_at=lead.time if lead is not None else previous.reported_at,
+        **merge_figures(observed, lead),
     )
 
 

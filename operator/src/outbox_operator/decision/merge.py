@@ -6,7 +6,7 @@ can know: a process that has not reached the database says nothing about claim a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.plain import plain_checkpoints
 from outbox_core.progress.checkpoint import parse_checkpoint
@@ -23,16 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
-    from outbox_core.report import (
-        BoundStatus,
-        CheckpointView,
-        Conflict,
-        ConflictSummary,
-        Lag,
-        PartitioningView,
-        RebuildView,
-        Report,
-    )
+    from outbox_core.report import Conflict, ConflictSummary, Lag, RebuildView, Report
     from outbox_operator.api.observed import Observed
     from outbox_operator.api.resolution import Decided
 
@@ -99,10 +90,34 @@ _ATTENTION: Final = {
 }
 
 
-def merge_partitions(observed: Observed, report: Report | None) -> list[PartitionStatus]:
-    """Say who owns which partition; without news, the last known values stay."""
-    if report is None or not report.leases:
-        return observed.previous.partitions
+def merge_figures(observed: Observed, report: Report | None) -> dict[str, Any]:
+    """Say which fields of status the leading report tells anew; the others keep the last known value."""
+    previous = observed.previous
+    told: dict[str, Any] = {name: getattr(previous, name) for name in _FIGURES}
+    if report is None:
+        return told
+    told |= {"failures": _merge_failures(observed, report), "reported_at": report.time}
+    told |= {name: value for name in _AS_TOLD if (value := getattr(report, name)) is not None}
+    if report.checkpoints:
+        view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
+        told["checkpoint"] = view.model_copy(update={"text": plain_checkpoints(view.pair)})
+    if report.leases:
+        told["partitions"] = _list_partitions(report)
+    if (lag := report.lag) is not None:
+        told["lag"] = lag.model_copy(update={"seconds": round(lag.seconds, 1), "text": format_lag(lag)})
+    if (bound := report.bound) is not None:
+        # While nothing holds it back, it moves with every transaction of the server.
+        age = {"age_seconds": round(bound.age_seconds, 1)}
+        told["bound"] = bound.model_copy(update=age) if bound.stalled else None
+    return told
+
+
+_AS_TOLD: Final = ("division", "start_from_used")
+_FIGURES: Final = ("bound", "checkpoint", "failures", "lag", "partitions", "reported_at", *_AS_TOLD)
+
+
+def _list_partitions(report: Report) -> list[PartitionStatus]:
+    """Say who owns which partition."""
     owners = {lease.partition: lease for lease in report.leases}
     pairs = {view.partition: view.pair for view in report.checkpoints}
     return [
@@ -116,15 +131,11 @@ def merge_partitions(observed: Observed, report: Report | None) -> list[Partitio
     ]
 
 
-def merge_division(observed: Observed, report: Report | None) -> PartitioningView | None:
-    """Say into how many partitions the processor is divided; without news, the last known value stays."""
-    return observed.previous.division if report is None or report.division is None else report.division
-
-
 def describe_division(facts: Facts) -> str:
     """Say what keeps the number of partitions from being what the spec asks for; empty: it is as asked."""
     divided = facts.observed.processor.spec.delivery.partitions
-    seen = merge_division(facts.observed, facts.lead)
+    told = facts.lead.division if facts.lead is not None else None
+    seen = told or facts.observed.previous.division
     if divided is None or seen is None:
         return ""
     if seen.message:
@@ -145,29 +156,12 @@ def merge_owner(report: Report | None) -> OwnerStatus | None:
     return OwnerStatus(pod=report.lease.pod, epoch=report.lease.epoch or 0)
 
 
-def merge_checkpoint(observed: Observed, report: Report | None) -> CheckpointView | None:
-    """Say how far was examined; without news, the last known value stays."""
-    if report is None or not report.checkpoints:
-        return observed.previous.checkpoint
-    view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
-    return view.model_copy(update={"text": plain_checkpoints(view.pair)})
-
-
-def merge_failures(observed: Observed, report: Report | None) -> FailuresStatus | None:
+def _merge_failures(observed: Observed, report: Report) -> FailuresStatus:
     """What failing messages did, as the leading report has it; nothing that changes with every attempt."""
-    if report is None:
-        return observed.previous.failures
     circuits = [each.circuit for each in observed.reports if each.circuit is not None]
     circuit = next((circuit for circuit in circuits if circuit != "Closed"), circuits[0] if circuits else "")
     failures = FailuresStatus.model_validate(report.failures, from_attributes=True)
     return failures.model_copy(update={"circuit": circuit})
-
-
-def merge_lag(observed: Observed, report: Report | None) -> Lag | None:
-    """Say what waits; without news, the last known value stays."""
-    if report is None or report.lag is None:
-        return observed.previous.lag
-    return report.lag.model_copy(update={"seconds": round(report.lag.seconds, 1), "text": format_lag(report.lag)})
 
 
 def format_lag(lag: Lag) -> str:
@@ -175,14 +169,6 @@ def format_lag(lag: Lag) -> str:
     if lag.messages == 0:
         return "0"
     return f"{'>=' if lag.at_least else ''}{lag.messages} ({round(lag.seconds)}s)"
-
-
-def merge_bound(observed: Observed, report: Report | None) -> BoundStatus | None:
-    """Say up to where can be read while that is held back; else it moves with every transaction of the server."""
-    if report is None or report.bound is None:
-        return observed.previous.bound
-    bound = report.bound
-    return bound.model_copy(update={"age_seconds": round(bound.age_seconds, 1)}) if bound.stalled else None
 
 
 def merge_rebuild(observed: Observed) -> RebuildView | None:
