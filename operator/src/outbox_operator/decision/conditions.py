@@ -14,7 +14,7 @@ from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.decision.reachability import describe_all_unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from outbox_core.report import RebuildView
@@ -37,48 +37,41 @@ FOREIGN_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionUpdate:
+class Answer:
     """What a condition shall say now; `update_conditions` decides whether that is a transition."""
 
-    type: ConditionType
     status: bool | None
     reason: str
     message: str = ""
 
 
-def build_conditions(facts: Facts, result: PolicyResult, replicas: int) -> tuple[ConditionUpdate, ...]:
+def build_conditions(facts: Facts, result: PolicyResult, replicas: int) -> dict[ConditionType, Answer]:
     """Build every condition."""
-    always = (
-        _ready(result),
-        _reconciling(facts, result, replicas),
-        _stalled(result),
-        _ownership(facts),
-        _checkpoint(facts),
-        _source(facts),
-        _flow(facts),
-        _workers(facts, result, replicas),
-        _suspended(facts, result),
-    )
-    rebuild = facts.observed.processor.spec.rebuild_of
-    return always if rebuild is None else (*always, _swapped(facts.rebuild, rebuild.processor_id))
+    answers = {
+        ConditionType.READY: Answer(None if result.unknown else result.ready, result.reason, result.message),
+        ConditionType.RECONCILING: _reconciling(facts, result, replicas),
+        ConditionType.STALLED: _stalled(result),
+        ConditionType.OWNERSHIP_GRANTED: _ownership(facts),
+        ConditionType.CHECKPOINT_HEALTHY: _checkpoint(facts),
+        ConditionType.SOURCE_CURRENT: _source(facts),
+        ConditionType.MESSAGES_FLOW: _flow(facts),
+        ConditionType.WORKERS_AVAILABLE: _workers(facts, result, replicas),
+        ConditionType.SUSPENDED: _suspended(facts, result),
+    }
+    if (rebuild := facts.observed.processor.spec.rebuild_of) is not None:
+        answers[ConditionType.SWAPPED] = _swapped(facts.rebuild, rebuild.processor_id)
+    return answers
 
 
-def _ready(result: PolicyResult) -> ConditionUpdate:
-    status = None if result.unknown else result.ready
-    return ConditionUpdate(ConditionType.READY, status, result.reason, result.message)
-
-
-def _reconciling(facts: Facts, result: PolicyResult, replicas: int) -> ConditionUpdate:
+def _reconciling(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
     """Say what is under way; never beside Stalled or Ready, for kstatus takes the first of them that is true."""
     if not result.stalled and (moves := _find_movement(facts, result)) is not None:
-        return ConditionUpdate(ConditionType.RECONCILING, True, *moves)
+        return Answer(True, *moves)
     if facts.waits and not result.stops_workers:
-        return ConditionUpdate(ConditionType.RECONCILING, False, Reason.WAITING_FOR_ROLLOUT, facts.waits)
+        return Answer(False, Reason.WAITING_FOR_ROLLOUT, facts.waits)
     if result.stalled:
-        return ConditionUpdate(
-            ConditionType.RECONCILING, False, result.reason, "something must be changed first, see Stalled"
-        )
-    return ConditionUpdate(ConditionType.RECONCILING, False, Reason.AS_EXPECTED, f"{replicas} pods wanted")
+        return Answer(False, result.reason, "something must be changed first, see Stalled")
+    return Answer(False, Reason.AS_EXPECTED, f"{replicas} pods wanted")
 
 
 def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None:
@@ -95,37 +88,34 @@ def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None
     return (result.reason, "tried again by itself") if result.phase is Phase.UNAVAILABLE else None
 
 
-def _stalled(result: PolicyResult) -> ConditionUpdate:
+def _stalled(result: PolicyResult) -> Answer:
     if result.stalled:
-        return ConditionUpdate(ConditionType.STALLED, True, result.reason, result.message)
-    return ConditionUpdate(ConditionType.STALLED, False, Reason.AS_EXPECTED)
+        return Answer(True, result.reason, result.message)
+    return Answer(False, Reason.AS_EXPECTED)
 
 
-def _ownership(facts: Facts) -> ConditionUpdate:
+def _ownership(facts: Facts) -> Answer:
     ownership = facts.ownership
     who = ownership.holder or "another resource"
     processor_id = facts.observed.processor.processor_id
     if ownership.state == OwnershipState.GRANTED:
         message = f"this resource holds the claim on processorId {processor_id!r}"
-        return ConditionUpdate(ConditionType.OWNERSHIP_GRANTED, True, Reason.CLAIM_GRANTED, message)
+        return Answer(True, Reason.CLAIM_GRANTED, message)
     if ownership.state == OwnershipState.REFUSED:
         message = (
             f"{who} owns processorId {processor_id!r}; tried again with backoff, {ownership.attempts} tries so far"
         )
-        return ConditionUpdate(ConditionType.OWNERSHIP_GRANTED, False, Reason.CLAIM_HELD, message)
+        return Answer(False, Reason.CLAIM_HELD, message)
     if ownership.state == OwnershipState.HANDED_OVER:
         message = f"processorId {processor_id!r} was handed over to {who}"
-        return ConditionUpdate(ConditionType.OWNERSHIP_GRANTED, False, Reason.HANDED_OVER, message)
+        return Answer(False, Reason.HANDED_OVER, message)
     if ownership.state == OwnershipState.TRYING:
         message = "another resource asks for the same processorId; the database is asked whose it is"
-        return ConditionUpdate(ConditionType.OWNERSHIP_GRANTED, None, Reason.CLAIMING, message)
-    return ConditionUpdate(
-        ConditionType.OWNERSHIP_GRANTED, None, Reason.NOT_OBSERVED, "no worker has asked for the claim yet"
-    )
+        return Answer(None, Reason.CLAIMING, message)
+    return Answer(None, Reason.NOT_OBSERVED, "no worker has asked for the claim yet")
 
 
-def _checkpoint(facts: Facts) -> ConditionUpdate:
-    kind = ConditionType.CHECKPOINT_HEALTHY
+def _checkpoint(facts: Facts) -> Answer:
     conflict = facts.conflicts.open
     if conflict is not None:
         reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
@@ -134,11 +124,9 @@ def _checkpoint(facts: Facts) -> ConditionUpdate:
             f"{conflict.stored or '(no row)'}, told to pod {conflict.pod}"
         )
         if facts.resolution is not None:
-            return ConditionUpdate(
-                kind, False, Reason.RESOLVING, message + "; a person decided, a worker carries it out"
-            )
+            return Answer(False, Reason.RESOLVING, message + "; a person decided, a worker carries it out")
         error = f" ({facts.decision_error})" if facts.decision_error else ""
-        return ConditionUpdate(kind, False, reason, f"{message}; waits for a person, see Ready{error}")
+        return Answer(False, reason, f"{message}; waits for a person, see Ready{error}")
     last = facts.conflicts.last
     uid = facts.observed.processor.uid
     foreign = last is not None and last.code == 4 and last.holder is not None and last.holder.uid != uid
@@ -148,45 +136,43 @@ def _checkpoint(facts: Facts) -> ConditionUpdate:
             f"{last.stored or '(no row)'}; the batch was rolled back: "
             f"{last.holder or 'another resource'} is the owner"
         )
-        return ConditionUpdate(kind, False, Reason.NOT_OWNER, message)
+        return Answer(False, Reason.NOT_OWNER, message)
     if facts.lead is None and facts.observed.previous.checkpoint is None:
-        return ConditionUpdate(kind, None, Reason.NOT_OBSERVED, "no worker has read it yet")
-    return ConditionUpdate(kind, True, Reason.AS_EXPECTED, f"{facts.conflicts.count} refusals so far")
+        return Answer(None, Reason.NOT_OBSERVED, "no worker has read it yet")
+    return Answer(True, Reason.AS_EXPECTED, f"{facts.conflicts.count} refusals so far")
 
 
-def _source(facts: Facts) -> ConditionUpdate:
-    kind = ConditionType.SOURCE_CURRENT
+def _source(facts: Facts) -> Answer:
     if facts.lead is not None and facts.lead.reason is WorkerReason.DATABASE_UNAVAILABLE:
         # What was seen last may be over, or have begun, long ago.
-        return ConditionUpdate(kind, None, Reason.NOT_OBSERVED, "the database cannot be asked now, see Ready")
+        return Answer(None, Reason.NOT_OBSERVED, "the database cannot be asked now, see Ready")
     bound = facts.lead.bound if facts.lead is not None else None
     if bound is None and facts.lead is not None and facts.lead.unfinished is not None:
-        return ConditionUpdate(kind, True, Reason.AS_EXPECTED, "mode Competing waits for no open transaction")
+        return Answer(True, Reason.AS_EXPECTED, "mode Competing waits for no open transaction")
     if bound is None:
-        return ConditionUpdate(kind, None, Reason.NOT_OBSERVED, "no worker reads now")
+        return Answer(None, Reason.NOT_OBSERVED, "no worker reads now")
     if not bound.stalled:
-        return ConditionUpdate(kind, True, Reason.BOUND_MOVES)
+        return Answer(True, Reason.BOUND_MOVES)
     holder = bound.holder or "a transaction that no view of the server shows"
     others = f" ({bound.others} more open transactions hold it next)" if bound.others else ""
     message = (
         f"nothing at or above transaction {bound.transaction_id} can be read for {round(bound.age_seconds)} s although "
         f"messages wait: held back by {holder}{others}; {bound.remedy or 'end that transaction'}"
     )
-    return ConditionUpdate(kind, False, Reason.BOUND_STALLED, message)
+    return Answer(False, Reason.BOUND_STALLED, message)
 
 
-def _flow(facts: Facts) -> ConditionUpdate:
+def _flow(facts: Facts) -> Answer:
     """Say what failing messages keep others waiting; those that wait for a person come first."""
-    kind = ConditionType.MESSAGES_FLOW
     if facts.lead is None:
-        return ConditionUpdate(kind, None, Reason.NOT_OBSERVED, "no worker has looked")
+        return Answer(None, Reason.NOT_OBSERVED, "no worker has looked")
     failures = facts.lead.failures
     dead = f"{failures.dead_letters}{' or more' if failures.at_least else ''} dead letters"
     working = (report for report in facts.observed.reports if report.state is not WorkerState.STANDBY)
     circuits = {report.circuit for report in working if report.circuit is not None}
     if "Open" in circuits:
         message = "the target fails message after message: it is spared for a while, then it is tried again"
-        return ConditionUpdate(kind, False, Reason.CIRCUIT_OPEN, message)
+        return Answer(False, Reason.CIRCUIT_OPEN, message)
     if failures.blocked_keys:
         keys = ", ".join(
             f"{blocked.key!r} behind {blocked.message_id!r} ({blocked.error_class or 'not tried yet'}, "
@@ -197,15 +183,15 @@ def _flow(facts: Facts) -> ConditionUpdate:
             f"keys that wait: {keys}; {failures.held} messages held, {dead}. Remove the cause; what waits for a "
             "person: outbox held list, outbox dead-letters list, outbox redrive"
         )
-        return ConditionUpdate(kind, False, Reason.KEY_BLOCKED, message)
+        return Answer(False, Reason.KEY_BLOCKED, message)
     if failures.dead_letters:
         message = f"{dead} wait for a person: outbox dead-letters list, then redrive or drop them"
-        return ConditionUpdate(kind, False, Reason.DEAD_LETTERS, message)
+        return Answer(False, Reason.DEAD_LETTERS, message)
     if circuits == {"HalfOpen"}:
         # Open again after every bad probe: until a good one the condition does not turn to and fro.
         message = "the next message is tried alone: it shows whether the target is back"
-        return ConditionUpdate(kind, False, Reason.CIRCUIT_OPEN, message)
-    return ConditionUpdate(kind, True, Reason.AS_EXPECTED, f"{failures.held} messages held")
+        return Answer(False, Reason.CIRCUIT_OPEN, message)
+    return Answer(True, Reason.AS_EXPECTED, f"{failures.held} messages held")
 
 
 NOT_ITS_OWN: Final = "carry this resource's labels and were not made for it: they are neither asked nor believed"
@@ -222,75 +208,70 @@ def describe_foreign(names: tuple[str, ...]) -> str:
     )
 
 
-def _workers(facts: Facts, result: PolicyResult, replicas: int) -> ConditionUpdate:
+def _workers(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
     update = _available(facts, result, replicas)
     foreign = describe_foreign(facts.observed.foreign)
     return replace(update, message=f"{update.message}; {foreign}") if foreign else update
 
 
-def _available(facts: Facts, result: PolicyResult, replicas: int) -> ConditionUpdate:
-    kind = ConditionType.WORKERS_AVAILABLE
+def _available(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
     observed = facts.observed
     if replicas == 0 and facts.ownership.state == OwnershipState.TRYING and result.phase is Phase.UNAVAILABLE:
-        return ConditionUpdate(kind, False, result.reason, result.message)
+        return Answer(False, result.reason, result.message)
     if replicas == 0:
-        return ConditionUpdate(kind, None, Reason.NO_WORKERS, "no pods are wanted")
+        return Answer(None, Reason.NO_WORKERS, "no pods are wanted")
     problem = observed.problem
     if problem is None and observed.unreachable_messages:
         problem = Problem(Reason.WORKER_UNREACHABLE, describe_all_unreachable(observed.unreachable_messages))
     if problem is not None:
-        return ConditionUpdate(kind, False, problem.reason, problem.message)
+        return Answer(False, problem.reason, problem.message)
     ready = sum(pod.ready and not pod.deleting for pod in observed.runners)
     if ready >= replicas:
-        return ConditionUpdate(kind, True, Reason.AS_EXPECTED, f"{ready} of {replicas} pods are ready")
+        return Answer(True, Reason.AS_EXPECTED, f"{ready} of {replicas} pods are ready")
     lead = facts.lead
     if lead is not None and lead.state not in (WorkerState.ACTIVE, WorkerState.STANDBY):
-        return ConditionUpdate(kind, False, lead.reason, lead.message or f"pod {lead.pod} is {lead.state}")
+        return Answer(False, lead.reason, lead.message or f"pod {lead.pod} is {lead.state}")
     reason = result.reason if result.reason in IN_FLIGHT else Reason.STARTING
-    return ConditionUpdate(kind, False, reason, f"{ready} of {replicas} pods are ready")
+    return Answer(False, reason, f"{ready} of {replicas} pods are ready")
 
 
-def _suspended(facts: Facts, result: PolicyResult) -> ConditionUpdate:
-    kind = ConditionType.SUSPENDED
+def _suspended(facts: Facts, result: PolicyResult) -> Answer:
     if facts.observed.processor.spec.suspend:
         gone = not facts.observed.runners
-        return ConditionUpdate(kind, gone, Reason.SUSPENDED if gone else Reason.STOPPING, "asked by spec.suspend")
+        return Answer(gone, Reason.SUSPENDED if gone else Reason.STOPPING, "asked by spec.suspend")
     if result.phase is Phase.BLOCKED and result.stops_workers:
-        return ConditionUpdate(kind, True, Reason.CONFLICT_OPEN, "a conflict waits for a person")
-    return ConditionUpdate(kind, False, Reason.NOT_SUSPENDED)
+        return Answer(True, Reason.CONFLICT_OPEN, "a conflict waits for a person")
+    return Answer(False, Reason.NOT_SUSPENDED)
 
 
-def _swapped(rebuild: RebuildView | None, of: str) -> ConditionUpdate:
-    kind = ConditionType.SWAPPED
+def _swapped(rebuild: RebuildView | None, of: str) -> Answer:
     if rebuild is None:
-        return ConditionUpdate(
-            kind, None, Reason.NOT_OBSERVED, f"no worker has compared itself with processor {of!r} yet"
-        )
+        return Answer(None, Reason.NOT_OBSERVED, f"no worker has compared itself with processor {of!r} yet")
     if rebuild.state == RebuildState.SWAPPED:
-        return ConditionUpdate(kind, True, rebuild.state, f"replaced processor {of!r}: {rebuild.message}")
+        return Answer(True, rebuild.state, f"replaced processor {of!r}: {rebuild.message}")
     behind = "" if rebuild.behind is None else f"; {rebuild.behind}{' or more' if rebuild.at_least else ''} behind it"
-    return ConditionUpdate(kind, False, rebuild.state, f"processor {of!r}{behind}: {rebuild.message}".rstrip(": "))
+    return Answer(False, rebuild.state, f"processor {of!r}{behind}: {rebuild.message}".rstrip(": "))
 
 
 def update_conditions(
-    previous: Iterable[Condition], updates: Iterable[ConditionUpdate], *, generation: int, now: datetime
+    previous: Iterable[Condition], answers: Mapping[ConditionType, Answer], *, generation: int, now: datetime
 ) -> list[Condition]:
-    """Turn updates into conditions: the transition time moves only when the status does.
+    """Turn answers into conditions: the transition time moves only when the status does.
 
     Conditions of other types, which another program has set, are not in the result.
     """
     before = {condition.type: condition for condition in previous}
     result = []
-    for update in updates:
-        status = {True: "True", False: "False", None: "Unknown"}[update.status]
-        old = before.get(update.type)
+    for kind, answer in answers.items():
+        status = {True: "True", False: "False", None: "Unknown"}[answer.status]
+        old = before.get(kind)
         unchanged = old is not None and old.status == status
         result.append(
             Condition(
-                type=update.type,
+                type=kind,
                 status=status,
-                reason=update.reason,
-                message=shorten(update.message),
+                reason=answer.reason,
+                message=shorten(answer.message),
                 last_transition_time=old.last_transition_time if old is not None and unchanged else now,
                 observed_generation=generation,
             )

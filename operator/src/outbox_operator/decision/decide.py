@@ -113,14 +113,14 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
     """Build the whole status."""
     observed = facts.observed
     lead = facts.lead
-    updates = build_conditions(facts, result, replicas)
+    answers = build_conditions(facts, result, replicas)
     previous = observed.previous
     running = [pod for pod in observed.runners if pod.phase == "Running"]
     return ProcessorStatus(
         observed_generation=observed.processor.generation,
         phase=result.phase,
         mode=observed.processor.spec.delivery.mode,
-        conditions=update_conditions(previous.conditions, updates, generation=observed.processor.generation, now=now),
+        conditions=update_conditions(previous.conditions, answers, generation=observed.processor.generation, now=now),
         owner=merge_owner(lead),
         ownership=facts.ownership,
         conflicts=facts.conflicts,

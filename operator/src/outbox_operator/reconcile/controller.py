@@ -24,7 +24,7 @@ from outbox_operator.api.reasons import ConditionType, Reason
 from outbox_operator.api.resources import KIND, NotAllowedError, parse_processor
 from outbox_operator.api.status import Phase
 from outbox_operator.cluster.event_writer import EventWriter
-from outbox_operator.decision.conditions import ConditionUpdate, update_conditions
+from outbox_operator.decision.conditions import Answer, update_conditions
 from outbox_operator.decision.decide import REST, decide
 from outbox_operator.reconcile.apply import Applier, ObstacleError, dump_status
 from outbox_operator.reconcile.observe import Observer, read_status
@@ -203,11 +203,11 @@ class Controller:
     async def _say_invalid(self, body: Body, message: str) -> None:
         """Say that the spec cannot be read, or asks for what is not allowed, and leave the pods as they are."""
         previous, generation = read_status(body), body["metadata"].get("generation", 0)
-        answers = [
-            ConditionUpdate(ConditionType.READY, False, Reason.INVALID_SPEC, message),
-            ConditionUpdate(ConditionType.STALLED, True, Reason.INVALID_SPEC, message),
-            ConditionUpdate(ConditionType.RECONCILING, False, Reason.AS_EXPECTED),
-        ]
+        answers = {
+            ConditionType.READY: Answer(False, Reason.INVALID_SPEC, message),
+            ConditionType.STALLED: Answer(True, Reason.INVALID_SPEC, message),
+            ConditionType.RECONCILING: Answer(False, Reason.AS_EXPECTED),
+        }
         now = datetime.now(UTC)
         conditions = update_conditions(previous.conditions, answers, generation=generation, now=now)
         update = {"phase": Phase.INVALID, "conditions": conditions, "observed_generation": generation}
