@@ -30,6 +30,9 @@ DRIVER_GRACE: Final = 60
 """Seconds that a driver may take to end."""
 KEY_VOLUME: Final = "operator-key"
 EXECUTOR_CONTAINER: Final = "executor"
+DRIVER_PORT: Final = 7078
+BLOCK_MANAGER_PORT: Final = 7079
+UI_PORT: Final = 4040
 
 DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
     Role.WORKER: {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
@@ -141,7 +144,10 @@ def _resources(asked: ResourceRequirements | None, role: Role) -> dict[str, Any]
     return asked.model_dump(by_alias=True, exclude_none=True)
 
 
-def _pod(processor: Processor, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role) -> dict[str, Any]:
+def build_pod(
+    processor: Processor, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role
+) -> dict[str, Any]:
+    """Build what all pods have."""
     return {
         "metadata": {"labels": labels_of(processor.name, role)},
         "spec": {
@@ -177,7 +183,7 @@ def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     )
     container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
     container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
-    template = _with_key(_pod(processor, container, volumes, Role.WORKER), processor, images.keys)
+    template = _with_key(build_pod(processor, container, volumes, Role.WORKER), processor, images.keys)
     template["spec"] |= {
         "terminationGracePeriodSeconds": worker.termination_grace_period_seconds,
         "topologySpreadConstraints": _spread(selector_of(processor.name, Role.WORKER)),
@@ -214,12 +220,6 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
         ValueError: the resource has no block `spark`; the CRD's rules refuse that.
 
     """
-    from outbox_operator.rendering.spark import (  # spark.py needs this module's parts
-        BLOCK_MANAGER_PORT,
-        DRIVER_PORT,
-        UI_PORT,
-    )
-
     spark = processor.spec.spark
     if spark is None:
         raise ValueError("engine Spark without spark")
@@ -243,7 +243,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
         ],
         **_probes(patience=12),
     }
-    template = _with_key(_pod(processor, container, volumes, Role.DRIVER), processor, images.keys)
+    template = _with_key(build_pod(processor, container, volumes, Role.DRIVER), processor, images.keys)
     template["spec"] |= {
         "serviceAccountName": driver_name(processor.name),
         "automountServiceAccountToken": True,
@@ -261,7 +261,7 @@ def build_job_pod(
     image = processor.spec.worker.image or images.worker
     container = _container(WORKER_CONTAINER, image, mounts, DEFAULT_RESOURCES[Role.CLAIM])
     container["args"] = arguments
-    template = _pod(processor, container, volumes, role)
+    template = build_pod(processor, container, volumes, role)
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5}
     spark = processor.spec.spark
     overlay = spark.driver.pod_template if spark is not None else processor.spec.worker.pod_template

@@ -7,7 +7,7 @@ pod learns at its start: its address and its name (POD_IP, POD_NAME).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -16,21 +16,20 @@ from outbox_operator.api.naming import build_meta, child_name, driver_name, labe
 from outbox_operator.api.observed import Role
 from outbox_operator.api.overlay import merge
 from outbox_operator.rendering.pods import (
+    BLOCK_MANAGER_PORT,
+    DRIVER_PORT,
     EXECUTOR_CONTAINER,
     EXECUTOR_PATH,
+    UI_PORT,
+    build_pod,
     container_security,
     handler_config_map,
-    pod_security,
 )
 
 if TYPE_CHECKING:
     from outbox_core.spec import SparkPlan
     from outbox_operator.api.resources import Processor, Spark
     from outbox_operator.settings import Images
-
-DRIVER_PORT: Final = 7078
-BLOCK_MANAGER_PORT: Final = 7079
-UI_PORT: Final = 4040
 
 
 def build_plan(processor: Processor, spark: Spark, images: Images) -> SparkPlan:
@@ -89,22 +88,9 @@ def build_executor_template(processor: Processor, spark: Spark) -> str:
     for volume in spark.volumes:
         volumes.append({"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim_name}})
         mounts.append({"name": volume.name, "mountPath": volume.mount_path})
-    template = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"labels": labels_of(processor.name, Role.EXECUTOR)},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 20,
-            "securityContext": pod_security(),
-            "containers": [
-                {"name": EXECUTOR_CONTAINER, "securityContext": container_security(), "volumeMounts": mounts}
-            ],
-            "volumes": volumes,
-        },
-    }
+    container = {"name": EXECUTOR_CONTAINER, "securityContext": container_security(), "volumeMounts": mounts}
+    template = {"apiVersion": "v1", "kind": "Pod", **build_pod(processor, container, volumes, Role.EXECUTOR)}
+    template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 20}
     text: str = yaml.safe_dump(merge(template, spark.executor.pod_template or {}), sort_keys=True)
     return text
 
