@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -66,27 +66,17 @@ def find_runners(store: Store, key: Key, uid: str) -> list[Body]:
     return [pod for pod in alive if may_be_of(pod, uid, store)]
 
 
+@dataclass(frozen=True, slots=True)
 class Observer:
-    """Observes one resource at a time."""
+    """Observes one resource at a time, with the help of these."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        store: Store,
-        reporters: Reporters,
-        images: Images,
-        cluster: str,
-        parse: Parse,
-        slots: SlotKeeper,
-    ) -> None:
-        """Read from these."""
-        self._kube = kube
-        self._store = store
-        self._reporters = reporters
-        self._images = images
-        self._cluster = cluster
-        self._parse = parse
-        self._slots = slots
+    _kube: Kube
+    _store: Store
+    _reporters: Reporters
+    _images: Images
+    _cluster: str
+    _parse: Parse
+    _slots: SlotKeeper
 
     async def observe(self, body: Body, obstacle: Problem | None) -> Observed:
         """Observe a resource.
