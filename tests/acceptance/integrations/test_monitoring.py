@@ -136,7 +136,8 @@ def test_every_query_of_the_dashboard_and_every_alert_finds_its_series(
         return next((each for each in alerts if each["state"] == "firing" and each["labels"]["name"] == "orders"), {})
 
     alert = wait("its alert fires", firing_alert, within=30, explain=lambda: f"{prometheus.alerts()}")
-    assert (alert["labels"]["namespace"], alert["labels"]["reason"]) == (room.namespace, "DatabaseUnavailable")
+    said = f"{room.namespace}/orders is not ready for 10 minutes: DatabaseUnavailable"
+    assert alert["annotations"]["summary"] == said
 
 
 def handled(server: Prometheus) -> dict[str, float]:
