@@ -63,6 +63,13 @@ def test_rules_leave_out_what_is_disabled_and_link_to_the_runbook_where_it_is():
     assert "OUTBOX_RUNBOOK_URL" not in environment(render({}))
 
 
+def test_a_group_of_which_every_alert_is_left_out_is_left_out():
+    """A group with `rules: null` would be refused by the API server."""
+    none = [name for name in RULES if name.startswith("OutboxOperator")]
+    found = the(render({"monitoring": {"rules": {"enabled": True, "disabled": none}}}), "PrometheusRule")
+    assert [group["name"] for group in found["spec"]["groups"]] == ["outbox-processors", "outbox-workers"]
+
+
 def test_pod_monitor_finds_the_pods_and_the_token():
     manifests = render(WATCHED)
     monitor = the(manifests, "PodMonitor")

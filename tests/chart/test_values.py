@@ -133,6 +133,13 @@ def test_service_monitor_needs_the_service():
     assert "metrics.serviceMonitor.enabled needs metrics.service.enabled" in done.stderr
 
 
+def test_an_alert_that_is_left_out_must_be_one():
+    rules = {"enabled": True, "disabled": ["OutboxCircuitOpen", "OutboxLagging"]}
+    done = chart.template({"monitoring": {"rules": rules}})
+    assert done.returncode != 0
+    assert "monitoring.rules.disabled names OutboxLagging: files/alerts.yaml has no such alert" in done.stderr
+
+
 def test_a_foreign_service_account_must_be_named():
     done = chart.template({"serviceAccount": {"create": False}})
     assert done.returncode != 0
