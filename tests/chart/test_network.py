@@ -127,6 +127,17 @@ def test_who_is_named_may_read_metrics_and_nobody_else():
     assert not reaches(policies, PROMETHEUS, own(Role.DRIVER), 7078)
 
 
+@pytest.mark.parametrize("values", [{}, MATRIX["everything watched"]], ids=["everyone", "who is named"])
+def test_the_pod_of_helm_test_reaches_the_operator_and_nothing_else(values: Values):
+    manifests = render(values)
+    tester = Pod(NAMESPACE, the(manifests, "Pod")["metadata"]["labels"])
+    policies = of_kind(manifests, "NetworkPolicy")
+    assert reaches(policies, tester, OPERATOR, 8081)
+    assert not reaches(policies, tester, OPERATOR, 9999)
+    assert reaches(policies, tester, own(Role.WORKER), 8080) is ("networkPolicy" not in values)
+    assert all(not matches(policy["spec"]["podSelector"], tester.labels) for policy in policies)
+
+
 def test_a_release_for_all_namespaces_bounds_its_own_pod_and_without_policies_none():
     (policy,) = of_kind(render({}), "NetworkPolicy")
     assert (policy["metadata"]["namespace"], policy["metadata"]["name"]) == (NAMESPACE, FULL_NAME)

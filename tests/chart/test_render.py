@@ -182,7 +182,7 @@ def test_monitor_and_policy_say_what_was_asked():
     ]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= the(manifests, "Service")["metadata"]["labels"].items()
     (policy,) = [each["spec"] for each in of_kind(manifests, "NetworkPolicy") if each["metadata"]["name"] == FULL_NAME]
-    assert policy["ingress"][0]["from"] == MATRIX["everything watched"]["networkPolicy"]["metricsFrom"]
+    assert policy["ingress"][0]["from"][1:] == MATRIX["everything watched"]["networkPolicy"]["metricsFrom"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert sorted(port["port"] for rule in policy["egress"] for port in rule["ports"]) == [53, 53, 6443, 8080]
 

@@ -26,6 +26,12 @@ app.kubernetes.io/name: {{ include "outbox-operator.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Of the pod of `helm test`: not those that the operator's pods are selected by. */}}
+{{- define "outbox-operator.testLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end }}
+
 {{- define "outbox-operator.labels" -}}
 {{ include "outbox-operator.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
