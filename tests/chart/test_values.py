@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.chart import chart, readme
-from tests.chart.chart import CHART, MATRIX, Values
+from tests.chart.chart import CHART, MATRIX, Values, render, the
 
 VALUES = (CHART / "values.yaml").read_text()
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -56,6 +56,12 @@ REFUSED = [
     pytest.param({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts", id="no way to the API"),
     pytest.param({"extraEnv": [{"value": "x"}]}, "/extraEnv/0", id="a variable without a name"),
     pytest.param({"podLabels": {"a": 1}}, "/podLabels/a", id="a label that is a number"),
+    pytest.param({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name", id="a label of the chart's"),
+    pytest.param(
+        {"monitoring": {"rules": {"labels": {"app.kubernetes.io/instance": "prometheus"}}}},
+        "app.kubernetes.io/instance",
+        id="a label of the chart's, of a monitor",
+    ),
 ]
 
 
@@ -165,6 +171,11 @@ def _schema_at(path: str) -> dict[str, Any]:
 
 def test_schema_knows_every_value():
     assert all(_schema_at(path) for path in readme.leaves(yaml.safe_load(VALUES)))
+
+
+def test_the_labels_that_are_refused_are_the_charts_own():
+    own = {*the(render({}), "Deployment")["metadata"]["labels"]}
+    assert {*SCHEMA["$defs"]["labels"]["propertyNames"]["not"]["enum"]} == own
 
 
 def test_every_object_of_ours_is_closed():
