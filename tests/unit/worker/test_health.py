@@ -130,6 +130,16 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
         assert line in text
 
 
+def test_no_figure_of_failures_is_told_before_the_database_was_looked_at(served):
+    """A 0 that is not known would be a fall, and what is known later new dead letters (OutboxDeadLettersGrow)."""
+    names = ("outbox_held_messages", "outbox_dead_letters", "outbox_blocked_keys")
+    text = served.ask("/metrics")[1]
+    assert [name for name in names if name in text] == []
+    served.status.set_observed(failures=FailureSummary())
+    text = served.ask("/metrics")[1]
+    assert [name for name in names if f'{name}{{processor="orders"}} 0.0' in text] == [*names]
+
+
 def test_a_port_that_is_taken_is_said(served):
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         HealthServer(

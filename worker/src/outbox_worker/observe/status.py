@@ -81,7 +81,8 @@ class Observed:
     lag: Lag | None = None
     bound: HighWaterMark | None = None
     conflicts: ConflictSummary = field(default_factory=ConflictSummary)
-    failures: FailureSummary = field(default_factory=FailureSummary)
+    failures: FailureSummary | None = None
+    """None: not looked at yet."""
     unfinished: Unfinished | None = None
     """Of a processor in mode Competing."""
 
@@ -187,6 +188,12 @@ class ProcessStatus:
         with self._lock:
             self._executors = count
 
+    @property
+    def failures(self) -> FailureSummary | None:
+        """What became of messages that failed; None before the database was looked at."""
+        with self._lock:
+            return self._observed.failures
+
     def set_observed(self, **seen: object) -> None:
         """Take what the heartbeat saw; what is not named stays."""
         with self._lock:
@@ -247,7 +254,7 @@ class ProcessStatus:
                 start_from_used=self._start_from_used(),
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
-                failures=seen.failures,
+                failures=seen.failures or FailureSummary(),
                 circuit=self._circuit() if self._circuit is not None else None,
                 executors=self._executors,
                 unfinished=seen.unfinished,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from outbox_core.report import Report
+    from outbox_core.report import FailureSummary, Report
     from outbox_worker.observe.status import ProcessStatus
 
 
@@ -48,7 +48,7 @@ class StatusCollector(Collector):
         report = self._status.report()
         labels = [report.processor_id]
         yield from self._counters(labels)
-        yield from _gauges(report, labels)
+        yield from _gauges(report, labels, self._status.failures)
         yield from _pairs(report, labels)
         yield from _holder(report, labels)
         yield from _leases(report, labels)
@@ -97,7 +97,8 @@ class StatusCollector(Collector):
         yield refusals
 
 
-def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
+def _gauges(report: Report, labels: list[str], failures: FailureSummary | None) -> Iterator[Metric]:
+    """What is not known has no series: a 0 in its place would be a change."""
     lease = report.lease
     values: list[tuple[str, str, float | None]] = [
         ("outbox_lag_messages", "Messages committed behind the checkpoint (at least, beyond the cap).",
@@ -119,11 +120,11 @@ def _gauges(report: Report, labels: list[str]) -> Iterator[Metric]:
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
         ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
         ("outbox_held_messages", "Messages held: failing, behind one of their key, or delayed (up to 10,000).",
-         report.failures.held),
+         failures.held if failures else None),
         ("outbox_dead_letters", "Messages that wait for a person, with their error (up to 10,000).",
-         report.failures.dead_letters),
+         failures.dead_letters if failures else None),
         ("outbox_blocked_keys", "Keys whose messages wait for one that failed (up to 5).",
-         len(report.failures.blocked_keys)),
+         len(failures.blocked_keys) if failures else None),
         ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
         ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the one it replaces.",
          report.rebuild.behind if report.rebuild else None),
