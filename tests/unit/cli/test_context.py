@@ -43,6 +43,19 @@ def test_no_place_is_guessed(arguments, said):
         choose_context(parse(*arguments), {}, plugin=False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "plugin"),
+    [
+        pytest.param(("-f", "orders.yaml"), True, id="a manifest"),
+        pytest.param(("--schema", "other"), True, id="a schema"),
+        pytest.param(("-n", "shop", "--schema", "other"), False, id="a schema beside a namespace"),
+    ],
+)
+def test_what_only_a_database_knows_is_not_dropped_in_a_cluster(arguments, plugin):
+    with pytest.raises(UsageError, match="-f and --schema are about a database, and this means a cluster"):
+        choose_context(parse(*arguments), SERVICE, plugin=plugin)
+
+
 def test_the_subject_without_a_manifest_is_the_products_own_table():
     subject = read_subject(parse("orders", "--schema", "other"))
     assert (subject.schema, subject.needed, subject.source.table) == ("other", "orders", None)

@@ -41,9 +41,19 @@ def choose_context(options: argparse.Namespace, environment: Mapping[str, str], 
     """Decide for a command that knows both: what is named wins; a kubectl plugin means the cluster.
 
     Raises:
-        UsageError: both are named, or nothing says which.
+        UsageError: both are named, or nothing says which, or a cluster is meant and something of a database is said.
 
     """
+    place = _find_place(options, environment, plugin=plugin)
+    if place is ContextKind.CLUSTER and (options.file or options.schema):
+        raise UsageError(
+            "-f and --schema are about a database, and this means a cluster: leave them out, or name a database "
+            "(--connection DIR, --dsn-file FILE; with libpq's environment `outbox` in place of `kubectl outbox`)"
+        )
+    return place
+
+
+def _find_place(options: argparse.Namespace, environment: Mapping[str, str], *, plugin: bool) -> ContextKind:
     database = any(
         getattr(options, name, None) for name in ("connection", "connections", "dsn_file", "target_connection")
     )

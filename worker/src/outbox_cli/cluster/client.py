@@ -14,7 +14,7 @@ from kubernetes import client, config
 from kubernetes.config import ConfigException
 from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigLoader, KubeConfigMerger
 
-from outbox_cli.errors import AwayError, CommandError, RefusedError
+from outbox_cli.errors import AwayError, CommandError, RefusedError, UsageError
 from outbox_operator.api.resources import GROUP, PLURAL, VERSION
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Cluster:
             RefusedError: there is none of that name.
 
         """
-        return self._call("GET", self._path(self.namespace, name))
+        return self._call("GET", self._path_of(name))
 
     def list_deployments(self, selector: str) -> Sequence[Body]:
         """Fetch the Deployments of every namespace that have the labels.
@@ -75,11 +75,16 @@ class Cluster:
 
     def patch(self, name: str, patch: Body) -> Body:
         """Merge a patch into one; refused when `metadata.uid` in the patch is another one's by now."""
-        return self._call("PATCH", self._path(self.namespace, name), patch)
+        return self._call("PATCH", self._path_of(name), patch)
 
-    def _path(self, namespace: str | None, name: str = "") -> str:
+    def _path(self, namespace: str | None) -> str:
         place = f"/apis/{GROUP}/{VERSION}" + ("" if namespace is None else f"/namespaces/{namespace}")
-        return "/".join(part for part in (place, PLURAL, name) if part)
+        return f"{place}/{PLURAL}"
+
+    def _path_of(self, name: str) -> str:
+        if not name or "/" in name:
+            raise UsageError(f"{name!r} is no name of a resource: say it as `kubectl get obp` shows it")
+        return f"{self._path(self.namespace)}/{name}"
 
     def _call(self, method: str, path: str, body: Body | None = None, **query: str) -> Body:
         headers = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.cluster.serving import decide_service, fetch_operators, serving
 from outbox_cli.console import Column, Console
-from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError
+from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError, UsageError
 from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def condition(body: Body, kind: str) -> Body:
 def status(context: Context) -> Exit:
     """List the processors of a namespace or of all, or show one with its conditions."""
     cluster, options, console = open_cluster(context), context.options, context.console
+    if options.processor is not None and options.all_namespaces:
+        raise UsageError(f"-A means every namespace: say which one's {options.processor}, with -n NAMESPACE")
     if options.processor is None:
         bodies = cluster.list(everywhere=options.all_namespaces)
         records = _told_of_service(cluster, console, bodies)
@@ -199,7 +201,7 @@ def rewind(context: Context) -> Exit:
     cluster, options, console = open_cluster(context), context.options, context.console
     body = cluster.get(options.processor)
     pair: Checkpoint | None = options.to
-    if pair is None or options.file or options.partition is not None or options.reason:
+    if pair is None or options.partition is not None or options.reason:
         raise RefusedError(
             "in a cluster only --to TRANSACTION_ID:POSITION can be said, and --conflict; the rest needs the database"
         )
