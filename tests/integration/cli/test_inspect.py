@@ -5,6 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from outbox_core.spec import Source
+from outbox_worker.postgres.admin import mappings
 from tests.integration.cli.conftest import Cli
 
 
@@ -119,6 +121,25 @@ def test_stall_names_a_session_of_another_database(cli, shop, servers):
     finally:
         stranger.close()
         server.drop(other)
+
+
+def test_stall_looks_into_each_table_that_a_processor_reads(cli, shop, tmp_path):
+    shop.connection.execute("CREATE TABLE public.legacy (id uuid DEFAULT gen_random_uuid(), type text, payload jsonb)")
+    assert cli.run("adopt", "--table", "public.legacy").returncode == 0
+    shop.own()
+    columns = {"messageId": "id", "messageType": "type", "data": "payload"}
+    table = {"schemaName": "public", "name": "legacy", "columns": columns}
+    source = {"connection": {"secretRef": {"name": "db"}}, "table": table}
+    mappings.note(shop.connection, shop.key, shop.resource.uid, Source.model_validate(source))
+    with shop.database.direct(autocommit=False) as stranger:
+        stranger.execute("SELECT pg_current_xact_id()")
+        assert cli.json("stall", "--check")["messagesWait"] is False
+        shop.connection.execute("INSERT INTO public.legacy (type) VALUES ('OrderPlaced')")
+        assert cli.json("stall", "--check", status=4)["messagesWait"] is True
+        shop.connection.execute("ALTER TABLE public.legacy RENAME TO gone")
+        done = cli.run("stall")
+        assert (done.returncode, "no committed message waits behind it" in done.stdout) == (0, True)
+        assert "orders: whether a message waits is not known: " in done.stderr
 
 
 def test_stall_names_a_prepared_transaction(cli, shop):

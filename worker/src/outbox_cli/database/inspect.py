@@ -13,11 +13,13 @@ from outbox_cli.errors import Exit, RefusedError
 from outbox_core.errors import ConfigurationError
 from outbox_core.span import format_age
 from outbox_worker.observe.change import look_at_change
+from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_audit_log, list_processors
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership.words import list_words
 from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
+from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:
     import psycopg
@@ -208,7 +210,7 @@ def _exceeds(found: Lag, messages: int | None, seconds: float | None) -> bool:
 def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
     """Name who holds the high-water mark back; with --all every open transaction that has written."""
     found = list_writers(connection)
-    waits = MessageReader(context.subject.source).has_waiting(connection)
+    waits = _has_waiting(connection, context)
     holder = found.holder
     record: Record = {"bound": found.high_water_mark, "messagesWait": waits, "others": max(0, len(found.writers) - 1)}
     record |= {"holder": None} if holder is None else {"holder": _writer(holder)}
@@ -230,6 +232,23 @@ def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
     if (grant := missing_grant(found)) is not None:
         console.note(grant)
     return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
+
+
+def _has_waiting(connection: psycopg.Connection[Any], context: Context) -> bool:
+    """Say whether a message waits in the manifest's table; without one, in ours or in any that is read here."""
+    subject = context.subject
+    if MessageReader(subject.source).has_waiting(connection):
+        return True
+    mapped = {} if context.options.file else list_mappings(connection, subject.schema)
+    for processor_id, source in mapped.items():
+        if source.table is None or fetch_source(connection, ProcessorKey(subject.schema, processor_id)) is not None:
+            continue  # our own, or in another database
+        try:
+            if MessageReader(source).has_waiting(connection):
+                return True
+        except ConfigurationError as err:
+            context.console.note(f"{processor_id}: whether a message waits is not known: {err}")
+    return False
 
 
 def _writer(writer: Writer) -> Record:
