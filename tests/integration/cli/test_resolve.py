@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
+from outbox_worker.postgres.progress import conflicts
 from tests.integration.cli.conftest import Cli
 
 WHY = ("--reason", "the script was right")
@@ -53,6 +54,30 @@ def test_accepting_shows_what_it_means_and_lets_work_go_on(cli, shop, blocked):
     (past,) = cli.json("conflicts", "list", "--all")
     assert (past["open"], past["resolution"]) == (False, "Accept")
     assert lease_is_granted(shop)
+
+
+def test_an_open_conflict_is_found_behind_later_refusals(cli, shop, blocked):
+    _, expected, stored = blocked
+    shop.connection.execute("UPDATE outbox.processor_conflicts SET recorded_at = recorded_at - interval '1 hour'")
+    told = conflicts.Refusal(
+        StoreAnswer.NOT_OWNER, expected, stored, expected, 1, "pod-a", "uid-orders", needs_person=False
+    )
+    conflicts.record_refusal(shop.connection, shop.key, told)
+    (listed,) = cli.json("conflicts", "list", "--all", "--limit", "1", "--check", status=4)
+    assert listed["code"] == 4
+
+
+def test_a_conflict_of_another_processor_than_the_manifests_is_not_accepted(cli, shop, blocked, tmp_path):
+    number, _, stored = blocked
+    manifest = tmp_path / "invoices.yaml"
+    manifest.write_text(
+        "apiVersion: outbox-operator.dev/v1alpha1\nkind: OutboxProcessor\nmetadata: {name: invoices}\nspec:\n"
+        "  source: {connection: {secretRef: {name: db}}}\n  target: {log: {}}\n"
+    )
+    done = cli.run("conflicts", "accept", str(number), "-f", str(manifest), "--pair", str(stored), "--yes", *WHY)
+    assert done.returncode == 3
+    assert f"conflict {number} is of processor orders, and the manifest of invoices" in done.stderr
+    assert shop.acts() == []
 
 
 def test_accepting_is_refused_without_the_pair_that_was_seen(cli, shop, blocked):

@@ -86,6 +86,11 @@ def test_it_handles_and_drains_on_ctrl_c(outbox, run, tmp_path, database):
     assert "Ctrl-C finishes or rolls back" in (tmp_path / "log").read_text()
 
 
+def test_another_schema_than_the_manifests_is_refused(cli, tmp_path):
+    done = cli.process("run", "-f", str(manifest(tmp_path, SQL_TARGET)), "--schema", "staging")
+    assert (done.returncode, done.stderr) == (2, "outbox: --schema staging is not the manifest's schemaName outbox\n")
+
+
 def test_its_port_is_reached_from_this_machine_only(outbox, run, tmp_path, database):
     run("-f", manifest(tmp_path, SQL_TARGET), "--connection", database.files().directory)
     wait_until(lambda: '"port"' in (tmp_path / "log").read_text(), "the log names the port")

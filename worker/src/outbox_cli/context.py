@@ -160,6 +160,17 @@ class Subject:
         return self.processor_id
 
 
+def check_schema(options: argparse.Namespace, source: Source) -> None:
+    """Compare the schema that is named with the manifest's.
+
+    Raises:
+        UsageError: it is another one.
+
+    """
+    if options.schema is not None and options.schema != source.schema_name:
+        raise UsageError(f"--schema {options.schema} is not the manifest's schemaName {source.schema_name}")
+
+
 def read_subject(options: argparse.Namespace) -> Subject:
     """Put it together from a manifest, where one is given, and from what is named beside it."""
     named = getattr(options, "processor", None)
@@ -167,8 +178,7 @@ def read_subject(options: argparse.Namespace) -> Subject:
     if files:
         processor = read_manifest(files, cluster="", uid="").processor
         source = processor.spec.source
-        if options.schema is not None and options.schema != source.schema_name:
-            raise UsageError(f"--schema {options.schema} is not the manifest's schemaName {source.schema_name}")
+        check_schema(options, source)
         if named is not None and named != processor.processor_id:
             raise UsageError(f"the manifest is of processor {processor.processor_id}, not {named}")
         return Subject(source.schema_name, source, processor.processor_id)

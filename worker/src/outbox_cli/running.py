@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.context import has_environment, secret_directory
+from outbox_cli.context import check_schema, has_environment, secret_directory
 from outbox_cli.database.reposition import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
@@ -40,6 +40,7 @@ def run(context: Context) -> Exit | int:
     options = context.options
     cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
     first = read_manifest(options.file, cluster=cluster, uid="")
+    check_schema(options, first.processor.spec.source)
     # The same uid every time: the claim is found again by the next run of the same manifest on this machine.
     uid = str(uuid.uuid5(_IDENTITIES, f"{cluster}/{first.processor.namespace}/{first.processor.name}"))
     manifest = replace(first, processor=first.processor.model_copy(update={"uid": uid}))
