@@ -148,6 +148,13 @@ def test_operator_binds_the_role_that_it_is_told_of(values: Values):
     assert bool(made) == values.get("spark", {}).get("driverRole", {}).get("create", True)
 
 
+def test_an_annotation_of_the_pods_that_the_chart_writes_too_is_there_once():
+    name = "kubectl.kubernetes.io/default-container"
+    done = template({"podAnnotations": {name: "sidecar"}})
+    assert (done.stdout.count(name), f"{name}: sidecar" in done.stdout) == (1, True)
+    assert the(render({}), "Deployment")["spec"]["template"]["metadata"]["annotations"] == {name: "operator"}
+
+
 def test_two_replicas_are_spread_and_kept_through_drains():
     alone, two = render(MATRIX["one replica"]), render(MATRIX["defaults"])
     assert the(two, "Deployment")["spec"]["replicas"] == 2
