@@ -132,7 +132,7 @@ def _add_inspect(g: _Grammar) -> None:
     audit = g.add("audit", inspect.audit, g.database, text="the audit log: what users decided")
     g.commands.choices["acts"] = audit  # the former name of the command
     audit.add_argument("processor", nargs="?")
-    audit.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
+    audit.add_argument("--limit", type=_at_least_one, default=100, help="the latest so many (%(default)s)")
 
 
 def _add_conflicts(g: _Grammar) -> None:
@@ -143,7 +143,7 @@ def _add_conflicts(g: _Grammar) -> None:
     )  # fmt: skip
     listing.add_argument("processor", nargs="?")
     listing.add_argument("--all", action="store_true", help="also decided ones, and refusals that needed no decision")
-    listing.add_argument("--limit", type=natural_number, default=100, help="the latest so many (%(default)s)")
+    listing.add_argument("--limit", type=_at_least_one, default=100, help="the latest so many (%(default)s)")
     listing.add_argument("--check", action="store_true", help="exit status 4 when one is open")
     accepting = g.add(
         "accept", conflicts.accept, g.database, g.manifest, g.acting, g.reason,
@@ -206,7 +206,7 @@ def _add_failures(g: _Grammar) -> None:
     listing = g.add(
         "list", failures.list_dead, g.database, g.manifest, text="messages that wait for a person", commands=commands
     )  # fmt: skip
-    listing.add_argument("--limit", type=natural_number, default=100, help="the first so many (%(default)s)")
+    listing.add_argument("--limit", type=_at_least_one, default=100, help="the first so many (%(default)s)")
     listing.add_argument("--payload", action="store_true", help="in JSON: the message too")
     listing.add_argument("--check", action="store_true", help="exit status 4 when there is one")
     adding = g.add(
@@ -238,7 +238,7 @@ def _add_failures(g: _Grammar) -> None:
     holding.add_argument("--key", action="append", help="messages of this key; repeat it for more")
     holding.add_argument("--message-id", action="append", help="this message; repeat it for more")
     holding.add_argument("--stopped", action="store_true", help="only those that wait for a person")
-    holding.add_argument("--limit", type=natural_number, default=100, help="the first so many (%(default)s)")
+    holding.add_argument("--limit", type=_at_least_one, default=100, help="the first so many (%(default)s)")
 
 
 def _add_which(parser: argparse.ArgumentParser) -> None:
