@@ -19,6 +19,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
 from outbox_spark.offsets import OffsetRange
+from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import DatabaseError, translated
 from outbox_worker.postgres.feeds import holding
@@ -123,7 +124,7 @@ class RangeReader:
         if self._options.batch_bytes is None or whole.empty:
             return whole.end, full
         query = _REACH.format(relation=self._relation(whole), most=sql.Literal(self._options.batch_bytes))
-        cut = _rows(connection, query)
+        cut = fetch_rows(connection, query)
         return (Checkpoint(int(cut[0][0]), int(cut[0][1])), True) if cut else (whole.end, full)
 
     def fetch_settled(self) -> Checkpoint:
@@ -137,14 +138,14 @@ class RangeReader:
             return []
         query = _BOUNDARIES.format(relation=self._relation(whole), pieces=sql.Literal(pieces))
         with self._connect() as connection:
-            return [Checkpoint(int(t), int(p)) for t, p in _rows(connection, query)]
+            return [Checkpoint(int(t), int(p)) for t, p in fetch_rows(connection, query)]
 
     def fetch_count(self, whole: OffsetRange) -> int:
         """Count the messages of a range that the filters let through."""
         if whole.empty:
             return 0
         with self._connect() as connection:
-            return int(_rows(connection, _COUNT.format(relation=self._relation(whole)))[0][0])
+            return int(fetch_rows(connection, _COUNT.format(relation=self._relation(whole)))[0][0])
 
     def read(self, piece: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Yield a range's messages in order, as Arrow batches of `fetchSize` rows, or fewer when payloads are large."""
@@ -191,11 +192,6 @@ class RangeReader:
 def fetch_start_pair(connection: psycopg.Connection[Any], options: ReadOptions, start: StartFrom) -> Checkpoint:
     """Return the pair before the first message that `start` asks for."""
     return checkpoints.start_pair(connection, options.source, start)
-
-
-def _rows(connection: psycopg.Connection[Any], query: sql.Composed) -> list[tuple[Any, ...]]:
-    with translated():
-        return connection.execute(query).fetchall()
 
 
 def _copy(connection: psycopg.Connection[Any], query: sql.Composed) -> bytes:

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import dict_row
 
-from outbox_worker.postgres.errors import translate
+from outbox_core.errors import ConfigurationError
+from outbox_core.report import Reason
+from outbox_worker.postgres.errors import translate, translated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import LiteralString, TypeAlias
+
+    Statement: TypeAlias = LiteralString | sql.SQL | sql.Composed
 
 
 def call(connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object) -> Any:
@@ -46,7 +52,7 @@ def call_rows(
 
 
 def fetch_row(
-    connection: psycopg.Connection[Any], statement: sql.SQL | sql.Composed, parameters: Mapping[str, Any] | None = None
+    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
 ) -> tuple[Any, ...] | None:
     """Return the first row of any statement; otherwise like `call`."""
     try:
@@ -56,13 +62,33 @@ def fetch_row(
 
 
 def fetch_rows(
-    connection: psycopg.Connection[Any], statement: sql.SQL | sql.Composed, parameters: Mapping[str, Any] | None = None
+    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """Return all rows; otherwise like `fetch_row`."""
     try:
         return connection.execute(statement, parameters).fetchall()
     except psycopg.Error as err:
         raise translate(err) from err
+
+
+def fetch_dicts(
+    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return all rows, each by the names of its columns; otherwise like `fetch_row`."""
+    with translated(), connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(statement, parameters).fetchall()
+
+
+def fetch_rows_if_known(
+    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
+) -> list[tuple[Any, ...]]:
+    """Return all rows, none where the schema is of a version without such a table; otherwise like `fetch_row`."""
+    try:
+        return fetch_rows(connection, statement, parameters)
+    except ConfigurationError as err:
+        if err.reason is not Reason.SCHEMA_MISSING:
+            raise
+        return []
 
 
 def compose_call(schema: str, function: str, /, **arguments: object) -> sql.Composed:

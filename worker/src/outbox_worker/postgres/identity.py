@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
-from psycopg.rows import dict_row
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_dicts, fetch_row
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
 
@@ -73,13 +71,13 @@ def check_identity(
             hands out transaction ids below those of its own rows, so that everything stored stays invisible.
 
     """
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(in_schema("fetch_identity", source.schema_name)).fetchone()
-    if row is None or row["database_uuid"] is None:
+    rows = fetch_dicts(connection, in_schema("fetch_identity", source.schema_name))
+    if not rows or rows[0]["database_uuid"] is None:
         raise ConfigurationError(
             f"{source.schema_name}.database_identity is empty: run confirm_identity('renew') as the schema's owner",
             reason=Reason.DATABASE_COPIED,
         )
+    row = rows[0]
     behind = _find_behind(connection, source, key)
     if (row["system_identifier"], row["database_oid"]) != (row["actual_system"], row["actual_oid"]):
         raise _copied(row, behind=behind is not None)
@@ -104,8 +102,7 @@ def check_identity(
 
 def refuse_standby(connection: psycopg.Connection[Any]) -> None:
     """Raise TransientError, `DatabaseUnavailable`, on a standby: nothing can be stored there until it is promoted."""
-    with translated():
-        row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    row = fetch_row(connection, "SELECT pg_is_in_recovery()")
     if row is not None and row[0]:
         raise TransientError(
             "this server is a standby: nothing can be stored here until it is promoted",
@@ -135,21 +132,15 @@ def crashed() -> TransientError:
 
 def _find_behind(connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None) -> str | None:
     table = OutboxTable.of(source)
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(
-            load("fetch_behind").format(
-                table=table.identifier, transaction_id=sql.Identifier(table.columns.transaction_id)
-            )
-        ).fetchone()
-        if found is None and key is not None:
-            found = cursor.execute(
-                in_schema("fetch_checkpoint_ahead", key.schema),
-                key.names,
-            ).fetchone()
+    transaction_id = sql.Identifier(table.columns.transaction_id)
+    found = fetch_row(connection, load("fetch_behind").format(table=table.identifier, transaction_id=transaction_id))
+    if found is None and key is not None:
+        found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", key.schema), key.names)
     if found is None:
         return None
+    stored, following = found
     return (
-        f"this server is at transaction id {found['next']}, below {found['t']} which is stored here: a restore into a "
+        f"this server is at transaction id {following}, below {stored} which is stored here: a restore into a "
         "younger server. What is stored stays unread, and new messages sort before it"
     )
 

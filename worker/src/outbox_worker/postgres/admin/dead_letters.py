@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_rows
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ def list_dead(
 ) -> list[DeadLetter]:
     """Return dead letters in the order of their numbers."""
     parameters = {"numbers": find_dead(connection, schema, wanted, limit=limit), "payload": payload}
-    with translated():
-        rows = connection.execute(in_schema("list_dead_letters", schema), parameters).fetchall()
+    rows = fetch_rows(connection, in_schema("list_dead_letters", schema), parameters)
     return [DeadLetter(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 
@@ -109,10 +107,7 @@ def find_dead(
     connection: psycopg.Connection[Any], schema: str, wanted: Filter, *, limit: int | None = None
 ) -> list[int]:
     """Return the numbers of dead letters, in their order; no limit: of all."""
-    with translated():
-        rows = connection.execute(
-            in_schema("find_dead_letters", schema), wanted.parameters | {"limit": limit}
-        ).fetchall()
+    rows = fetch_rows(connection, in_schema("find_dead_letters", schema), wanted.parameters | {"limit": limit})
     return [number for (number,) in rows]
 
 
@@ -121,8 +116,7 @@ def list_held(
 ) -> list[HeldView]:
     """Return held messages by processor, key or message id; `stopped`: only those that wait for a person."""
     parameters = wanted.parameters | {"limit": limit, "stopped": stopped}
-    with translated():
-        rows = connection.execute(in_schema("list_held_messages", schema), parameters).fetchall()
+    rows = fetch_rows(connection, in_schema("list_held_messages", schema), parameters)
     return [HeldView(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.errors import ConfigurationError
-from outbox_core.report import Reason
 from outbox_core.spec import Source
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_rows_if_known
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -31,13 +28,7 @@ def note(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
 
 def list_mappings(connection: psycopg.Connection[Any], schema: str) -> dict[str, Source]:
     """Return the source of each processor that ever said it; nothing where the schema is older."""
-    try:
-        with translated():
-            rows = connection.execute(in_schema("list_mappings", schema)).fetchall()
-    except ConfigurationError as err:
-        if err.reason is not Reason.SCHEMA_MISSING:
-            raise
-        return {}
+    rows = fetch_rows_if_known(connection, in_schema("list_mappings", schema))
     return {processor_id: _source(schema, *mapping) for processor_id, *mapping in rows}
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import dict_row
-
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
+from outbox_worker.postgres.call import fetch_dicts
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.ownership.rebalance import build_partitioning
 from outbox_worker.postgres.progress.checkpoints import build_window
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -106,7 +104,7 @@ def list_processors(
     connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None
 ) -> list[ProcessorView]:
     """Read every processor's partitions, or those of one, in order; empty where the id is unknown."""
-    rows = _fetch(connection, "list_processors", schema, {"processor_id": processor_id})
+    rows = fetch_dicts(connection, in_schema("list_processors", schema), {"processor_id": processor_id})
     return [_processor(row) for row in rows]
 
 
@@ -121,7 +119,7 @@ def list_conflicts(
 ) -> list[ConflictView]:
     """Read conflicts, the latest first: those that wait for a person, with `resolved` all."""
     parameters = {"processor_id": processor_id, "conflict_id": conflict_id, "resolved": resolved, "limit": limit}
-    rows = _fetch(connection, "list_conflicts", schema, parameters)
+    rows = fetch_dicts(connection, in_schema("list_conflicts", schema), parameters)
     return [_conflict(row) for row in rows]
 
 
@@ -129,7 +127,7 @@ def list_audit_log(
     connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None, limit: int = 100
 ) -> list[AuditEntry]:
     """Read what people decided, the latest first."""
-    rows = _fetch(connection, "list_acts", schema, {"processor_id": processor_id, "limit": limit})
+    rows = fetch_dicts(connection, in_schema("list_acts", schema), {"processor_id": processor_id, "limit": limit})
     return [
         AuditEntry(
             before=_pair(row, "from_transaction_id", "from_position"),
@@ -156,13 +154,6 @@ def record_audit_entry(
     parameters = {"act": act, "processor_id": processor_id, "reason": reason, "decided_by": decided_by}
     with translated():
         connection.execute(in_schema("record_act", schema), parameters)
-
-
-def _fetch(
-    connection: psycopg.Connection[Any], query: str, schema: str, parameters: Mapping[str, object]
-) -> list[dict[str, Any]]:
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(in_schema(query, schema), parameters).fetchall()
 
 
 def _processor(row: dict[str, Any]) -> ProcessorView:

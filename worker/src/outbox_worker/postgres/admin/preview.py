@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def count_between(
     while True:
         limit = min(page, cap + 1 - found.total())
         statement = load("count_types").format(rows=reader.batch_relation(after, up_to))
-        with translated():
-            rows = connection.execute(statement, {"limit": limit}).fetchall()
+        rows = fetch_rows(connection, statement, {"limit": limit})
         for message_type, count, end in rows:
             found[message_type] += count
             after = parse_checkpoint(end)
@@ -91,8 +90,7 @@ def count_window(
     while True:
         limit = min(page, cap + 1 - found.total())
         rows = reader.batch_relation(Checkpoint(0, 1, after), Checkpoint(0, 2, last))
-        with translated():
-            counted = connection.execute(load("count_types_by_position").format(rows=rows), {"limit": limit}).fetchall()
+        counted = fetch_rows(connection, load("count_types_by_position").format(rows=rows), {"limit": limit})
         for message_type, count, end in counted:
             found[message_type] += count
             after = replace(after, position=end)

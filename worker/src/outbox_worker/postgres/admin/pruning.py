@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from outbox_core.errors import ConfigurationError
 from outbox_core.progress.coverage import as_window, meet
-from outbox_core.report import Reason
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_row, fetch_rows, fetch_rows_if_known
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -93,8 +91,7 @@ class Page:
 
 def list_schemas(connection: psycopg.Connection[Any]) -> list[str]:
     """Return the schemas of ours in the database."""
-    with translated():
-        return [row[0] for row in connection.execute(load("list_schemas")).fetchall()]
+    return [row[0] for row in fetch_rows(connection, load("list_schemas"))]
 
 
 def find_readers(connection: psycopg.Connection[Any], table: OutboxTable) -> list[Reader]:
@@ -122,8 +119,7 @@ def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable,
     found: list[Reader] = []
     for schema in list_schemas(connection):
         mappings = list_mappings(connection, schema)
-        with translated():
-            rows = connection.execute(in_schema("list_remote_targets", schema)).fetchall()
+        rows = fetch_rows(connection, in_schema("list_remote_targets", schema))
         # A source that was forgotten may be any.
         reading = {name: read for name, read in rows if read is None or database_of(read) == database_of(identity)}
         superseded = set(_column(connection, "list_superseded", schema))
@@ -168,8 +164,7 @@ def prune_page(
         "uppers": [each.upper for each in examined], "places": [each.position for each in examined],
         "older_than": pruning.older_than, "batch": pruning.batch, "delete": pruning.delete,
     }  # fmt: skip
-    with translated():
-        row = connection.execute(statement, parameters).fetchone()
+    row = fetch_row(connection, statement, parameters)
     if row is None:
         return Page(0, 0, 0, None)
     rows, chosen, deleted, t, p = row
@@ -182,10 +177,4 @@ def _is_of(table: OutboxTable, source: Source) -> bool:
 
 
 def _column(connection: psycopg.Connection[Any], query: str, schema: str) -> list[str]:
-    try:
-        with translated():
-            return [row[0] for row in connection.execute(in_schema(query, schema)).fetchall()]
-    except ConfigurationError as err:
-        if err.reason is not Reason.SCHEMA_MISSING:
-            raise
-        return []  # a schema of an older version
+    return [row[0] for row in fetch_rows_if_known(connection, in_schema(query, schema))]

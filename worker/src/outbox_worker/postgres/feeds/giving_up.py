@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
+from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -28,8 +29,7 @@ class FoundMessage:
 
 def find_message(connection: psycopg.Connection[Any], rows: sql.Composable) -> FoundMessage | None:
     """Return the first message of a range; None: its row is gone."""
-    with translated():
-        row = connection.execute(load("name_message").format(rows=rows)).fetchone()
+    row = fetch_row(connection, load("name_message").format(rows=rows))
     return None if row is None else FoundMessage(Checkpoint(int(row[0]), row[1]), *row[2:])
 
 
@@ -44,8 +44,7 @@ def record(
 
 def find(connection: psycopg.Connection[Any], key: ProcessorKey, place: str) -> bool:
     """Say whether a person gave the message at this place up, since the processor was last rewound."""
-    with translated():
-        row = connection.execute(in_schema("find_giving_up", key.schema), _at(key, parse_checkpoint(place))).fetchone()
+    row = fetch_row(connection, in_schema("find_giving_up", key.schema), _at(key, parse_checkpoint(place)))
     return row is not None and bool(row[0])
 
 

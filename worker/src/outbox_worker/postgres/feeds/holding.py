@@ -17,8 +17,7 @@ from outbox_core.part import Places
 from outbox_core.processor.outcomes import Review
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import BlockedKey, FailureSummary
-from outbox_worker.postgres.call import call, call_row
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.table import within_python
@@ -67,8 +66,7 @@ def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Comp
 
     As the batch itself, they travel as one JSON value.
     """
-    with translated():
-        row = connection.execute(load("carry_rows").format(rows=rows)).fetchone()
+    row = fetch_row(connection, load("carry_rows").format(rows=rows))
     return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
 
 
@@ -80,8 +78,7 @@ def survey(
     The first are left out without `with_places`: the search for messages that fail needs them, nothing else.
     """
     statement = load("survey_range").format(rows=rows, all=sql.Literal(with_places), **_identified(key))
-    with translated():
-        row = connection.execute(statement).fetchone()
+    row = fetch_row(connection, statement)
     *found, ids, positions = row or (None,) * 5
     out = zip(ids or (), positions or (), strict=True)
     return Places(*(each or () for each in found)), tuple(Checkpoint(int(t), position) for t, position in out)
@@ -89,8 +86,7 @@ def survey(
 
 def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
     """Return the first message of a range whose time has not come, and how many come before it."""
-    with translated():
-        row = connection.execute(load("find_delayed").format(rows=rows)).fetchone()
+    row = fetch_row(connection, load("find_delayed").format(rows=rows))
     if row is None:
         return None
     t, position, message_id, seconds, before = row
@@ -115,8 +111,7 @@ def cut_at_delayed(
 
 def list_range(connection: psycopg.Connection[Any], rows: sql.Composable, excluded: Iterable[Checkpoint]) -> Places:
     """Return where the messages of a range are, with their keys, in order, those `excluded` left out."""
-    with translated():
-        row = connection.execute(load("list_range").format(rows=rows, **_pairs(excluded))).fetchone()
+    row = fetch_row(connection, load("list_range").format(rows=rows, **_pairs(excluded)))
     return Places(*(each or () for each in row or ()))
 
 
@@ -144,8 +139,7 @@ def hold(
         **_pairs(wanted),
         **_identified(key),
     )
-    with translated():
-        row = connection.execute(statement).fetchone()
+    row = fetch_row(connection, statement)
     kept, found = (-1, 0) if row is None else row
     if kept < 0:
         return NOT_OURS
@@ -183,8 +177,7 @@ def _take_due(
         schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled")),
         payload=shipped_columns("due", small),
     )  # fmt: skip
-    with translated():
-        rows = connection.execute(statement, parameters).fetchall()
+    rows = fetch_rows(connection, statement, parameters)
     owned, next_in, blocking = rows[0][:3]
     if not owned or rows[0][3] is None:
         return Taken(bool(owned), next_in, bool(blocking))
@@ -222,8 +215,7 @@ def review(
 
 def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Checkpoint | None:
     """Return the place of a range's last message: its own, which no snapshot range or counter changes."""
-    with translated():
-        row = connection.execute(load("find_last").format(rows=rows)).fetchone()
+    row = fetch_row(connection, load("find_last").format(rows=rows))
     return None if row is None else Checkpoint(int(row[0]), row[1])
 
 
@@ -265,13 +257,10 @@ def without_excluded(rows: sql.Composed, excluded: Iterable[Checkpoint]) -> sql.
 def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
     """Look at all partitions of the processor, for people and for runners whose messages a person redrove."""
     names = {"processor_id": key.processor_id}
-    with translated():
-        row = connection.execute(in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}).fetchone()
-        held, dead = row if row is not None else (0, 0)
-        keys = connection.execute(
-            in_schema("list_blocked_keys", key.schema), names | {"limit": KEYS_NAMED}
-        ).fetchall() if held or dead else []  # fmt: skip
-        seen = connection.execute(in_schema("observe_held", key.schema), names).fetchall()
+    held, dead = fetch_row(connection, in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}) or (0, 0)
+    blocked = in_schema("list_blocked_keys", key.schema)
+    keys = fetch_rows(connection, blocked, names | {"limit": KEYS_NAMED}) if held or dead else []
+    seen = fetch_rows(connection, in_schema("observe_held", key.schema), names)
     summary = FailureSummary(
         held=min(held, COUNT_CAP),
         dead_letters=min(dead, COUNT_CAP),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
 from outbox_sql.guide import quote
-from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.call import call, call_row, fetch_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -83,8 +83,7 @@ def claim(
 
 def fetch_claim(connection: psycopg.Connection[Any], key: ProcessorKey) -> ClaimAnswer:
     """Say who holds the processor without asking for it."""
-    with translated():
-        row = connection.execute(in_schema("fetch_claim", key.schema), {"processor_id": key.processor_id}).fetchone()
+    row = fetch_row(connection, in_schema("fetch_claim", key.schema), {"processor_id": key.processor_id})
     return _claim_answer(row)
 
 
@@ -186,8 +185,7 @@ def end_stuck_transactions(
         "processor_id": key.processor_id, "partitions": list(epochs), "epochs": list(epochs.values()),
         "lock_names": [replace(key, partition=partition).lock_name for partition in epochs],
     }  # fmt: skip
-    with translated():
-        row = connection.execute(in_schema("end_stuck_transactions", key.schema), parameters).fetchone()
+    row = fetch_row(connection, in_schema("end_stuck_transactions", key.schema), parameters)
     return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))
 
 

@@ -11,8 +11,7 @@ from uuid import UUID
 
 from outbox_core.partition import PartitionOwners
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.postgres.call import call, call_row, call_rows, fetch_rows
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, call_row, call_rows, fetch_row, fetch_rows
 from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint, build_window
 from outbox_worker.postgres.queries import in_schema
 
@@ -92,8 +91,7 @@ def begin(
 
 def fetch_count(connection: psycopg.Connection[Any], key: ProcessorKey) -> int | None:
     """Say into how many partitions the processor is divided; None: it is not."""
-    with translated():
-        row = connection.execute(in_schema("fetch_partitions", key.schema), _names(key)).fetchone()
+    row = fetch_row(connection, in_schema("fetch_partitions", key.schema), key.names)
     return None if row is None else int(row[0])
 
 
@@ -122,7 +120,7 @@ def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token
 def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
     """See who lives, who owns what of `count` partitions, and how many there are. A member that lapsed owns nothing."""
     statement = in_schema("fetch_owners", key.schema)
-    found, members, rows = fetch_rows(connection, statement, _names(key) | {"claim_uid": claim_uid})[0]
+    found, members, rows = fetch_rows(connection, statement, key.names | {"claim_uid": claim_uid})[0]
     leases = tuple(SeenLease(partition, UUID(token), epoch, pod) for partition, token, epoch, pod in rows or ())
     owners = {lease.partition: lease.token for lease in leases}
     return SeenOwners(count, tuple(members), owners, leases, found)
@@ -130,13 +128,8 @@ def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, clai
 
 def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:
     """Read the stored pairs by partition."""
-    with translated():
-        rows = connection.execute(in_schema("fetch_checkpoints", key.schema), _names(key)).fetchall()
+    rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), key.names)
     return {
         partition: StoredCheckpoint(Checkpoint(int(t), position, build_window(*window)), at)
         for partition, t, position, at, *window in rows
     }
-
-
-def _names(key: ProcessorKey) -> dict[str, Any]:
-    return {"processor_id": key.processor_id}

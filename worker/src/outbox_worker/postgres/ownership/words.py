@@ -10,11 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.errors import ConfigurationError
 from outbox_core.processor.failing import storable_text
-from outbox_core.report import Reason, WorkerState
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_rows_if_known
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from outbox_core.report import Reason, WorkerState
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -104,13 +102,7 @@ def say(
 
 def list_words(connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None) -> list[SaidWord]:
     """Read what was last said, the latest first; nothing where the schema is older."""
-    try:
-        with translated():
-            rows = connection.execute(in_schema("list_words", schema), {"processor_id": processor_id}).fetchall()
-    except ConfigurationError as err:
-        if err.reason is not Reason.SCHEMA_MISSING:
-            raise
-        return []
+    rows = fetch_rows_if_known(connection, in_schema("list_words", schema), {"processor_id": processor_id})
     return [
         SaidWord(
             found, word["partition"], token, pod, word["state"], word["reason"], word["message"], said_at, age,

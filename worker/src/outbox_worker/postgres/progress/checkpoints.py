@@ -21,8 +21,7 @@ from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint,
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
-from outbox_worker.postgres.call import call, call_row, compose_call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, call_row, compose_call, fetch_row
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
 from outbox_worker.postgres.reading import range_reader
@@ -98,8 +97,7 @@ class TamperedError(OutboxError):
 
 def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair; None where the processor never stored one."""
-    with translated():
-        row = connection.execute(in_schema("fetch_checkpoint", key.schema), key.names).fetchone()
+    row = fetch_row(connection, in_schema("fetch_checkpoint", key.schema), key.names)
     if row is None:
         return None
     transaction_id, position, stored_at, *window = row
@@ -124,8 +122,7 @@ def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> S
 
 def fetch_last_move(connection: psycopg.Connection[Any], key: ProcessorKey) -> int:
     """Return the number of the last recorded act by which a person moved the checkpoint; 0: none did."""
-    with translated():
-        row = connection.execute(in_schema("fetch_last_move", key.schema), key.names).fetchone()
+    row = fetch_row(connection, in_schema("fetch_last_move", key.schema), key.names)
     return int(row[0]) if row is not None else 0
 
 
@@ -290,8 +287,7 @@ def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None
 
 def _fetch_high_water_mark(connection: psycopg.Connection[Any]) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
-    with translated():
-        row = connection.execute(load_query("fetch_bound")).fetchone()
+    row = fetch_row(connection, load_query("fetch_bound"))
     return Checkpoint(int(row[0] if row else 1) - 1, MAX_POSITION)
 
 
@@ -307,8 +303,7 @@ def _before_first(
         position=sql.Identifier(table.columns.position),
         scheduled=sql.Identifier(table.columns.scheduled or table.columns.position),
     )
-    with translated():
-        row = connection.execute(statement, parameters).fetchone()
+    row = fetch_row(connection, statement, parameters)
     if row is None:
         return high_water_mark
     return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import dict_row
-
 from outbox_core.config import ResolutionAction
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.report import Conflict, ConflictSummary, ResourceRef
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_dicts, fetch_rows
 from outbox_worker.postgres.progress.checkpoints import pair_parameters
 from outbox_worker.postgres.queries import in_schema
 
@@ -79,11 +76,9 @@ def record_refusal(connection: psycopg.Connection[Any], key: ProcessorKey, refus
 def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictSummary:
     """Read the conflicts of the processor, over all pods, partitions and restarts."""
     parameters = {"processor_id": key.processor_id}
-    with translated():
-        counts = connection.execute(in_schema("count_conflicts", key.schema), parameters).fetchall()
-        strangers = call(connection, key.schema, "stranger_refusals", processor_id=key.processor_id)
-        with connection.cursor(row_factory=dict_row) as cursor:
-            rows = cursor.execute(in_schema("fetch_conflicts", key.schema), parameters).fetchall()
+    counts = fetch_rows(connection, in_schema("count_conflicts", key.schema), parameters)
+    strangers = call(connection, key.schema, "stranger_refusals", processor_id=key.processor_id)
+    rows = fetch_dicts(connection, in_schema("fetch_conflicts", key.schema), parameters)
     waiting = [row for row in rows if row["needs_person"] and row["resolved_at"] is None]
     return ConflictSummary(
         count=sum(count for _, count in counts),
@@ -96,9 +91,8 @@ def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictS
 
 def find_open(connection: psycopg.Connection[Any], key: ProcessorKey) -> Conflict | None:
     """Return the conflict of this partition that waits for a person."""
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(in_schema("fetch_open_conflict", key.schema), key.names).fetchone()
-    return None if row is None else _conflict(row)
+    rows = fetch_dicts(connection, in_schema("fetch_open_conflict", key.schema), key.names)
+    return _conflict(rows[0]) if rows else None
 
 
 def resolve(connection: psycopg.Connection[Any], schema: str, resolution: Resolution) -> ResolveAnswer:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import dict_row
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.progress.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.queries import in_schema
@@ -78,10 +77,7 @@ def note(connection: psycopg.Connection[Any], key: ProcessorKey, of: str, *, epo
 
 def find_superseding(connection: psycopg.Connection[Any], key: ProcessorKey) -> str | None:
     """Name the processor that replaced this one."""
-    with translated():
-        row = connection.execute(
-            in_schema("fetch_superseding", key.schema), {"processor_id": key.processor_id}
-        ).fetchone()
+    row = fetch_row(connection, in_schema("fetch_superseding", key.schema), {"processor_id": key.processor_id})
     return None if row is None else str(row[0])
 
 
@@ -108,8 +104,7 @@ def find_coverage(
 
     """
     parameters = {"processor_id": key.processor_id, "but_partition": but_partition}
-    with translated():
-        rows = connection.execute(in_schema("find_coverage", key.schema), parameters).fetchall()
+    rows = fetch_rows(connection, in_schema("find_coverage", key.schema), parameters)
     if not rows:
         return None
     if rows[0][1]:
@@ -149,10 +144,7 @@ class Unhandled:
 
 def count_unhandled(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unhandled:
     """Count what keeps a projection from being what readers should get."""
-    with translated():
-        row = connection.execute(
-            in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id}
-        ).fetchone()
+    row = fetch_row(connection, in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id})
     return Unhandled(*row) if row is not None else Unhandled(0, 0)
 
 
@@ -210,8 +202,7 @@ def list_rebuilds(
     connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None
 ) -> list[RebuildRow]:
     """Read all rebuilds, or those that a processor has part in."""
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(in_schema("list_rebuilds", schema), {"processor_id": processor_id}).fetchall()
+    rows = fetch_dicts(connection, in_schema("list_rebuilds", schema), {"processor_id": processor_id})
     return [
         RebuildRow(
             row["processor_id"], row["of_processor_id"], row["begun_at"], row["swapped_at"],

@@ -16,8 +16,7 @@ from outbox_core.progress.coverage import as_window, find_common
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import call, fetch_row, fetch_rows
 from outbox_worker.postgres.progress.checkpoints import build_window, partition_parameters
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -106,8 +105,7 @@ def _as_pair(source_connection: psycopg.Connection[Any], source: Source, checkpo
         return checkpoint
     scan = RangeScan.whole(source)
     statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.window))
-    with translated():
-        row = source_connection.execute(statement).fetchone()
+    row = fetch_row(source_connection, statement)
     if row is None:
         return BEGINNING
     high_water_mark, transaction_id, position = row
@@ -118,8 +116,7 @@ def _as_pair(source_connection: psycopg.Connection[Any], source: Source, checkpo
 def _read(
     connection: psycopg.Connection[Any], key: ProcessorKey, other_id: str, identity: str | None
 ) -> OtherStart | None:
-    with translated():
-        rows = connection.execute(in_schema("find_processor", key.schema), {"processor_id": other_id}).fetchall()
+    rows = fetch_rows(connection, in_schema("find_processor", key.schema), {"processor_id": other_id})
     if not rows:
         return None
     count, by, source, competing = rows[0][3], rows[0][4], rows[0][5], rows[0][10]
@@ -140,8 +137,7 @@ def _read(
 
 def _has_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[bool, bool]:
     parameters = {"schema": key.schema, "table": "processor_checkpoints"}
-    with translated():
-        row = connection.execute(load("find_relation"), parameters).fetchone()
+    row = fetch_row(connection, load("find_relation"), parameters)
     return (False, False) if row is None else (row[0], row[1])
 
 

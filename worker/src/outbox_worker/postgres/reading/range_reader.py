@@ -24,8 +24,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.report import Lag
 from outbox_core.spec import StartType
-from outbox_worker.postgres.call import fetch_row
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
@@ -129,8 +128,7 @@ class SnapshotReader:
     ) -> tuple[Message, ...]:
         relation = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined)
         statement = load("fetch_matching").format(rows=relation, payload=shipped_columns("p", self._small))
-        with translated():
-            found = connection.execute(statement).fetchall()
+        found = fetch_rows(connection, statement)
         return build_messages(found)
 
     def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
@@ -147,8 +145,7 @@ class SnapshotReader:
     def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open range twice."""
         rows = self._scan.unexamined(after.window or SnapshotRange(), cap + 1)
-        with translated():
-            row = connection.execute(load("count_lag").format(rows=rows)).fetchone()
+        row = fetch_row(connection, load("count_lag").format(rows=rows))
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
@@ -397,8 +394,7 @@ def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:
 def _fetch_rows(
     connection: psycopg.Connection[Any], statement: sql.Composed, _size: int | None
 ) -> list[tuple[Any, ...]]:
-    with translated():
-        return connection.execute(statement).fetchall()
+    return fetch_rows(connection, statement)
 
 
 def find_start(
@@ -444,6 +440,5 @@ def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start
         position=sql.Identifier(table.columns.position),
         scheduled=sql.Identifier(table.columns.scheduled),
     )
-    with translated():
-        row = connection.execute(statement, {"timestamp": start_from.timestamp}).fetchone()
+    row = fetch_row(connection, statement, {"timestamp": start_from.timestamp})
     return None if row is None or row[0] is None else int(row[0])

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.progress.snapshot import parse_snapshot
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ class SharedLook:
     def look(self, connection: psycopg.Connection[Any], scan: RangeScan, count: int, after: int, most: int) -> _Look:
         """Note where the messages of `count` partitions are behind a position, passing at most so many rows."""
         statement = load("look_along").format(rows=scan.along_all(count, after, most))
-        with translated():
-            rows = connection.execute(statement).fetchall()
+        rows = fetch_rows(connection, statement)
         reached = max(row[3] for row in rows) if sum(row[2] for row in rows) >= most else None
         noted = {row[1]: row[4:] for row in rows}
         look = _Look(connection, count, time.monotonic() + FRESH, rows[0][0] if rows else "", after, reached, noted)

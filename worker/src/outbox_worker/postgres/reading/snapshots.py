@@ -14,7 +14,7 @@ from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.coverage import cut
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.read_range import Lookup
@@ -77,8 +77,7 @@ def fetch_present(connection: psycopg.Connection[Any]) -> tuple[str, bool]:
         ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
 
     """
-    with translated():
-        row = connection.execute(load("fetch_snapshot")).fetchone()
+    row = fetch_row(connection, load("fetch_snapshot"))
     return check_snapshot(row, None), row is not None and row[2]
 
 
@@ -116,8 +115,7 @@ def take_snapshot(
     """
     if remote_target is None:
         return fetch_snapshot(connection)
-    with translated():
-        row = connection.execute(load("fetch_newest").format(newest=remote_target.newest())).fetchone()
+    row = fetch_row(connection, load("fetch_newest").format(newest=remote_target.newest()))
     if row is None or row[1]:
         return fetch_snapshot(connection)  # which says why not
     return cut(row[0], None if row[2] is None else int(row[2]), lower)

@@ -12,11 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg.rows import dict_row
-
 from outbox_core.span import format_age
 from outbox_sql.guide import quote
-from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.call import fetch_dicts
 from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
@@ -80,8 +78,7 @@ class Writers:
 
 def list_writers(connection: psycopg.Connection[Any]) -> Writers:
     """Look once."""
-    with translated(), connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(load("list_transactions")).fetchall()
+    rows = fetch_dicts(connection, load("list_transactions"))
     found = tuple(
         Writer(
             transaction_id=row["xid"],
