@@ -20,12 +20,15 @@ from outbox_core.report import RebuildState, WorkerState
 from outbox_worker.observe.status import BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from typing import TypeAlias
 
     from prometheus_client.metrics_core import Metric
 
     from outbox_core.report import FailureSummary, Report
     from outbox_worker.observe.status import ProcessStatus
+
+    Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
 def render(status: ProcessStatus) -> bytes:
@@ -46,38 +49,24 @@ class StatusCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         report = self._status.report()
-        labels = [report.processor_id]
-        yield from self._counters(labels)
-        yield from _gauges(report, labels, self._status.failures)
-        yield from _pairs(report, labels)
-        yield from _holder(report, labels)
-        yield from _leases(report, labels)
-        yield from _unfinished(report, labels)
-        state = GaugeMetricFamily("outbox_state", "1 for the state the worker is in.", labels=["processor", "state"])
-        for each in WorkerState:
-            state.add_metric([*labels, each.value], float(each is report.state))
-        yield state
-        reason = GaugeMetricFamily(
-            "outbox_state_reason", "1: why the worker is in its state.", labels=["processor", "state", "reason"]
-        )
-        reason.add_metric([*labels, report.state.value, report.reason.value], 1.0)
-        yield reason
-        circuit = GaugeMetricFamily(
-            "outbox_circuit", "1 for what the target's circuit breaker lets through.", labels=["processor", "phase"]
-        )
-        for phase in Phase:
-            circuit.add_metric([*labels, phase.value], float(phase.value == report.circuit))
-        yield circuit
+        yield from self._counters(report)
+        yield from _gauges(report, self._status.failures)
+        yield from _pairs(report)
+        yield from _holder(report)
+        yield from _leases(report)
+        yield from _unfinished(report)
+        states = [((each.value,), each is report.state) for each in WorkerState]
+        yield _gauge(report, "outbox_state", "1 for the state the worker is in.", states, "state")
+        why = [((report.state.value, report.reason.value), 1)]
+        yield _gauge(report, "outbox_state_reason", "1: why the worker is in its state.", why, "state", "reason")
+        phases = [((phase.value,), phase.value == report.circuit) for phase in Phase]
+        yield _gauge(report, "outbox_circuit", "1 for what the target's circuit breaker lets through.", phases, "phase")
 
-    def _counters(self, labels: list[str]) -> Iterator[Metric]:
-        handled = CounterMetricFamily(
-            "outbox_messages_handled", "Messages handled by this process.", labels=["processor"]
+    def _counters(self, report: Report) -> Iterator[Metric]:
+        yield _counter(
+            report, "outbox_messages_handled", "Messages handled by this process.", [((), self._status.handled)]
         )
-        handled.add_metric(labels, float(self._status.handled))
-        yield handled
-        batches = CounterMetricFamily("outbox_batches", "Batches stored by this process.", labels=["processor"])
-        batches.add_metric(labels, float(self._status.batches))
-        yield batches
+        yield _counter(report, "outbox_batches", "Batches stored by this process.", [((), self._status.batches)])
         seconds = HistogramMetricFamily(
             "outbox_batch_seconds",
             "Time from a batch in hand to its checkpoint stored, or to its failure.",
@@ -87,17 +76,28 @@ class StatusCollector(Collector):
             numbers = zip([*map(str, BUCKETS), "+Inf"], accumulate(each.counts), strict=True)
             seconds.add_metric([outcome], [(bound, float(count)) for bound, count in numbers], each.total)
         yield seconds
-        refusals = CounterMetricFamily(
-            "outbox_conflicts",
-            "Answers of store_processor_checkpoint to this process that were not 1, by code.",
-            labels=["processor", "code"],
-        )
-        for code, count in sorted(self._status.refusals.items()):
-            refusals.add_metric([*labels, str(code)], float(count))
-        yield refusals
+        text = "Answers of store_processor_checkpoint to this process that were not 1, by code."
+        codes = [((str(code),), count) for code, count in sorted(self._status.refusals.items())]
+        yield _counter(report, "outbox_conflicts", text, codes, "code")
 
 
-def _gauges(report: Report, labels: list[str], failures: FailureSummary | None) -> Iterator[Metric]:
+def _gauge(report: Report, name: str, text: str, values: Samples, *labels: str) -> Metric:
+    """Return a gauge of the processor: its values by those of its further labels."""
+    return _fill(GaugeMetricFamily(name, text, labels=["processor", *labels]), report, values)
+
+
+def _counter(report: Report, name: str, text: str, values: Samples, *labels: str) -> Metric:
+    """Return a counter; otherwise like `_gauge`."""
+    return _fill(CounterMetricFamily(name, text, labels=["processor", *labels]), report, values)
+
+
+def _fill(family: GaugeMetricFamily | CounterMetricFamily, report: Report, values: Samples) -> Metric:
+    for labels, value in values:
+        family.add_metric([report.processor_id, *labels], float(value))
+    return family
+
+
+def _gauges(report: Report, failures: FailureSummary | None) -> Iterator[Metric]:
     """What is not known has no series: a 0 in its place would be a change."""
     lease = report.lease
     values: list[tuple[str, str, float | None]] = [
@@ -133,62 +133,46 @@ def _gauges(report: Report, labels: list[str], failures: FailureSummary | None) 
     ]  # fmt: skip
     for name, text, value in values:
         if value is not None:
-            gauge = GaugeMetricFamily(name, text, labels=["processor"])
-            gauge.add_metric(labels, float(value))
-            yield gauge
+            yield _gauge(report, name, text, [((), value)])
 
 
-def _leases(report: Report, labels: list[str]) -> Iterator[Metric]:
+def _leases(report: Report) -> Iterator[Metric]:
     """Mode Partitioned: who owns what, and in which epoch. A partition without an owner has none."""
     if not report.leases:
         return
-    owned = GaugeMetricFamily(
-        "outbox_partition_owned", "1 for a partition whose lease this process holds.", labels=["processor", "partition"]
-    )
-    epochs = GaugeMetricFamily(
-        "outbox_partition_epoch", "Epoch of the partition's lease.", labels=["processor", "partition"]
-    )
-    for lease in report.leases:
-        owned.add_metric([*labels, str(lease.partition)], float(lease.held))
-        epochs.add_metric([*labels, str(lease.partition)], float(lease.epoch or 0))
-    yield owned
-    yield epochs
+    owned = [((str(lease.partition),), lease.held) for lease in report.leases]
+    text = "1 for a partition whose lease this process holds."
+    yield _gauge(report, "outbox_partition_owned", text, owned, "partition")
+    epochs = [((str(lease.partition),), lease.epoch or 0) for lease in report.leases]
+    yield _gauge(report, "outbox_partition_epoch", "Epoch of the partition's lease.", epochs, "partition")
 
 
-def _unfinished(report: Report, labels: list[str]) -> Iterator[Metric]:
+def _unfinished(report: Report) -> Iterator[Metric]:
     """Mode Competing: the same from every consumer, so take the maximum over them."""
     seen = report.unfinished
     if seen is None:
         return
     for name, text, value in (
-        ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", float(seen.messages)),
-        ("outbox_unfinished_batches", "Batches handed out and not done.", float(seen.batches)),
-        ("outbox_free_batches", "Batches handed back or lapsed, that no consumer has claimed yet.", float(seen.free)),
-        ("outbox_retrying_messages", "Messages that failed and wait, are delayed, or redriven.", float(seen.retries)),
-        ("outbox_consumers", "Processes that take batches.", float(seen.consumers)),
+        ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", seen.messages),
+        ("outbox_unfinished_batches", "Batches handed out and not done.", seen.batches),
+        ("outbox_free_batches", "Batches handed back or lapsed, that no consumer has claimed yet.", seen.free),
+        ("outbox_retrying_messages", "Messages that failed and wait, are delayed, or redriven.", seen.retries),
+        ("outbox_consumers", "Processes that take batches.", seen.consumers),
         ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.", seen.oldest_seconds),
     ):
-        gauge = GaugeMetricFamily(name, text, labels=["processor"])
-        gauge.add_metric(labels, value)
-        yield gauge
+        yield _gauge(report, name, text, [((), value)])
 
 
-def _pairs(report: Report, labels: list[str]) -> Iterator[Metric]:
-    transaction_id = GaugeMetricFamily(
-        "outbox_checkpoint_transaction_id", "First half of the stored checkpoint.", labels=["processor", "partition"]
-    )
-    position = GaugeMetricFamily(
-        "outbox_checkpoint_position", "Second half of the stored checkpoint.", labels=["processor", "partition"]
-    )
-    for view in report.checkpoints:
-        pair = parse_checkpoint(view.pair)
-        transaction_id.add_metric([*labels, str(view.partition)], float(pair.transaction_id))
-        position.add_metric([*labels, str(view.partition)], float(pair.position))
-    yield transaction_id
-    yield position
+def _pairs(report: Report) -> Iterator[Metric]:
+    pairs = [((str(view.partition),), parse_checkpoint(view.pair)) for view in report.checkpoints]
+    ids = [(partition, pair.transaction_id) for partition, pair in pairs]
+    text = "First half of the stored checkpoint."
+    yield _gauge(report, "outbox_checkpoint_transaction_id", text, ids, "partition")
+    positions = [(partition, pair.position) for partition, pair in pairs]
+    yield _gauge(report, "outbox_checkpoint_position", "Second half of the stored checkpoint.", positions, "partition")
 
 
-def _holder(report: Report, labels: list[str]) -> Iterator[Metric]:
+def _holder(report: Report) -> Iterator[Metric]:
     """Who holds the high-water mark back, only while that is a stall.
 
     So its labels do not multiply with every short writer.
@@ -198,15 +182,8 @@ def _holder(report: Report, labels: list[str]) -> Iterator[Metric]:
     held = report.bound.held_by
     names = ("kind", "pid", "application", "database", "role", "prepared", "holder_processor")
     values = (held.kind, held.pid, held.application, held.database, held.role, held.prepared, held.processor)
-    gauge = GaugeMetricFamily(
-        "outbox_bound_holder_age_seconds",
-        "Who holds the high-water mark back; for how long its transaction is open (0: hidden).",
-        labels=["processor", *names],
-    )
-    gauge.add_metric([*labels, *("" if value is None else str(value) for value in values)], held.age_seconds or 0.0)
-    yield gauge
-    others = GaugeMetricFamily(
-        "outbox_bound_waiting_writers", "Further open transactions that hold it next.", labels=["processor"]
-    )
-    others.add_metric(labels, float(report.bound.others))
-    yield others
+    age = [(tuple("" if value is None else str(value) for value in values), held.age_seconds or 0.0)]
+    text = "Who holds the high-water mark back; for how long its transaction is open (0: hidden)."
+    yield _gauge(report, "outbox_bound_holder_age_seconds", text, age, *names)
+    text = "Further open transactions that hold it next."
+    yield _gauge(report, "outbox_bound_waiting_writers", text, [((), report.bound.others)])
