@@ -8,7 +8,7 @@ import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_cli.console import Console, Format
 from outbox_cli.context import connect, connect_source, read_subject
@@ -18,11 +18,10 @@ from outbox_worker.postgres.admin.mappings import list_mappings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import psycopg
-
     from outbox_cli.context import Subject
     from outbox_cli.errors import Exit
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Context:
         return subject if self.mapped is None else replace(subject, source=self.mapped)
 
 
-def _find_mapped(connection: psycopg.Connection[Any], context: Context) -> Source | None:
+def _find_mapped(connection: Connection, context: Context) -> Source | None:
     """Return the table and filters of a processor that is named without its manifest, as its owner wrote them down."""
     named = getattr(context.options, "processor", None)
     if named is None or getattr(context.options, "file", None):
@@ -56,7 +55,7 @@ def _find_mapped(connection: psycopg.Connection[Any], context: Context) -> Sourc
     return list_mappings(connection, context.subject.schema).get(named)
 
 
-def against_database(run: Callable[[psycopg.Connection[Any], Context], Exit]) -> Callable[[Context], Exit]:
+def against_database(run: Callable[[Connection, Context], Exit]) -> Callable[[Context], Exit]:
     """Make a command of a function that needs the database."""
 
     def command(context: Context) -> Exit:
@@ -66,7 +65,7 @@ def against_database(run: Callable[[psycopg.Connection[Any], Context], Exit]) ->
     return command
 
 
-def against_source(run: Callable[[psycopg.Connection[Any], Context], Exit]) -> Callable[[Context], Exit]:
+def against_source(run: Callable[[Connection, Context], Exit]) -> Callable[[Context], Exit]:
     """Make a command of a function that needs the database of the messages, and no other."""
 
     def command(context: Context) -> Exit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.errors import UsageError
 from outbox_cli.manifest import read_manifest
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    import psycopg
+    from outbox_worker.postgres.connection import Connection
+
 
 APPLICATION_NAME: Final = "outbox-cli"
 DEFAULT_SCHEMA: Final = "outbox"
@@ -107,7 +108,7 @@ def names_source(options: argparse.Namespace, environment: Mapping[str, str]) ->
     return secret_directory(options) is not None or options.dsn_file is not None or has_environment(environment)
 
 
-def connect(options: argparse.Namespace, environment: Mapping[str, str]) -> psycopg.Connection[Any]:
+def connect(options: argparse.Namespace, environment: Mapping[str, str]) -> Connection:
     """Open an autocommit connection to the database that holds checkpoints and claims.
 
     Raises:
@@ -121,7 +122,7 @@ def connect(options: argparse.Namespace, environment: Mapping[str, str]) -> psyc
     return connect_source(options, environment)
 
 
-def connect_source(options: argparse.Namespace, environment: Mapping[str, str]) -> psycopg.Connection[Any]:
+def connect_source(options: argparse.Namespace, environment: Mapping[str, str]) -> Connection:
     """Open an autocommit connection to the database that holds the messages.
 
     Raises:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -34,13 +34,12 @@ from outbox_worker.shutdown import Interrupted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import psycopg
-
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Target
     from outbox_core.processor.state import ProcessorState
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.streaming.handover import PreparedBatch
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.settings import Settings
     from outbox_worker.wiring import Unit
 
@@ -133,7 +132,7 @@ class SparkFeed(Feed):
         return outcomes.Fetched(batch, is_last=self._context.shutdown.requested)
 
     @property
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connection(self) -> Connection:
         return self._context.databases.target.connection()
 
     def _wait_for_batch(self, state: ProcessorState) -> PreparedBatch | None:

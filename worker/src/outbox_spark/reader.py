@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from psycopg import sql
@@ -31,9 +31,8 @@ from outbox_worker.session import Session
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import psycopg
-
     from outbox_spark.options import ReadOptions
+    from outbox_worker.postgres.connection import Connection
 
 _APPLICATION_NAME: Final = "outbox-spark-reader"
 _KEPT_SECONDS: Final = 10.0
@@ -117,9 +116,7 @@ class RangeReader:
                 )
             return self._within_bytes(connection, OffsetRange(after, reach.examined), full=reach.full)
 
-    def _within_bytes(
-        self, connection: psycopg.Connection[Any], whole: OffsetRange, *, full: bool
-    ) -> tuple[Checkpoint, bool]:
+    def _within_bytes(self, connection: Connection, whole: OffsetRange, *, full: bool) -> tuple[Checkpoint, bool]:
         """Return the end of the part of the range that has at most `batchBytes`, and whether the batch is full."""
         if self._options.batch_bytes is None or whole.empty:
             return whole.end, full
@@ -170,7 +167,7 @@ class RangeReader:
         self._session.discard()
 
     @contextmanager
-    def _connect(self) -> Iterator[psycopg.Connection[Any]]:
+    def _connect(self) -> Iterator[Connection]:
         """Lend a connection: another one where the server has ended the one that was kept, or it was kept for long."""
         if (now := time.monotonic()) >= self._kept_until:
             self._session.discard()
@@ -189,12 +186,12 @@ class RangeReader:
         return MessageReader(self._options.source).batch_relation(whole.start, whole.end)
 
 
-def fetch_start_pair(connection: psycopg.Connection[Any], options: ReadOptions, start: StartFrom) -> Checkpoint:
+def fetch_start_pair(connection: Connection, options: ReadOptions, start: StartFrom) -> Checkpoint:
     """Return the pair before the first message that `start` asks for."""
     return checkpoints.start_pair(connection, options.source, start)
 
 
-def _copy(connection: psycopg.Connection[Any], query: sql.Composed) -> bytes:
+def _copy(connection: Connection, query: sql.Composed) -> bytes:
     with translated(), connection.cursor() as cursor, cursor.copy(query) as copying:
         return b"".join(copying)
 

@@ -14,16 +14,15 @@ from outbox_sql.recognise import Recognised, guess_columns, recognise
 if TYPE_CHECKING:
     import argparse
 
-    import psycopg
-
     from outbox_cli.command import Context
+    from outbox_worker.postgres.connection import Connection
 
 _NEEDED: Final = ("messageId", "messageType", "data")
 _UNKNOWN: Final = "NAME-THE-COLUMN"
 
 
 @against_source
-def adopt(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def adopt(connection: Connection, context: Context) -> Exit:
     """Add what is missing, and print manifest, grants and the change-over."""
     options, console = context.options, context.console
     schema, dot, table = options.table.rpartition(".")

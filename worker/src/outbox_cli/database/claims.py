@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import Column
@@ -13,11 +13,10 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
 
 _COLUMNS: Final = (
     Column("PROCESSOR", "processorId"),
@@ -31,7 +30,7 @@ _COLUMNS: Final = (
 
 
 @against_database
-def show(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def show(connection: Connection, context: Context) -> Exit:
     """Say which resource of which cluster holds each processor, and which pods work on it."""
     by_id: dict[str, list[ProcessorView]] = {}
     for view in find_partitions(connection, context.subject):
@@ -42,7 +41,7 @@ def show(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 
 @against_database
-def release(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def release(connection: Connection, context: Context) -> Exit:
     """Take the claim away from a resource that will not give it up: its cluster is lost, say."""
     options, console, subject = context.options, context.console, context.subject
     need_reason(options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, whoami
 from outbox_cli.console import Column
@@ -15,12 +15,11 @@ from outbox_worker.postgres.admin.overview import list_conflicts
 from outbox_worker.postgres.progress import conflicts
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.admin.overview import ConflictView
+    from outbox_worker.postgres.connection import Connection
 
 _COLUMNS: Final = (
     Column("ID", "id"),
@@ -39,7 +38,7 @@ _COLUMNS: Final = (
 
 
 @against_database
-def list_all(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def list_all(connection: Connection, context: Context) -> Exit:
     """List the conflicts that wait for a person; with --all every refusal that is recorded."""
     subject, options = context.subject, context.options
     found = list_conflicts(
@@ -53,7 +52,7 @@ def list_all(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 
 @against_database
-def accept(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def accept(connection: Connection, context: Context) -> Exit:
     """Go on from the pair that is stored now."""
     options, console = context.options, context.console
     found = list_conflicts(connection, context.subject.schema, conflict_id=options.conflict, resolved=True)

@@ -25,11 +25,10 @@ from outbox_worker.postgres.key import ProcessorKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_worker.postgres.admin.dead_letters import DeadLetter, Filter, HeldView
+    from outbox_worker.postgres.connection import Connection
 
 PIECE: Final = 500
 """Messages in one transaction, where no rate makes it less."""
@@ -79,7 +78,7 @@ def _filter(context: Context) -> Filter:
 
 
 @against_database
-def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def list_dead(connection: Connection, context: Context) -> Exit:
     """List dead letters."""
     options = context.options
     found = dead_letters.list_dead(
@@ -92,7 +91,7 @@ def list_dead(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 
 @against_database
-def list_held(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def list_held(connection: Connection, context: Context) -> Exit:
     """List held messages that are the first of their key."""
     found = dead_letters.list_held(
         connection, context.subject.schema, _filter(context), limit=context.options.limit,
@@ -109,7 +108,7 @@ def _note_limit(context: Context, found: int) -> None:
 
 
 @against_database
-def add(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def add(connection: Connection, context: Context) -> Exit:
     """Let a processor that stopped at a message go on without it: the worker makes it a dead letter."""
     options, console, subject = context.options, context.console, context.subject
     need_reason(options)
@@ -130,18 +129,18 @@ def add(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 
 @against_database
-def redrive(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def redrive(connection: Connection, context: Context) -> Exit:
     """Have messages handled again, by the processor itself; in the order of their keys, unless consumers compete."""
     return _decide(connection, context, drop=False)
 
 
 @against_database
-def drop(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def drop(connection: Connection, context: Context) -> Exit:
     """Give messages up for good: what waits behind them goes on."""
     return _decide(connection, context, drop=True)
 
 
-def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool) -> Exit:
+def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
     options, console, schema = context.options, context.console, context.subject.schema
     wanted = _filter(context)
     if wanted == dead_letters.Filter(processor_id=wanted.processor_id) and not options.all:
@@ -172,7 +171,7 @@ def _decide(connection: psycopg.Connection[Any], context: Context, *, drop: bool
     return Exit.DONE
 
 
-def _stopped(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -> list[HeldView]:
+def _stopped(connection: Connection, schema: str, wanted: Filter) -> list[HeldView]:
     """Return held messages that wait for a person; only dead letters have numbers, types and times to ask for."""
     if wanted.ids or wanted.types or wanted.classes or wanted.text or wanted.since or wanted.until:
         return []
@@ -180,7 +179,7 @@ def _stopped(connection: psycopg.Connection[Any], schema: str, wanted: Filter) -
 
 
 def _work(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     context: Context,
     wanted: Filter,
     dead: list[int],
@@ -222,7 +221,7 @@ def _held_pieces(stopped: list[HeldView], piece: int) -> Iterator[tuple[int, lis
 
 
 def _dead_pieces(
-    connection: psycopg.Connection[Any], schema: str, wanted: Filter, dead: list[int], piece: int
+    connection: Connection, schema: str, wanted: Filter, dead: list[int], piece: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Give out what is left of the numbers by partition, in the order in which they died, and none that is new."""
     for first in range(0, len(dead), piece):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, against_source
 from outbox_cli.console import Column
@@ -22,13 +22,12 @@ from outbox_worker.postgres.reading.writers import describe, list_writers, missi
 from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_cli.context import Subject
     from outbox_core.report import Lag
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.ownership.words import SaidWord
     from outbox_worker.postgres.reading.writers import Writer
 
@@ -94,7 +93,7 @@ def format_lag(lag: Lag | None) -> str | None:
     return f"{lag.messages}{'+' if lag.at_least else ''} ({format_age(lag.seconds)})"
 
 
-def find_partitions(connection: psycopg.Connection[Any], subject: Subject) -> list[ProcessorView]:
+def find_partitions(connection: Connection, subject: Subject) -> list[ProcessorView]:
     """Read all processors, or the one asked for.
 
     Raises:
@@ -108,7 +107,7 @@ def find_partitions(connection: psycopg.Connection[Any], subject: Subject) -> li
 
 
 @against_database
-def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def status(connection: Connection, context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
     subject = context.subject
     views = find_partitions(connection, subject)
@@ -145,7 +144,7 @@ def _measure(measure: LagReader, sources: Sources, view: ProcessorView) -> tuple
 
 
 def look_at_changes(
-    connection: psycopg.Connection[Any], subject: Subject, views: list[ProcessorView], sources: Sources
+    connection: Connection, subject: Subject, views: list[ProcessorView], sources: Sources
 ) -> dict[str, Record]:
     """Say of each processor whose number of partitions is to change how far that is."""
     changing = {
@@ -162,7 +161,7 @@ def look_at_changes(
 
 
 @against_database
-def lag(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def lag(connection: Connection, context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
     subject, options = context.subject, context.options
     # A limit above the cap would never be seen to be exceeded.
@@ -207,7 +206,7 @@ def _exceeds(found: Lag, messages: int | None, seconds: float | None) -> bool:
 
 
 @against_source
-def stall(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def stall(connection: Connection, context: Context) -> Exit:
     """Name who holds the high-water mark back; with --all every open transaction that has written."""
     found = list_writers(connection)
     waits = _has_waiting(connection, context)
@@ -266,7 +265,7 @@ def _writer(writer: Writer) -> Record:
 
 
 @against_database
-def audit(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def audit(connection: Connection, context: Context) -> Exit:
     """List what people decided."""
     subject = context.subject
     records = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.spec import Competing
@@ -11,26 +11,25 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.console import Record
     from outbox_cli.context import Subject
     from outbox_cli.database.sources import Sources
     from outbox_core.report import Lag
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
 
 
 class LagReader:
     """Measures what waits, by each processor's mode."""
 
-    def __init__(self, connection: psycopg.Connection[Any], subject: Subject, sources: Sources) -> None:
+    def __init__(self, connection: Connection, subject: Subject, sources: Sources) -> None:
         """See which processors are in mode Competing; `connection` is to the checkpoints."""
         self._connection = connection
         self._subject = subject
         self._sources = sources
         self._queues = competing.list_competing(connection, subject.schema)
 
-    def lag(self, view: ProcessorView, reading: psycopg.Connection[Any], cap: int) -> Lag:
+    def lag(self, view: ProcessorView, reading: Connection, cap: int) -> Lag:
         """Count what is not handled, at most about `cap`; `reading` is to the processor's messages."""
         if view.processor_id not in self._queues:
             return self._sources.reader(view).lag(reading, view.pair or BEGINNING, cap)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_cli.command import against_database, whoami
 from outbox_cli.context import DEFAULT_SCHEMA
@@ -11,13 +11,12 @@ from outbox_sql import runner
 from outbox_worker.postgres.call import call
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
+    from outbox_worker.postgres.connection import Connection
 
 
 @against_database
-def migrate(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def migrate(connection: Connection, context: Context) -> Exit:
     """Bring the schema to this version."""
     options, console = context.options, context.console
     schema = options.schema or DEFAULT_SCHEMA
@@ -44,7 +43,7 @@ def migrate(connection: psycopg.Connection[Any], context: Context) -> Exit:
 
 
 @against_database
-def confirm_identity(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def confirm_identity(connection: Connection, context: Context) -> Exit:
     """Say what a database is after a copy, a move or a restore."""
     options, console = context.options, context.console
     schema = options.schema or DEFAULT_SCHEMA

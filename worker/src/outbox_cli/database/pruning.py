@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_source, need_reason, whoami
 from outbox_cli.errors import Exit, RefusedError, UsageError
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.pruning import Reader
+    from outbox_worker.postgres.connection import Connection
 
 _START: Final = ("0", -(2**63))
 _REMOTE: Final = (
@@ -39,7 +38,7 @@ _REMOTE: Final = (
 
 
 @against_source
-def prune(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def prune(connection: Connection, context: Context) -> Exit:
     """Delete what every processor has examined, in short transactions, the oldest first."""
     options, console = context.options, context.console
     need_reason(options)
@@ -66,7 +65,7 @@ def prune(connection: psycopg.Connection[Any], context: Context) -> Exit:
         return Exit.DONE
 
 
-def _open_remote(directories: Sequence[Path] | None, closing: ExitStack) -> list[psycopg.Connection[Any]]:
+def _open_remote(directories: Sequence[Path] | None, closing: ExitStack) -> list[Connection]:
     return [
         closing.enter_context(ConnectionFiles(directory).connect("outbox-cli", autocommit=True))
         for directory in directories or ()
@@ -76,9 +75,7 @@ def _open_remote(directories: Sequence[Path] | None, closing: ExitStack) -> list
 class _Job:
     """One run over one table."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], context: Context, remote: list[psycopg.Connection[Any]]
-    ) -> None:
+    def __init__(self, connection: Connection, context: Context, remote: list[Connection]) -> None:
         self._connection = connection
         self._context = context
         self._remote = remote
@@ -135,7 +132,7 @@ class _Job:
             )
         return kept
 
-    def _check(self, connection: psycopg.Connection[Any], reader: Reader) -> None:
+    def _check(self, connection: Connection, reader: Reader) -> None:
         view = reader.view
         if view.processor_id in (self._context.options.ignore or ()):
             return
@@ -210,7 +207,7 @@ class _Job:
                 raise
 
 
-def _find_source(connection: psycopg.Connection[Any], context: Context) -> Source:
+def _find_source(connection: Connection, context: Context) -> Source:
     """Return table and columns: the manifest's, those that processors wrote down for --source, or our own."""
     options = context.options
     if options.source is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
@@ -26,6 +26,7 @@ from outbox_worker.postgres.transactions.statement import find_transaction_end
 if TYPE_CHECKING:
     from outbox_cli.command import Context
     from outbox_cli.console import Record
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.progress.rebuilds import RebuildRow
 
 _CAP: Final = 100_000
@@ -41,7 +42,7 @@ _STATUS: Final = (
 
 
 @against_database
-def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def status(connection: Connection, context: Context) -> Exit:
     """List rebuilds: begun, and swapped."""
     subject = context.subject
     with Sources(connection, context) as sources:
@@ -53,7 +54,7 @@ def status(connection: psycopg.Connection[Any], context: Context) -> Exit:
     return Exit.DONE
 
 
-def _behind(sources: Sources, connection: psycopg.Connection[Any], schema: str, row: RebuildRow) -> str | int | None:
+def _behind(sources: Sources, connection: Connection, schema: str, row: RebuildRow) -> str | int | None:
     """Count what the other one has examined and this one has not, where the messages can be seen."""
     if row.swapped_at is not None or row.new is None or row.old is None:
         return None
@@ -89,7 +90,7 @@ def _record(row: RebuildRow, behind: str | int | None) -> Record:
 
 
 @against_database
-def try_swap(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def try_swap(connection: Connection, context: Context) -> Exit:
     """Run the statement as this role in a transaction that is rolled back; its locks are held that long."""
     if not context.options.file:
         raise UsageError("which swap? give the manifest with -f")

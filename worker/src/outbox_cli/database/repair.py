@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import Column
@@ -11,12 +11,11 @@ from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, 
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_cli.context import Subject
     from outbox_worker.postgres.admin.repair import Moved, Plan, Repair, Rows
+    from outbox_worker.postgres.connection import Connection
 
 _CHANGES: Final = (
     Column("WHAT", "what"),
@@ -27,7 +26,7 @@ _CHANGES: Final = (
 
 
 @against_database
-def repair(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def repair(connection: Connection, context: Context) -> Exit:
     """Rebase what a restore brought along, or go on with a repair that was begun."""
     options, console, subject = context.options, context.console, context.subject
     repairer = Repairer(connection, subject.schema, _tables(connection, subject, options.table or []))
@@ -89,7 +88,7 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
     return Exit.DONE
 
 
-def _tables(connection: psycopg.Connection[Any], subject: Subject, named: list[str]) -> list[Outbox]:
+def _tables(connection: Connection, subject: Subject, named: list[str]) -> list[Outbox]:
     """The schema's own outboxes, the one that the manifest maps, and those that are named."""
     mapped = OutboxTable.of(subject.source)
     found = [*find_outboxes(connection, subject.schema)]

@@ -31,13 +31,12 @@ from outbox_worker.postgres.progress.checkpoints import start_pair
 from outbox_worker.postgres.reading.writers import list_writers
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.console import Record
     from outbox_cli.context import Subject
     from outbox_core.progress.snapshot_range import SnapshotRange
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
 
 
 LOCAL = "local/"
@@ -110,7 +109,7 @@ def _way(start: Checkpoint, after: Checkpoint) -> Direction:
     return Direction.FORWARD if after > start else Direction.BACK
 
 
-def find_partition(connection: psycopg.Connection[Any], subject: Subject, partition: int) -> ProcessorView:
+def find_partition(connection: Connection, subject: Subject, partition: int) -> ProcessorView:
     """Read one partition of the processor that the command names.
 
     Raises:
@@ -135,18 +134,18 @@ def refuse_live(view: ProcessorView) -> None:
 
 
 @against_database
-def rewind(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def rewind(connection: Connection, context: Context) -> Exit:
     """Go back: messages are handled again."""
     return _move(connection, context, Direction.BACK)
 
 
 @against_database
-def skip_to(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def skip_to(connection: Connection, context: Context) -> Exit:
     """Go forward: messages are passed over."""
     return _move(connection, context, Direction.FORWARD)
 
 
-def _move(connection: psycopg.Connection[Any], context: Context, direction: Direction) -> Exit:
+def _move(connection: Connection, context: Context, direction: Direction) -> Exit:
     options, console, subject = context.options, context.console, context.subject
     need_reason(options)
     views = _find_views(connection, subject, options.partition)
@@ -174,9 +173,7 @@ def _move(connection: psycopg.Connection[Any], context: Context, direction: Dire
     return Exit.DONE
 
 
-def _refuse_consumers(
-    connection: psycopg.Connection[Any], subject: Subject, processor_id: str, direction: Direction
-) -> None:
+def _refuse_consumers(connection: Connection, subject: Subject, processor_id: str, direction: Direction) -> None:
     """Raise where batches are handed out: no checkpoint says what is done, so none can be moved."""
     known = competing.list_competing(connection, subject.schema)
     if processor_id not in known:
@@ -197,7 +194,7 @@ def _refuse_consumers(
 
 
 def _plan(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     context: Context,
     sources: Sources,
     views: list[ProcessorView],
@@ -220,7 +217,7 @@ def _plan(
     return [replace(preview(sources, context, view, known[view.partition], after), before=view.pair) for view in chosen]
 
 
-def _last_known(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> Checkpoint | None:
+def _last_known(connection: Connection, schema: str, view: ProcessorView) -> Checkpoint | None:
     """Return the stored checkpoint; where its row is gone, the one that the open conflict says was expected."""
     if view.pair is not None or view.open_conflict is None:
         return view.pair
@@ -258,7 +255,7 @@ def _document(moves: list[Move], *, several: bool, done: bool) -> Any:
     return records if several else records[0]
 
 
-def _find_views(connection: psycopg.Connection[Any], subject: Subject, partition: int | None) -> list[ProcessorView]:
+def _find_views(connection: Connection, subject: Subject, partition: int | None) -> list[ProcessorView]:
     """Read the partition that is named, or all of the processor's."""
     if partition is not None:
         return [find_partition(connection, subject, partition)]
@@ -282,7 +279,7 @@ def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction)
     return found
 
 
-def _wanted(source_connection: psycopg.Connection[Any], context: Context) -> Checkpoint:
+def _wanted(source_connection: Connection, context: Context) -> Checkpoint:
     """Find the pair that the options mean."""
     options, source = context.options, context.subject.source
     if options.to is not None:
@@ -297,9 +294,7 @@ def _wanted(source_connection: psycopg.Connection[Any], context: Context) -> Che
     return start_pair(source_connection, source, start)
 
 
-def _check(
-    source_connection: psycopg.Connection[Any], view: ProcessorView, after: Checkpoint, direction: Direction
-) -> None:
+def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
     """Raise where the move is none, goes the other way, or would lose what is in flight."""
     if view.pair is None and view.open_conflict is None:
         raise RefusedError(
@@ -340,14 +335,14 @@ def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> Non
     context.console.note(f"conflict {view.open_conflict} is decided by this")
 
 
-def _carry_out(connection: psycopg.Connection[Any], context: Context, moves: list[Move]) -> None:
+def _carry_out(connection: Connection, context: Context, moves: list[Move]) -> None:
     """Move, and compare what was moved with what was shown; one transaction for all partitions."""
     with connection.transaction():
         for move in moves:
             _carry_out_one(connection, context, move)
 
 
-def _carry_out_one(connection: psycopg.Connection[Any], context: Context, move: Move) -> None:
+def _carry_out_one(connection: Connection, context: Context, move: Move) -> None:
     view, reason, schema = move.view, context.options.reason, context.subject.schema
     if view.open_conflict is not None:
         decision = Resolution(
@@ -405,7 +400,7 @@ def heed_answer(answer: conflicts.ResolveAnswer, conflict: int | None) -> None:
 
 
 @against_database
-def forget_source(connection: psycopg.Connection[Any], context: Context) -> Exit:
+def forget_source(connection: Connection, context: Context) -> Exit:
     """Let the next claim write down which database it reads."""
     options, console, subject = context.options, context.console, context.subject
     need_reason(options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_cli.context import connect_source, names_source, target_directory
 from outbox_cli.errors import RefusedError
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
 
 
 class Sources:
     """Finds the connection to each processor's messages; opens the source's database at most once."""
 
-    def __init__(self, target: psycopg.Connection[Any], context: Context) -> None:
+    def __init__(self, target: Connection, context: Context) -> None:
         """Keep the connection to the checkpoints."""
         self._target = target
         self._context = context
         self._closing = ExitStack()
-        self._source_connection: psycopg.Connection[Any] | None = None
+        self._source_connection: Connection | None = None
         self._mappings: Mapping[str, Source] | None = None
 
     @property
@@ -64,7 +63,7 @@ class Sources:
         """Close what was opened."""
         self._closing.close()
 
-    def find(self, processor_id: str) -> psycopg.Connection[Any] | None:
+    def find(self, processor_id: str) -> Connection | None:
         """Return the connection to the processor's messages; None: they are in a database that was not named.
 
         Raises:
@@ -81,7 +80,7 @@ class Sources:
             raise RefusedError(f"processor {processor_id} reads {written.described}, which is not the source you name")
         return connection
 
-    def need(self, processor_id: str) -> psycopg.Connection[Any]:
+    def need(self, processor_id: str) -> Connection:
         """Return the connection to the processor's messages.
 
         Raises:
@@ -105,7 +104,7 @@ class Sources:
         options, environment = self._context.options, self._context.environment
         return target_directory(options) is not None and names_source(options, environment)
 
-    def _open(self, source: Source) -> tuple[psycopg.Connection[Any], str]:
+    def _open(self, source: Source) -> tuple[Connection, str]:
         if self._source_connection is None:
             self._source_connection = connect_source(self._context.options, self._context.environment)
             self._closing.enter_context(self._source_connection)

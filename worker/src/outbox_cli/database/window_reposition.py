@@ -6,7 +6,7 @@ is committed now and lies below the position is passed over; what commits later 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_cli.errors import RefusedError, UsageError
 from outbox_core.progress.checkpoint import Checkpoint
@@ -18,11 +18,10 @@ from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_cli.command import Context
     from outbox_cli.database.sources import Sources
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
 
 
 def plan_move(
@@ -64,7 +63,7 @@ def plan_move(
     return Checkpoint(0, known.position + 1, target), count, position
 
 
-def _find_position(connection: psycopg.Connection[Any], context: Context) -> int | None:
+def _find_position(connection: Connection, context: Context) -> int | None:
     options = context.options
     if options.to is not None:
         raise UsageError(

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import psycopg
-
     from outbox_cli.try_out.processors import Processor, Worker
+    from outbox_worker.postgres.connection import Connection
 
 _STORED: Final = "SELECT message_id, partition_key, transaction_id::text, position FROM outbox.messages"
 _DECIDED: Final = """
@@ -39,7 +38,7 @@ SELECT 1 FROM outbox.messages m WHERE NOT EXISTS (SELECT FROM {} l WHERE l.messa
 """
 
 
-def is_all_handled(connection: psycopg.Connection[Any], workers: Sequence[Worker]) -> bool:
+def is_all_handled(connection: Connection, workers: Sequence[Worker]) -> bool:
     """Say whether every message has a line of every processor that can still go on."""
     return not any(
         connection.execute(sql.SQL(_MISSING).format(_table(processor))).fetchone()
@@ -48,7 +47,7 @@ def is_all_handled(connection: psycopg.Connection[Any], workers: Sequence[Worker
     )
 
 
-def count(connection: psycopg.Connection[Any], committed: Path, workers: Sequence[Worker]) -> list[Account]:
+def count(connection: Connection, committed: Path, workers: Sequence[Worker]) -> list[Account]:
     """Compare, for each processor."""
     produced, undone = read_commit_logs(committed)
     known = {message.message_id for message in produced}
@@ -77,7 +76,7 @@ def _table(processor: Processor) -> sql.Identifier:
     return sql.Identifier(*processor.lines.split("."))
 
 
-def _moves(connection: psycopg.Connection[Any], processor: Processor) -> Any:
+def _moves(connection: Connection, processor: Processor) -> Any:
     moves = []
     for from_id, from_position, to_id, to_position in connection.execute(
         _DECIDED, {"processor_id": processor.processor_id}
@@ -98,7 +97,7 @@ def _held_back(processor: Processor, workers: Sequence[Worker]) -> str | None:
     return None
 
 
-def _stopped(connection: psycopg.Connection[Any], processor: Processor) -> str | None:
+def _stopped(connection: Connection, processor: Processor) -> str | None:
     row = connection.execute(_OPEN, [processor.processor_id]).fetchone()
     if row is None:
         return None

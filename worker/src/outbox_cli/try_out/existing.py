@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import conninfo, sql
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from outbox_sql.recognise import Recognised
+    from outbox_worker.postgres.connection import Connection
 
 _LIMIT: Final = "5s"
 """For the age of the oldest row, which may have no index."""
@@ -107,7 +108,7 @@ def look_at(uri: str) -> list[str]:
             raise TryError(f"{_where(uri)} cannot be looked at: {_first_line(err)}") from None
 
 
-def find_outboxes(connection: psycopg.Connection[Any]) -> tuple[list[Table], int]:
+def find_outboxes(connection: Connection) -> tuple[list[Table], int]:
     """Return the tables that are outboxes, and of how many."""
     rows = connection.execute(_TABLES).fetchall()
     found = []
@@ -119,7 +120,7 @@ def find_outboxes(connection: psycopg.Connection[Any]) -> tuple[list[Table], int
     return found, len(rows)
 
 
-def _describe(connection: psycopg.Connection[Any]) -> Iterator[str]:
+def _describe(connection: Connection) -> Iterator[str]:
     tables, of = find_outboxes(connection)
     if not tables:
         yield f"no outbox that is known is among the {of} tables that this database has."
@@ -134,7 +135,7 @@ def _describe(connection: psycopg.Connection[Any]) -> Iterator[str]:
     yield "--connection DIR tells it the database"
 
 
-def _describe_table(connection: psycopg.Connection[Any], table: Table) -> Iterator[str]:
+def _describe_table(connection: Connection, table: Table) -> Iterator[str]:
     kind = table.kind
     yield f"{table.full_name} is {kind.kind.title}: about {table.rows} rows, {table.size / 1_000_000:.1f} MB"
     if not table.readable:
@@ -190,7 +191,7 @@ def _describe_adoption(table: Table, indexes: list[list[str]], existing: list[li
     yield from (f"    {step}" for step in steps)
 
 
-def _describe_oldest(connection: psycopg.Connection[Any], table: Table) -> str:
+def _describe_oldest(connection: Connection, table: Table) -> str:
     """Say how old the oldest row is; the oldest that waits, where the table says which do."""
     kind = table.kind
     candidates = [kind.columns.get("scheduled"), kind.ordered_by, *table.columns]

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_cli.try_out.children import Children
 from outbox_cli.try_out.errors import EndedError, TryError
@@ -25,11 +25,10 @@ from outbox_core.plain import number_of_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import psycopg
-
     from outbox_cli.try_out.place import Place
     from outbox_cli.try_out.processors import Worker
     from outbox_cli.try_out.shop import Counters
+    from outbox_worker.postgres.connection import Connection
 
 BEGAN: Final = "OUTBOX_TRY_BEGAN"
 """Variable of the environment: when the command began, in seconds since 1970, where another program began it."""
@@ -131,7 +130,7 @@ class Run:
         for worker in sorted(self.workers, key=lambda each: each.number):
             worker.start()
 
-    def connect(self, database: str | None = None) -> psycopg.Connection[Any]:
+    def connect(self, database: str | None = None) -> Connection:
         """Connect to the embedded server."""
         import psycopg
 

@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from outbox_cli.try_out.errors import TryError
 from outbox_cli.try_out.place import cache_folder, find_closed, lives
@@ -31,10 +31,9 @@ from outbox_cli.try_out.place import cache_folder, find_closed, lives
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import psycopg
-
     from outbox_cli.try_out.guard import Guard
     from outbox_cli.try_out.place import Place
+    from outbox_worker.postgres.connection import Connection
 
 DATABASE: Final = "shop"
 ROLE: Final = "postgres"
@@ -315,7 +314,7 @@ def _copy(source: Path, target: Path, guard: Guard | None = None) -> None:
     target.chmod(0o700)
 
 
-def make_outbox(connect: Callable[[str], psycopg.Connection[Any]]) -> None:
+def make_outbox(connect: Callable[[str], Connection]) -> None:
     """Make the shop's database, the outbox and the shop's tables; then leave nothing that a run does not need."""
     from outbox_sql.runner import migrate
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mmap import mmap
     from pathlib import Path
 
+    from outbox_worker.postgres.connection import Connection
+
 CONNECTIONS: Final = 8
 APPLICATION: Final = "outbox-try-shop"
 _CUSTOMERS: Final = 200
@@ -109,7 +111,7 @@ class Producer:
                 log.flush()
                 self._closing.wait(self._random.uniform(0, 2 * _PAUSE))
 
-    def _run_transaction(self, connection: psycopg.Connection[Any]) -> dict[str, list[Any]]:
+    def _run_transaction(self, connection: Connection) -> dict[str, list[Any]]:
         """Run one; return what it committed and what it rolled back."""
         kind = self._random.choices(_KINDS, _WEIGHTS)[0]
         orders = self._orders.copy()

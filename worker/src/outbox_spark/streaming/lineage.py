@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
@@ -13,9 +13,8 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 _FETCH_DECISION = sql.SQL(
@@ -48,9 +47,7 @@ class QueryHistory:
     untouched: bool
 
 
-def fetch_history(
-    connection: psycopg.Connection[Any], source: Source, key: ProcessorKey, stored: Checkpoint
-) -> QueryHistory:
+def fetch_history(connection: Connection, source: Source, key: ProcessorKey, stored: Checkpoint) -> QueryHistory:
     """Read identity, decisions and where the current directory was begun."""
     database = check_identity(connection, source, key).uuid
     who = (key.processor_id, key.partition)
@@ -65,7 +62,7 @@ def fetch_history(
     return QueryHistory(Lineage(key.processor_id, database, number), untouched)
 
 
-def store_begin(connection: psycopg.Connection[Any], key: ProcessorKey, lineage: Lineage, start: Checkpoint) -> None:
+def store_begin(connection: Connection, key: ProcessorKey, lineage: Lineage, start: Checkpoint) -> None:
     """Remember that a new directory was begun; before it is, so that a lost one is known to be lost."""
     with translated():
         connection.execute(

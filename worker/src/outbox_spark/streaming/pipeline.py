@@ -35,7 +35,6 @@ from outbox_worker.targets.sql import SqlSink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
     from psycopg import sql
     from pyspark.sql import DataFrame
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from outbox_spark.streaming.handover import PreparedBatch
     from outbox_spark.streaming.resume import ResumeDecision
     from outbox_spark.writing.effects import Effects
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.transactions.transaction import Transaction
 
@@ -149,7 +149,7 @@ class SparkPipeline:
         self._run.stop_admitting()
         return self._run.busy()
 
-    def open(self, connection: psycopg.Connection[Any], epoch: int, stored: Checkpoint) -> None:
+    def open(self, connection: Connection, epoch: int, stored: Checkpoint) -> None:
         """Start the query under a lease, from the stored checkpoint.
 
         First what earlier owners left: committed files are moved into place, staging tables dropped.
@@ -279,7 +279,7 @@ class SparkPipeline:
         self._seen = fingerprint(self._handler)
         self._application = load_application(self._config, self._handler)
 
-    def _directory(self, connection: psycopg.Connection[Any], stored: Checkpoint, *, stateful: bool) -> QueryDirectory:
+    def _directory(self, connection: Connection, stored: Checkpoint, *, stateful: bool) -> QueryDirectory:
         """Find or begin the query checkpoint directory that goes with the stored checkpoint."""
         directories = QueryDirectories(self._query_path(), self._key.processor_id)
         current = directories.current()

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.errors import HandlerError
 
 if TYPE_CHECKING:
-    import psycopg
     from pyspark.sql import DataFrame
 
     from outbox_spark.offsets import OffsetRange
     from outbox_spark.writing.files import FileArea, PendingFile
     from outbox_spark.writing.staging import Staged, StagingArea
+    from outbox_worker.postgres.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,6 @@ class Effects:
             raise HandlerError(f"{path!r} is not an absolute path: name a directory on a volume of spec.spark.volumes")
         self.pending += self._files.write(rows, directory, self._whole)
 
-    def list_files(self, connection: psycopg.Connection[Any]) -> None:
+    def list_files(self, connection: Connection) -> None:
         """Write the manifest of the files, in the transaction that is open on `connection`."""
         self._files.list_in(connection, self.pending)

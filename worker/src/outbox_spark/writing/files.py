@@ -18,7 +18,7 @@ import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 from psycopg import sql
@@ -30,11 +30,10 @@ from outbox_worker.postgres.errors import translated
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import psycopg
     from pyspark.sql import DataFrame
 
     from outbox_spark.offsets import OffsetRange
-    from outbox_worker.postgres.connection import ConnectionFiles
+    from outbox_worker.postgres.connection import Connection, ConnectionFiles
 
 _HIDDEN: Final = "_outbox"
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -115,7 +114,7 @@ class FileArea:
             for number, (file, count) in enumerate(filled)
         ]
 
-    def list_in(self, connection: psycopg.Connection[Any], files: Iterable[PendingFile]) -> None:
+    def list_in(self, connection: Connection, files: Iterable[PendingFile]) -> None:
         """Write the manifest, in the transaction that is open on `connection` and stores the checkpoint."""
         statement = sql.SQL(
             "INSERT INTO {} (processor_id, epoch, hidden_path, final_path, row_count) "

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
 
+    from outbox_worker.postgres.connection import Connection
+
 _APPLICATION_NAME: Final = "outbox-spark-staging"
 _log = get_logger("outbox.spark.staging")
 _ATTEMPT: Final = "outbox_attempt"
@@ -79,7 +81,7 @@ class Staged:
             attempts=sql.Literal(list(self.attempts)),
         )
 
-    def is_complete(self, connection: psycopg.Connection[Any]) -> bool:
+    def is_complete(self, connection: Connection) -> bool:
         """Say whether all of them are still there: a crash of PostgreSQL empties every unlogged table."""
         counted = connection.execute(sql.SQL("SELECT count(*) FROM ({}) AS staged").format(self.relation())).fetchone()
         return counted is not None and int(counted[0]) == self.rows
@@ -239,7 +241,7 @@ def copy_rows(directory: str, table: StagingTable, batches: Iterator[pa.RecordBa
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
         table.identifier, sql.SQL(", ").join(sql.Identifier(name) for name in (_ATTEMPT, *table.columns))
     )
-    connection: psycopg.Connection[Any] | None = None
+    connection: Connection | None = None
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _CHUNK_ROWS):

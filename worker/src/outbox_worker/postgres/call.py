@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString, TypeAlias
 
+    from outbox_worker.postgres.connection import Connection
+
     Statement: TypeAlias = LiteralString | sql.SQL | sql.Composed
 
 
-def call(connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object) -> Any:
+def call(connection: Connection, schema: str, function: str, /, **arguments: object) -> Any:
     """Return the function's one value; of a row the first column, None where there is no row.
 
     Raises:
@@ -36,23 +38,19 @@ def call(connection: psycopg.Connection[Any], schema: str, function: str, /, **a
     return None if row is None else row[0]
 
 
-def call_row(
-    connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object
-) -> tuple[Any, ...] | None:
+def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> tuple[Any, ...] | None:
     """Return the first row, with the columns in the order of the function's RETURNS; otherwise like `call`."""
     rows = call_rows(connection, schema, function, **arguments)
     return rows[0] if rows else None
 
 
-def call_rows(
-    connection: psycopg.Connection[Any], schema: str, function: str, /, **arguments: object
-) -> list[tuple[Any, ...]]:
+def call_rows(connection: Connection, schema: str, function: str, /, **arguments: object) -> list[tuple[Any, ...]]:
     """Return all rows; otherwise like `call_row`."""
     return fetch_rows(connection, _compose(schema, function, tuple(arguments)), arguments)
 
 
 def fetch_row(
-    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
 ) -> tuple[Any, ...] | None:
     """Return the first row of any statement; otherwise like `call`."""
     try:
@@ -62,7 +60,7 @@ def fetch_row(
 
 
 def fetch_rows(
-    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """Return all rows; otherwise like `fetch_row`."""
     try:
@@ -72,7 +70,7 @@ def fetch_rows(
 
 
 def fetch_dicts(
-    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Return all rows, each by the names of its columns; otherwise like `fetch_row`."""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
@@ -80,7 +78,7 @@ def fetch_dicts(
 
 
 def fetch_rows_if_known(
-    connection: psycopg.Connection[Any], statement: Statement, parameters: Mapping[str, Any] | None = None
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """Return all rows, none where the schema is of a version without such a table; otherwise like `fetch_row`."""
     try:

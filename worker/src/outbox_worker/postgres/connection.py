@@ -56,7 +56,7 @@ class ConnectionFiles:
 
     directory: Path
 
-    def connect(self, application_name: str, *, autocommit: bool) -> psycopg.Connection[Any]:
+    def connect(self, application_name: str, *, autocommit: bool) -> Connection:
         """Open a connection that names itself to the server.
 
         Raises:
@@ -130,7 +130,7 @@ def is_misread(uri: str) -> bool:
     return "@" in "".join(re.split("[@/]", place, maxsplit=1)[1:])
 
 
-def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
+def connect_uri(file: Path, application_name: str) -> Connection:
     """Open an autocommit connection by a file that holds a URI, for people at a terminal.
 
     Raises:
@@ -159,7 +159,7 @@ def connect_uri(file: Path, application_name: str) -> psycopg.Connection[Any]:
         raise translate(err) from err
 
 
-def connect_environment(application_name: str) -> psycopg.Connection[Any]:
+def connect_environment(application_name: str) -> Connection:
     """Open an autocommit connection by libpq's variables (PGSERVICE, PGHOST, PGPASSFILE …), for people at a terminal.
 
     Raises:
@@ -180,7 +180,7 @@ def connect_environment(application_name: str) -> psycopg.Connection[Any]:
 
 
 @contextmanager
-def limited(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+def limited(connection: Connection, seconds: float) -> Iterator[None]:
     """Open a transaction whose statements each end after so long: for what is worth no more time than that.
 
     Not inside another one.

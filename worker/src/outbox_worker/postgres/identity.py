@@ -24,10 +24,9 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_core.report import ResourceRef
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -56,7 +55,7 @@ class Owner:
 
 
 def check_identity(
-    connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None = None, owner: Owner | None = None
+    connection: Connection, source: Source, key: ProcessorKey | None = None, owner: Owner | None = None
 ) -> Identity:
     """Check that this is the database that the rows were written in, and that its ids are ahead of its rows.
 
@@ -100,7 +99,7 @@ def check_identity(
     return Identity(str(row["database_uuid"]), row["actual_timeline"], row["rebased"])
 
 
-def refuse_standby(connection: psycopg.Connection[Any]) -> None:
+def refuse_standby(connection: Connection) -> None:
     """Raise TransientError, `DatabaseUnavailable`, on a standby: nothing can be stored there until it is promoted."""
     row = fetch_row(connection, "SELECT pg_is_in_recovery()")
     if row is not None and row[0]:
@@ -110,13 +109,13 @@ def refuse_standby(connection: psycopg.Connection[Any]) -> None:
         )
 
 
-def fetch_timeline(connection: psycopg.Connection[Any], schema: str) -> int:
+def fetch_timeline(connection: Connection, schema: str) -> int:
     """Return the timeline that the server is on."""
     timeline: int = call(connection, schema, "current_timeline")
     return timeline
 
 
-def fetch_run(connection: psycopg.Connection[Any], schema: str) -> str:
+def fetch_run(connection: Connection, schema: str) -> str:
     """Return which run of the server this is: another one once it recovered from a crash, if only of one backend."""
     return str(call(connection, schema, "server_run"))
 
@@ -130,7 +129,7 @@ def crashed() -> TransientError:
     )
 
 
-def _find_behind(connection: psycopg.Connection[Any], source: Source, key: ProcessorKey | None) -> str | None:
+def _find_behind(connection: Connection, source: Source, key: ProcessorKey | None) -> str | None:
     table = OutboxTable.of(source)
     transaction_id = sql.Identifier(table.columns.transaction_id)
     found = fetch_row(connection, load("fetch_behind").format(table=table.identifier, transaction_id=transaction_id))
@@ -155,7 +154,7 @@ def _copied(row: dict[str, Any], *, behind: bool) -> ConfigurationError:
     )
 
 
-def _adopt(connection: psycopg.Connection[Any], schema: str, owner: Owner | None) -> bool:
+def _adopt(connection: Connection, schema: str, owner: Owner | None) -> bool:
     if owner is None:
         return False
     who = owner.resource

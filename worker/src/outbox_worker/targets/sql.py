@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_core.part import Places
     from outbox_core.spec import SqlTarget
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.transactions.statement import BatchStatement
     from outbox_worker.postgres.transactions.transaction import Transaction
     from outbox_worker.settings import Settings
@@ -95,7 +96,7 @@ class SqlSink:
             raise self._explain(err, shift) from err
         return batch.matched_count
 
-    def _carry(self, connection: psycopg.Connection[Any], batch: Batch) -> int:
+    def _carry(self, connection: Connection, batch: Batch) -> int:
         parts = self._parsed
         front = parts.head + CARRIED_ROWS + parts.joint
         # The server's own placeholder: a `%` of the user's is a `%`.
@@ -158,7 +159,7 @@ class SqlSink:
     def _parsed(self) -> BatchStatement:
         return parse_batch_statement(self._statement)
 
-    def compose(self, connection: psycopg.Connection[Any], batch: Batch) -> tuple[bytes, int]:
+    def compose(self, connection: Connection, batch: Batch) -> tuple[bytes, int]:
         """Return the whole query, and how many characters the user's statement is displaced in it."""
         parts = self._parsed
         front = parts.head + self._whole(batch).as_string(connection) + parts.joint

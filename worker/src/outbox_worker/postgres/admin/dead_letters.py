@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -90,7 +89,7 @@ class HeldView:
 
 
 def list_dead(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     schema: str,
     wanted: Filter,
     *,
@@ -103,16 +102,14 @@ def list_dead(
     return [DeadLetter(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 
-def find_dead(
-    connection: psycopg.Connection[Any], schema: str, wanted: Filter, *, limit: int | None = None
-) -> list[int]:
+def find_dead(connection: Connection, schema: str, wanted: Filter, *, limit: int | None = None) -> list[int]:
     """Return the numbers of dead letters, in their order; no limit: of all."""
     rows = fetch_rows(connection, in_schema("find_dead_letters", schema), wanted.parameters | {"limit": limit})
     return [number for (number,) in rows]
 
 
 def list_held(
-    connection: psycopg.Connection[Any], schema: str, wanted: Filter, *, limit: int, stopped: bool = False
+    connection: Connection, schema: str, wanted: Filter, *, limit: int, stopped: bool = False
 ) -> list[HeldView]:
     """Return held messages by processor, key or message id; `stopped`: only those that wait for a person."""
     parameters = wanted.parameters | {"limit": limit, "stopped": stopped}
@@ -120,9 +117,7 @@ def list_held(
     return [HeldView(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 
-def redrive(
-    connection: psycopg.Connection[Any], key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str
-) -> int:
+def redrive(connection: Connection, key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str) -> int:
     """Give dead letters back, in one transaction of its own; return how many still were there.
 
     Raises:
@@ -135,9 +130,7 @@ def redrive(
     return given
 
 
-def drop(
-    connection: psycopg.Connection[Any], key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str
-) -> int:
+def drop(connection: Connection, key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str) -> int:
     """Give dead letters up for good; otherwise like `redrive`."""
     dropped: int = call(
         connection, key.schema, "drop_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
@@ -146,7 +139,7 @@ def drop(
 
 
 def decide_held(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     places: Sequence[int],
     *,

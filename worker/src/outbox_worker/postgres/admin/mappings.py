@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.spec import Source
 from outbox_worker.postgres.call import call, fetch_rows_if_known
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
-def note(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: Source) -> None:
+def note(connection: Connection, key: ProcessorKey, claim_uid: str, source: Source) -> None:
     """Write down table, columns and filters, as the claim's holder; nothing is written where nothing changed."""
     table = source.table
     call(
@@ -26,7 +25,7 @@ def note(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
     )  # fmt: skip
 
 
-def list_mappings(connection: psycopg.Connection[Any], schema: str) -> dict[str, Source]:
+def list_mappings(connection: Connection, schema: str) -> dict[str, Source]:
     """Return the source of each processor that ever said it; nothing where the schema is older."""
     rows = fetch_rows_if_known(connection, in_schema("list_mappings", schema))
     return {processor_id: _source(schema, *mapping) for processor_id, *mapping in rows}

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    import psycopg
-
     from outbox_core.progress.barrier import Partitioning
+    from outbox_worker.postgres.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +99,14 @@ class AuditEntry:
     acted_at: datetime
 
 
-def list_processors(
-    connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None
-) -> list[ProcessorView]:
+def list_processors(connection: Connection, schema: str, processor_id: str | None = None) -> list[ProcessorView]:
     """Read every processor's partitions, or those of one, in order; empty where the id is unknown."""
     rows = fetch_dicts(connection, in_schema("list_processors", schema), {"processor_id": processor_id})
     return [_processor(row) for row in rows]
 
 
 def list_conflicts(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     schema: str,
     *,
     processor_id: str | None = None,
@@ -124,7 +121,7 @@ def list_conflicts(
 
 
 def list_audit_log(
-    connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None, limit: int = 100
+    connection: Connection, schema: str, processor_id: str | None = None, limit: int = 100
 ) -> list[AuditEntry]:
     """Read what people decided, the latest first."""
     rows = fetch_dicts(connection, in_schema("list_acts", schema), {"processor_id": processor_id, "limit": limit})
@@ -142,7 +139,7 @@ _AUDIT_FIELDS = ("id", "act", "processor_id", "partition", "reason", "decided_by
 
 
 def record_audit_entry(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     schema: str,
     *,
     act: str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
@@ -18,8 +18,7 @@ from outbox_worker.postgres.queries import load
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.messages import MessageReader
 
 PAGE: Final = 50_000
@@ -40,7 +39,7 @@ class Count:
 
 
 def count_between(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     reader: MessageReader,
     after: Checkpoint,
     up_to: Checkpoint,
@@ -73,7 +72,7 @@ def count_between(
 
 
 def count_window(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     reader: MessageReader,
     first: SnapshotRange,
     last: SnapshotRange,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-    import psycopg
-
     from outbox_core.progress.snapshot_range import SnapshotRange
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
 
 _COPIED: Final = ("held_messages", "dead_letters", "competing_retries")
 _NO_COPY: Final = sql.SQL("SELECT NULL::xid8 AS t, NULL::bigint AS p WHERE false")
@@ -89,12 +88,12 @@ class Page:
     last: tuple[str, int] | None
 
 
-def list_schemas(connection: psycopg.Connection[Any]) -> list[str]:
+def list_schemas(connection: Connection) -> list[str]:
     """Return the schemas of ours in the database."""
     return [row[0] for row in fetch_rows(connection, load("list_schemas"))]
 
 
-def find_readers(connection: psycopg.Connection[Any], table: OutboxTable) -> list[Reader]:
+def find_readers(connection: Connection, table: OutboxTable) -> list[Reader]:
     """Return every processor with a checkpoint, claim or lease in this database that reads the table, or may."""
     found: list[Reader] = []
     for schema in list_schemas(connection):
@@ -114,7 +113,7 @@ def find_readers(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
     return found
 
 
-def find_remote_readers(connection: psycopg.Connection[Any], table: OutboxTable, identity: str) -> list[Reader]:
+def find_remote_readers(connection: Connection, table: OutboxTable, identity: str) -> list[Reader]:
     """Return the processors whose checkpoint is in this other database and whose source is the one of `identity`."""
     found: list[Reader] = []
     for schema in list_schemas(connection):
@@ -138,7 +137,7 @@ def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
 
 
 def prune_page(
-    connection: psycopg.Connection[Any], pruning: Pruning, examined: Sequence[SnapshotRange], after: tuple[str, int]
+    connection: Connection, pruning: Pruning, examined: Sequence[SnapshotRange], after: tuple[str, int]
 ) -> Page:
     """Look at the next rows after a pair; delete those of them that may go, in one short statement."""
     table = pruning.table
@@ -176,5 +175,5 @@ def _is_of(table: OutboxTable, source: Source) -> bool:
     return (other.schema, other.name) == (table.schema, table.name)
 
 
-def _column(connection: psycopg.Connection[Any], query: str, schema: str) -> list[str]:
+def _column(connection: Connection, query: str, schema: str) -> list[str]:
     return [row[0] for row in fetch_rows_if_known(connection, in_schema(query, schema))]

@@ -34,7 +34,8 @@ from outbox_worker.postgres.reading.writers import describe, list_writers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import psycopg
+    from outbox_worker.postgres.connection import Connection
+
 
 PAGES: Final = 1000
 """Pages of the outbox, or of each of its partitions, that one transaction rewrites: 8 MB."""
@@ -132,7 +133,7 @@ class _Columns:
     arrays: tuple[str, ...]
 
 
-def find_outboxes(connection: psycopg.Connection[Any], schema: str) -> tuple[Outbox, ...]:
+def find_outboxes(connection: Connection, schema: str) -> tuple[Outbox, ...]:
     """Return the schema's tables that producers write."""
     name = sql.Identifier(schema).as_string(None)
     rows = connection.execute(load("repair_list_outboxes"), {"schema": name}).fetchall()
@@ -142,7 +143,7 @@ def find_outboxes(connection: psycopg.Connection[Any], schema: str) -> tuple[Out
 class Repairer:
     """Repairs one schema and the outboxes that belong to it, on an autocommit connection, as their owner."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, tables: Sequence[Outbox]) -> None:
+    def __init__(self, connection: Connection, schema: str, tables: Sequence[Outbox]) -> None:
         """Look at nothing yet."""
         self._connection = connection
         self._schema = schema

@@ -11,9 +11,9 @@ from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
-    import psycopg
     from psycopg import sql
 
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -27,22 +27,20 @@ class FoundMessage:
     key: str | None
 
 
-def find_message(connection: psycopg.Connection[Any], rows: sql.Composable) -> FoundMessage | None:
+def find_message(connection: Connection, rows: sql.Composable) -> FoundMessage | None:
     """Return the first message of a range; None: its row is gone."""
     row = fetch_row(connection, load("name_message").format(rows=rows))
     return None if row is None else FoundMessage(Checkpoint(int(row[0]), row[1]), *row[2:])
 
 
-def record(
-    connection: psycopg.Connection[Any], key: ProcessorKey, place: Checkpoint, *, reason: str, decided_by: str
-) -> None:
+def record(connection: Connection, key: ProcessorKey, place: Checkpoint, *, reason: str, decided_by: str) -> None:
     """Write down that the processor goes on without the message at this place, should it stand there."""
     parameters = _at(key, place) | {"reason": reason, "decided_by": decided_by}
     with translated():
         connection.execute(in_schema("record_giving_up", key.schema), parameters)
 
 
-def find(connection: psycopg.Connection[Any], key: ProcessorKey, place: str) -> bool:
+def find(connection: Connection, key: ProcessorKey, place: str) -> bool:
     """Say whether a person gave the message at this place up, since the processor was last rewound."""
     row = fetch_row(connection, in_schema("find_giving_up", key.schema), _at(key, parse_checkpoint(place)))
     return row is not None and bool(row[0])

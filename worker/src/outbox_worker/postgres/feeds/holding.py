@@ -25,10 +25,9 @@ from outbox_worker.postgres.reading.table import within_python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import psycopg
-
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.outcomes import HeldLease
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.reading.payloads import PayloadBound
 
@@ -61,7 +60,7 @@ class Seen:
     blocking: bool
 
 
-def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Composed:
+def carry(connection: Connection, rows: sql.Composable) -> sql.Composed:
     """Read a range in the source's database; return a SELECT of the same rows for the checkpoint's database.
 
     As the batch itself, they travel as one JSON value.
@@ -71,7 +70,7 @@ def carry(connection: psycopg.Connection[Any], rows: sql.Composable) -> sql.Comp
 
 
 def survey(
-    connection: psycopg.Connection[Any], key: ProcessorKey, rows: sql.Composable, *, with_places: bool
+    connection: Connection, key: ProcessorKey, rows: sql.Composable, *, with_places: bool
 ) -> tuple[Places, tuple[Checkpoint, ...]]:
     """Return where the messages of a range are that are to be handled now, and those that are not, both in order.
 
@@ -84,7 +83,7 @@ def survey(
     return Places(*(each or () for each in found)), tuple(Checkpoint(int(t), position) for t, position in out)
 
 
-def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> tuple[Delayed, int] | None:
+def find_delayed(connection: Connection, rows: sql.Composable) -> tuple[Delayed, int] | None:
     """Return the first message of a range whose time has not come, and how many come before it."""
     row = fetch_row(connection, load("find_delayed").format(rows=rows))
     if row is None:
@@ -93,9 +92,7 @@ def find_delayed(connection: psycopg.Connection[Any], rows: sql.Composable) -> t
     return Delayed(Checkpoint(int(t), position), message_id, seconds), before
 
 
-def cut_at_delayed(
-    connection: psycopg.Connection[Any], batch: Batch, rows: sql.Composable, read: Callable[[int], Batch]
-) -> Batch:
+def cut_at_delayed(connection: Connection, batch: Batch, rows: sql.Composable, read: Callable[[int], Batch]) -> Batch:
     """Return the part of the batch before its first message whose time has not come; the same batch without one.
 
     `read` reads at most so many messages from where the batch began.
@@ -109,14 +106,14 @@ def cut_at_delayed(
     return Batch(batch.after, batch.after, (), 0, full=False, partition=batch.partition, waits_for=waits_for)
 
 
-def list_range(connection: psycopg.Connection[Any], rows: sql.Composable, excluded: Iterable[Checkpoint]) -> Places:
+def list_range(connection: Connection, rows: sql.Composable, excluded: Iterable[Checkpoint]) -> Places:
     """Return where the messages of a range are, with their keys, in order, those `excluded` left out."""
     row = fetch_row(connection, load("list_range").format(rows=rows, **_pairs(excluded)))
     return Places(*(each or () for each in row or ()))
 
 
 def hold(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     lease: HeldLease,
     rows: sql.Composable,
@@ -148,7 +145,7 @@ def hold(
 
 
 def take_due(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     lease: HeldLease,
     *,
@@ -168,9 +165,7 @@ def take_due(
     return payloads.read(connection, limit, lambda most: _take_due(connection, key, lease, most, payloads.small), find)
 
 
-def _take_due(
-    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, limit: int, small: int | None
-) -> Taken:
+def _take_due(connection: Connection, key: ProcessorKey, lease: HeldLease, limit: int, small: int | None) -> Taken:
     payload = small is not None
     parameters = _leased(key, lease) | {"limit": limit, "payload": payload}
     statement = load("take_due_messages").format(
@@ -186,7 +181,7 @@ def _take_due(
     return Taken(owned=True, next_in=0.0, blocking=True, held=held, messages=messages)
 
 
-def settle(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, held: Iterable[Held]) -> int:
+def settle(connection: Connection, key: ProcessorKey, lease: HeldLease, held: Iterable[Held]) -> int:
     """Say, in the transaction of the effects, that these are handled; return how many were held, -1: not the owner."""
     pairs = [each.checkpoint for each in held]
     settled: int = call(
@@ -196,14 +191,14 @@ def settle(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLe
     return settled
 
 
-def fail(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
+def fail(connection: Connection, key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
     """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
     held: int = call(connection, key.schema, "fail_held_messages", **_leased(key, lease), verdicts=_verdicts(failed))
     return held
 
 
 def review(
-    connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease, *, generation: int, forgive: bool
+    connection: Connection, key: ProcessorKey, lease: HeldLease, *, generation: int, forgive: bool
 ) -> Review | None:
     """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
     row = call_row(connection, key.schema, "review_lane", **_leased(key, lease), generation=generation, forgive=forgive)
@@ -213,14 +208,14 @@ def review(
     return Review(any_held, blocking, *(count or 0 for count in counts))
 
 
-def find_last(connection: psycopg.Connection[Any], rows: sql.Composable) -> Checkpoint | None:
+def find_last(connection: Connection, rows: sql.Composable) -> Checkpoint | None:
     """Return the place of a range's last message: its own, which no snapshot range or counter changes."""
     row = fetch_row(connection, load("find_last").format(rows=rows))
     return None if row is None else Checkpoint(int(row[0]), row[1])
 
 
 def mark_in_flight(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     lease: HeldLease,
     pair: Checkpoint,
@@ -239,7 +234,7 @@ def mark_in_flight(
     return killed
 
 
-def clear_in_flight(connection: psycopg.Connection[Any], key: ProcessorKey, lease: HeldLease) -> None:
+def clear_in_flight(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
     """Write down that the attempt was answered, with or without success: this process did not die of it."""
     call(connection, key.schema, "end_suspect", **_leased(key, lease))
 
@@ -254,7 +249,7 @@ def without_excluded(rows: sql.Composed, excluded: Iterable[Checkpoint]) -> sql.
     return load("without_excluded").format(rows=rows, **_pairs(excluded))
 
 
-def observe(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
+def observe(connection: Connection, key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
     """Look at all partitions of the processor, for people and for runners whose messages a person redrove."""
     names = {"processor_id": key.processor_id}
     held, dead = fetch_row(connection, in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}) or (0, 0)

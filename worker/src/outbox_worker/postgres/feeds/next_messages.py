@@ -19,8 +19,7 @@ from outbox_worker.postgres.reading.read_range import ReadRange, start_of
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.dispatch_reader import DispatchReader, Examined
 
 
@@ -69,7 +68,7 @@ class NextMessages:
         """Of each priority, the transaction id before which its last message is."""
 
     def find(
-        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: str, limit: int
+        self, connection: Connection, dispatch_positions: list[DispatchPosition], now: str, limit: int
     ) -> Found | None:
         """Find at most `limit` messages behind one of the dispatch positions, up to the snapshot `now`; None: none."""
         dispatch_position = self._choose(connection, dispatch_positions, now)
@@ -95,7 +94,7 @@ class NextMessages:
             self._reached[found.dispatch_position.priority] = found.dispatch_position.window.snapshots[1].xmax
 
     def _choose(
-        self, connection: psycopg.Connection[Any], dispatch_positions: list[DispatchPosition], now: str
+        self, connection: Connection, dispatch_positions: list[DispatchPosition], now: str
     ) -> DispatchPosition | None:
         if not self._reader.is_queue:
             return dispatch_positions[0]
@@ -120,7 +119,7 @@ class NextMessages:
 
 
 def _fetch_heads(
-    connection: psycopg.Connection[Any], reader: DispatchReader, dispatch_positions: list[DispatchPosition]
+    connection: Connection, reader: DispatchReader, dispatch_positions: list[DispatchPosition]
 ) -> dict[int, Any]:
     """Return when the first message that was not handed out was stored, of each priority that has one."""
     snapshots = [each.window.snapshots for each in dispatch_positions]

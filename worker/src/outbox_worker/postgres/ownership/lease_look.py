@@ -17,9 +17,8 @@ from outbox_worker.postgres.errors import translated
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    import psycopg
-
     from outbox_core.processor.outcomes import HeldLease
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 FRESH: Final = 0.05
@@ -51,7 +50,7 @@ class LeaseLook:
         """Say whether the database just said that this lease is ours, with four fifths of its time or more."""
         return self._lease == lease and time.monotonic() < self._fresh_until
 
-    def read(self, connection: psycopg.Connection[Any], statement: sql.Composable) -> list[tuple[Any, ...]]:
+    def read(self, connection: Connection, statement: sql.Composable) -> list[tuple[Any, ...]]:
         """Return the rows of a statement that has no parameters, and take what is said of the lease after it."""
         asked = time.monotonic()
         with translated():

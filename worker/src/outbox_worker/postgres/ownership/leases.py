@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -62,7 +61,7 @@ class LeaseAnswer:
 
 
 def claim(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     resource: ResourceRef,
     *,
@@ -81,7 +80,7 @@ def claim(
     return _claim_answer(row)
 
 
-def fetch_claim(connection: psycopg.Connection[Any], key: ProcessorKey) -> ClaimAnswer:
+def fetch_claim(connection: Connection, key: ProcessorKey) -> ClaimAnswer:
     """Say who holds the processor without asking for it."""
     row = fetch_row(connection, in_schema("fetch_claim", key.schema), {"processor_id": key.processor_id})
     return _claim_answer(row)
@@ -95,17 +94,17 @@ def _claim_answer(row: tuple[Any, ...] | None) -> ClaimAnswer:
     return ClaimAnswer(granted=granted, holder=holder, claimed_at=claimed_at, vacated_at=vacated_at)
 
 
-def vacate_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str) -> bool:
+def vacate_claim(connection: Connection, key: ProcessorKey, uid: str) -> bool:
     """Start the claim's grace. False: it was not ours, or vacated already."""
     return call(connection, key.schema, "vacate_claim", processor_id=key.processor_id, uid=uid) is True
 
 
-def release_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str) -> bool:
+def release_claim(connection: Connection, key: ProcessorKey, uid: str) -> bool:
     """Give the claim up with its leases. False: it was not ours."""
     return call(connection, key.schema, "release_claim", processor_id=key.processor_id, uid=uid) is True
 
 
-def hand_over_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid: str, successor: ResourceRef) -> bool:
+def hand_over_claim(connection: Connection, key: ProcessorKey, uid: str, successor: ResourceRef) -> bool:
     """Give the claim to another resource, found by its cluster, namespace and name. False: it was not ours."""
     given = call(
         connection, key.schema, "hand_over_claim", processor_id=key.processor_id, uid=uid, to_cluster=successor.cluster,
@@ -115,7 +114,7 @@ def hand_over_claim(connection: psycopg.Connection[Any], key: ProcessorKey, uid:
 
 
 def acquire_lease(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     *,
     claim_uid: str,
@@ -137,16 +136,12 @@ def acquire_lease(
     return LeaseAnswer(acquired=acquired, epoch=epoch, pod=holder, expires_at=expires_at)
 
 
-def renew_lease(
-    connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta
-) -> bool:
+def renew_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta) -> bool:
     """Extend the lease. False: it lapsed or is another's; it never comes back."""
     return call(connection, key.schema, "renew_lease", **key.names, epoch=epoch, token=token, lease=lease) is True
 
 
-def keep_lease(
-    connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta
-) -> bool:
+def keep_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta) -> bool:
     """Say whether the lease is ours, with four fifths of its time or more. False: it never comes back under this epoch.
 
     Written only where it has less, so that it can be asked before each batch.
@@ -154,7 +149,7 @@ def keep_lease(
     return call(connection, key.schema, "keep_lease", **key.names, epoch=epoch, token=token, lease=lease) is True
 
 
-def release_lease(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> bool:
+def release_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID) -> bool:
     """Let a standby in at once. False: it was not ours any more."""
     return call(connection, key.schema, "release_lease", **key.names, epoch=epoch, token=token) is True
 
@@ -173,9 +168,7 @@ class Stuck:
     left: str = ""
 
 
-def end_stuck_transactions(
-    connection: psycopg.Connection[Any], key: ProcessorKey, epochs: Mapping[int, int | None]
-) -> Stuck:
+def end_stuck_transactions(connection: Connection, key: ProcessorKey, epochs: Mapping[int, int | None]) -> Stuck:
     """End transactions of former owners that hold locks while the server waits for their process.
 
     Does nothing while another owner is live; `epochs` are our own, of each partition that is asked about, None before
@@ -199,7 +192,7 @@ def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str)
     return f"session {pid} of role {role}, a former owner's, may keep the lease until it is ended; {remedy}"
 
 
-def limit_transaction(connection: psycopg.Connection[Any], lease: timedelta) -> None:
+def limit_transaction(connection: Connection, lease: timedelta) -> None:
     """Bound how long a frozen owner's open transaction can keep a standby from taking over.
 
     For the current transaction only. From the call on, the server ends the session when it sits idle in this

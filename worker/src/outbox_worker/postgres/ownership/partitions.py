@@ -6,7 +6,7 @@ Each call is one statement for any number of partitions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox_core.partition import PartitionOwners
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -65,7 +64,7 @@ class SeenOwners(PartitionOwners):
 
 
 def begin(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     *,
     count: int,
@@ -89,14 +88,14 @@ def begin(
     return Begun(*row) if row is not None else Begun(owned=False, count=None, by=None, begun=False)
 
 
-def fetch_count(connection: psycopg.Connection[Any], key: ProcessorKey) -> int | None:
+def fetch_count(connection: Connection, key: ProcessorKey) -> int | None:
     """Say into how many partitions the processor is divided; None: it is not."""
     row = fetch_row(connection, in_schema("fetch_partitions", key.schema), key.names)
     return None if row is None else int(row[0])
 
 
 def renew_membership(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     *,
     claim_uid: str,
@@ -112,12 +111,12 @@ def renew_membership(
     return dict(rows)
 
 
-def end_membership(connection: psycopg.Connection[Any], key: ProcessorKey, token: UUID) -> None:
+def end_membership(connection: Connection, key: ProcessorKey, token: UUID) -> None:
     """Leave: everything that this process owns is free at once."""
     call(connection, key.schema, "end_membership", processor_id=key.processor_id, token=token)
 
 
-def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
+def fetch_owners(connection: Connection, key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
     """See who lives, who owns what of `count` partitions, and how many there are. A member that lapsed owns nothing."""
     statement = in_schema("fetch_owners", key.schema)
     found, members, rows = fetch_rows(connection, statement, key.names | {"claim_uid": claim_uid})[0]
@@ -126,7 +125,7 @@ def fetch_owners(connection: psycopg.Connection[Any], key: ProcessorKey, *, clai
     return SeenOwners(count, tuple(members), owners, leases, found)
 
 
-def load_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:
+def load_checkpoints(connection: Connection, key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:
     """Read the stored pairs by partition."""
     rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), key.names)
     return {

@@ -6,7 +6,7 @@ Each call is one statement. What the barrier is and why no worker has read beyon
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
 from outbox_core.progress.checkpoint import Checkpoint
@@ -14,14 +14,13 @@ from outbox_worker.postgres.call import call, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_core.report import ResourceRef
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
 def ask(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     resource: ResourceRef,
     *,
@@ -40,13 +39,13 @@ def ask(
     return divided
 
 
-def change(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> bool:
+def change(connection: Connection, key: ProcessorKey, claim_uid: str) -> bool:
     """Change the number if all partitions have stopped at the barrier; say whether this call did."""
     changed = call(connection, key.schema, "change_partitions", processor_id=key.processor_id, claim_uid=claim_uid)
     return changed is True
 
 
-def fetch(connection: psycopg.Connection[Any], key: ProcessorKey) -> Partitioning | None:
+def fetch(connection: Connection, key: ProcessorKey) -> Partitioning | None:
     """See how the processor is divided and what that changes to; None: it is not partitioned."""
     row = fetch_row(connection, in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id})
     if row is None:
@@ -71,12 +70,12 @@ def build_partitioning(
     return Partitioning(count, by, next_count, pair)
 
 
-def draw(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str) -> None:
+def draw(connection: Connection, key: ProcessorKey, claim_uid: str) -> None:
     """Cursor Snapshot: draw the barrier of a change that was asked for, unless it is drawn; it is drawn once."""
     call(connection, key.schema, "draw_snapshot_line", processor_id=key.processor_id, claim_uid=claim_uid)
 
 
-def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> list[Obstacle]:
+def fetch_obstacles(connection: Connection, key: ProcessorKey) -> list[Obstacle]:
     """List what stops a change and is no message that merely waits: conflicts, held messages that failed."""
     rows = fetch_rows(connection, in_schema("fetch_obstacles", key.schema), {"processor_id": key.processor_id})
     return [
@@ -84,7 +83,7 @@ def fetch_obstacles(connection: psycopg.Connection[Any], key: ProcessorKey) -> l
     ]
 
 
-def is_settled(connection: psycopg.Connection[Any], barrier: Checkpoint) -> bool:
+def is_settled(connection: Connection, barrier: Checkpoint) -> bool:
     """Say whether everything up to the barrier can be read: no transaction below it is open any more.
 
     What a snapshot sees is over.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.processor.failing import storable_text
 from outbox_worker.postgres.call import call, fetch_rows_if_known
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
-    import psycopg
-
     from outbox_core.report import Reason, WorkerState
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -85,7 +84,7 @@ def format_words(words: Iterable[Word]) -> str:
 
 
 def say(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     saying: Saying,
     *,
@@ -100,7 +99,7 @@ def say(
     )  # fmt: skip
 
 
-def list_words(connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None) -> list[SaidWord]:
+def list_words(connection: Connection, schema: str, processor_id: str | None = None) -> list[SaidWord]:
     """Read what was last said, the latest first; nothing where the schema is older."""
     rows = fetch_rows_if_known(connection, in_schema("list_words", schema), {"processor_id": processor_id})
     return [

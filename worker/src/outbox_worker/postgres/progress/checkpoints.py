@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    import psycopg
-
     from outbox_core.spec import Source, StartFrom
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -95,7 +94,7 @@ class TamperedError(OutboxError):
         self.edit = edit
 
 
-def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+def load(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair; None where the processor never stored one."""
     row = fetch_row(connection, in_schema("fetch_checkpoint", key.schema), key.names)
     if row is None:
@@ -104,7 +103,7 @@ def load(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckp
     return StoredCheckpoint(Checkpoint(int(transaction_id), position, build_window(*window)), stored_at)
 
 
-def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> StoredCheckpoint | None:
+def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair to go on from it.
 
     The row is read before it is compared with its copy: an edit in between, or later, is met by the next store.
@@ -120,14 +119,14 @@ def load_untampered(connection: psycopg.Connection[Any], key: ProcessorKey) -> S
     return stored
 
 
-def fetch_last_move(connection: psycopg.Connection[Any], key: ProcessorKey) -> int:
+def fetch_last_move(connection: Connection, key: ProcessorKey) -> int:
     """Return the number of the last recorded act by which a person moved the checkpoint; 0: none did."""
     row = fetch_row(connection, in_schema("fetch_last_move", key.schema), key.names)
     return int(row[0]) if row is not None else 0
 
 
 def store(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     *,
     new: Checkpoint,
@@ -170,7 +169,7 @@ def compose_store(
     )  # fmt: skip
 
 
-def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:
+def settle(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:
     """Find out what is stored after a COMMIT without an answer; call it before anything else, on a new connection.
 
     Waits up to 2 s for the old transaction to end. The new pair: it was committed; the expected one: it was not.
@@ -187,7 +186,7 @@ def settle(connection: psycopg.Connection[Any], key: ProcessorKey, *, epoch: int
     return Settled(owned=True, pair=None if stored is None else stored.pair)
 
 
-def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: StartFrom) -> Checkpoint:
+def start_pair(connection: Connection, source: Source, start_from: StartFrom) -> Checkpoint:
     """Compute the pair to start from.
 
     A position means the first row, in reading order, whose position is at least it; a timestamp the first row stored
@@ -218,7 +217,7 @@ def start_pair(connection: psycopg.Connection[Any], source: Source, start_from: 
 
 
 def compute_start(
-    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
+    connection: Connection, source: Source, start_from: StartFrom, *, remote_target: bool = False
 ) -> Checkpoint:
     """Compute the first checkpoint of a new processor, of the kind that the source asks for.
 
@@ -253,7 +252,7 @@ def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
 
 
 def ensure_start(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     source: Source,
     find: Callable[[], Checkpoint],
@@ -285,15 +284,13 @@ def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None
     return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
 
 
-def _fetch_high_water_mark(connection: psycopg.Connection[Any]) -> Checkpoint:
+def _fetch_high_water_mark(connection: Connection) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
     row = fetch_row(connection, load_query("fetch_bound"))
     return Checkpoint(int(row[0] if row else 1) - 1, MAX_POSITION)
 
 
-def _before_first(
-    connection: psycopg.Connection[Any], table: OutboxTable, query: str, parameters: dict[str, Any]
-) -> Checkpoint:
+def _before_first(connection: Connection, table: OutboxTable, query: str, parameters: dict[str, Any]) -> Checkpoint:
     # The high-water mark first: read after the row, it could have moved past a transaction that the row's query did not
     # see.
     high_water_mark = _fetch_high_water_mark(connection)

@@ -15,9 +15,8 @@ from outbox_worker.postgres.progress.checkpoints import pair_parameters
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
-    import psycopg
-
     from outbox_core.config import Resolution
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -62,7 +61,7 @@ class Refusal:
     needs_person: bool
 
 
-def record_refusal(connection: psycopg.Connection[Any], key: ProcessorKey, refusal: Refusal) -> int:
+def record_refusal(connection: Connection, key: ProcessorKey, refusal: Refusal) -> int:
     """Record a refusal and return its number; in a transaction of its own, because the refused one rolls back."""
     number: int | None = call(
         connection, key.schema, "record_refusal", **key.names, code=int(refusal.code),
@@ -73,7 +72,7 @@ def record_refusal(connection: psycopg.Connection[Any], key: ProcessorKey, refus
     return number or 0
 
 
-def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictSummary:
+def summary(connection: Connection, key: ProcessorKey) -> ConflictSummary:
     """Read the conflicts of the processor, over all pods, partitions and restarts."""
     parameters = {"processor_id": key.processor_id}
     counts = fetch_rows(connection, in_schema("count_conflicts", key.schema), parameters)
@@ -89,13 +88,13 @@ def summary(connection: psycopg.Connection[Any], key: ProcessorKey) -> ConflictS
     )
 
 
-def find_open(connection: psycopg.Connection[Any], key: ProcessorKey) -> Conflict | None:
+def find_open(connection: Connection, key: ProcessorKey) -> Conflict | None:
     """Return the conflict of this partition that waits for a person."""
     rows = fetch_dicts(connection, in_schema("fetch_open_conflict", key.schema), key.names)
     return _conflict(rows[0]) if rows else None
 
 
-def resolve(connection: psycopg.Connection[Any], schema: str, resolution: Resolution) -> ResolveAnswer:
+def resolve(connection: Connection, schema: str, resolution: Resolution) -> ResolveAnswer:
     """Carry out a person's decision; before a lease is acquired, and in one transaction.
 
     Raises:
@@ -116,9 +115,7 @@ def resolve(connection: psycopg.Connection[Any], schema: str, resolution: Resolu
     return ResolveAnswer(answer)
 
 
-def rewind(
-    connection: psycopg.Connection[Any], key: ProcessorKey, pair: Checkpoint, *, reason: str, decided_by: str
-) -> bool:
+def rewind(connection: Connection, key: ProcessorKey, pair: Checkpoint, *, reason: str, decided_by: str) -> bool:
     """Put the checkpoint where a person says, back or forward, and record it. False: an owner is live."""
     window = pair.window
     if window is None:

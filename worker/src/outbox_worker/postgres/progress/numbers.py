@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.numbering import Numbering
@@ -13,14 +13,13 @@ from outbox_worker.postgres.call import call, call_row
 if TYPE_CHECKING:
     from uuid import UUID
 
-    import psycopg
-
     from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
 def open_numbers(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     stored: Checkpoint,
     mapping: str,
@@ -47,9 +46,7 @@ def open_numbers(
     return None if row is None else replace(stored, numbering=Numbering(str(row[0]), row[1]))
 
 
-def store_number(
-    connection: psycopg.Connection[Any], key: ProcessorKey, stored: Checkpoint, numbering: Numbering
-) -> None:
+def store_number(connection: Connection, key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> None:
     """Store the number of a checkpoint that was just stored in the connection's open transaction."""
     call(
         connection, key.schema, "store_publisher_number", **key.names, space=numbering.space,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -62,7 +61,7 @@ class RebuildRow:
     old: Checkpoint | None
 
 
-def note(connection: psycopg.Connection[Any], key: ProcessorKey, of: str, *, epoch: int, token: UUID) -> Noted:
+def note(connection: Connection, key: ProcessorKey, of: str, *, epoch: int, token: UUID) -> Noted:
     """Write down, as the owner, which processor is to be replaced; learn whether it is."""
     row = call_row(
         connection, key.schema, "note_rebuild", processor_id=key.processor_id, of=of, epoch=epoch, owner_token=token
@@ -75,7 +74,7 @@ def note(connection: psycopg.Connection[Any], key: ProcessorKey, of: str, *, epo
     return Noted(None, superseded_by, noted_of if swapped_at is not None else None)
 
 
-def find_superseding(connection: psycopg.Connection[Any], key: ProcessorKey) -> str | None:
+def find_superseding(connection: Connection, key: ProcessorKey) -> str | None:
     """Name the processor that replaced this one."""
     row = fetch_row(connection, in_schema("fetch_superseding", key.schema), {"processor_id": key.processor_id})
     return None if row is None else str(row[0])
@@ -94,9 +93,7 @@ class Coverage:
         return list(self.pairs.values())
 
 
-def find_coverage(
-    connection: psycopg.Connection[Any], key: ProcessorKey, *, but_partition: int | None = None
-) -> Coverage | None:
+def find_coverage(connection: Connection, key: ProcessorKey, *, but_partition: int | None = None) -> Coverage | None:
     """Read where a processor stands, without one partition where that is named; None: it has no such checkpoint.
 
     Raises:
@@ -142,13 +139,13 @@ class Unhandled:
         return "; ".join(said)
 
 
-def count_unhandled(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unhandled:
+def count_unhandled(connection: Connection, key: ProcessorKey) -> Unhandled:
     """Count what keeps a projection from being what readers should get."""
     row = fetch_row(connection, in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id})
     return Unhandled(*row) if row is not None else Unhandled(0, 0)
 
 
-def stand_still(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
+def stand_still(connection: Connection, key: ProcessorKey) -> None:
     """Wait for the end of the processor's transactions and let none begin until ours ends.
 
     Raises:
@@ -161,7 +158,7 @@ def stand_still(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
 
 
 def advance_partitions(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     coverage: Coverage | None,
     goals: Mapping[int, Checkpoint],
@@ -181,7 +178,7 @@ def advance_partitions(
 
 
 def supersede(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     of: str,
     coverage: Coverage,
@@ -198,9 +195,7 @@ def supersede(
     return SupersedeAnswer(answer)
 
 
-def list_rebuilds(
-    connection: psycopg.Connection[Any], schema: str, processor_id: str | None = None
-) -> list[RebuildRow]:
+def list_rebuilds(connection: Connection, schema: str, processor_id: str | None = None) -> list[RebuildRow]:
     """Read all rebuilds, or those that a processor has part in."""
     rows = fetch_dicts(connection, in_schema("list_rebuilds", schema), {"processor_id": processor_id})
     return [

@@ -8,7 +8,7 @@ one's that the range leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    import psycopg
-
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -59,8 +58,8 @@ class OtherStart:
 
 
 def find_other(
-    target: psycopg.Connection[Any],
-    source_connection: psycopg.Connection[Any],
+    target: Connection,
+    source_connection: Connection,
     source: Source,
     key: ProcessorKey,
     other_id: str,
@@ -99,7 +98,7 @@ def find_other(
     return OtherStart(pairs, found.count, found.by)
 
 
-def _as_pair(source_connection: psycopg.Connection[Any], source: Source, checkpoint: Checkpoint) -> Checkpoint:
+def _as_pair(source_connection: Connection, source: Source, checkpoint: Checkpoint) -> Checkpoint:
     """Return the pair up to which all is examined: below the first message that is not, and all that is in flight."""
     if checkpoint.window is None:
         return checkpoint
@@ -113,9 +112,7 @@ def _as_pair(source_connection: psycopg.Connection[Any], source: Source, checkpo
     return settled if transaction_id is None else min(settled, Checkpoint(int(transaction_id), position - 1))
 
 
-def _read(
-    connection: psycopg.Connection[Any], key: ProcessorKey, other_id: str, identity: str | None
-) -> OtherStart | None:
+def _read(connection: Connection, key: ProcessorKey, other_id: str, identity: str | None) -> OtherStart | None:
     rows = fetch_rows(connection, in_schema("find_processor", key.schema), {"processor_id": other_id})
     if not rows:
         return None
@@ -135,14 +132,14 @@ def _read(
     return OtherStart({row[0]: Checkpoint(int(row[1]), row[2], build_window(*row[6:10])) for row in rows}, count, by)
 
 
-def _has_checkpoints(connection: psycopg.Connection[Any], key: ProcessorKey) -> tuple[bool, bool]:
+def _has_checkpoints(connection: Connection, key: ProcessorKey) -> tuple[bool, bool]:
     parameters = {"schema": key.schema, "table": "processor_checkpoints"}
     row = fetch_row(connection, load("find_relation"), parameters)
     return (False, False) if row is None else (row[0], row[1])
 
 
 def spread(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     pairs: Mapping[int, Checkpoint],
     *,

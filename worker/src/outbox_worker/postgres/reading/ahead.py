@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+    from outbox_worker.postgres.connection import Connection
+
 LONGEST: Final = 5.0
 """Seconds that the server may take for a statement, or wait for this process to take the rows."""
 FRESH: Final = 30.0
@@ -57,10 +59,10 @@ class ReadAhead:
     It is an optimisation: every fault is silent, and what it did not find is read in the plain way, which reports one.
     """
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         """Keep how to connect; there is no connection without a backlog."""
         self._connect = connect
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
         self._sent: _Sent | None = None
         self._used = 0.0
 
@@ -86,7 +88,7 @@ class ReadAhead:
         self._sent, self._used = _Sent(reader, run, text, now + FRESH), now
 
     def take(
-        self, reader: object, connection: psycopg.Connection[Any], statement: sql.Composed, size: int | None
+        self, reader: object, connection: Connection, statement: sql.Composed, size: int | None
     ) -> list[tuple[Any, ...]] | None:
         """Return the rows of a statement that returns at most `size`, if just this was sent and so many were found.
 
@@ -154,7 +156,7 @@ def _receive(pgconn: pq.abc.PGconn, until: float) -> list[PGresult] | None:
         results.append(result)
 
 
-def _rows(connection: psycopg.Connection[Any], result: PGresult) -> list[tuple[Any, ...]]:
+def _rows(connection: Connection, result: PGresult) -> list[tuple[Any, ...]]:
     transformer = Transformer.from_context(connection)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, tuple)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -30,12 +30,11 @@ from outbox_worker.postgres.template import Template, place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import psycopg
-
     from outbox_core.message import Batch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.progress.snapshot_range import SnapshotRange
     from outbox_core.spec import PartitionKey, Source
+    from outbox_worker.postgres.connection import Connection
 
 FRESH: Final = 0.005
 """Seconds for which a look is used: the partitions of a process are due at the same time."""
@@ -114,7 +113,7 @@ class Arrivals:
         self._named: dict[int | None, int] = {}
         """Of each slot the latest look that found a message of it."""
 
-    def look(self, connection: psycopg.Connection[Any]) -> Seen:
+    def look(self, connection: Connection) -> Seen:
         """Return what is there now, or was `FRESH` seconds ago.
 
         Raises:
@@ -165,7 +164,7 @@ class PartitionArrivals:
         self._known: Seen | None = None
         """The latest look that showed no message of this partition since."""
 
-    def find_end(self, connect: Callable[[], psycopg.Connection[Any]], after: Checkpoint) -> Seen | None:
+    def find_end(self, connect: Callable[[], Connection], after: Checkpoint) -> Seen | None:
         """Return the look that says that a read after this place would find nothing; None: read.
 
         To be asked before each read.

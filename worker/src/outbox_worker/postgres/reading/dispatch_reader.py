@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -20,11 +20,10 @@ from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import psycopg
-
     from outbox_core.message import Message
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.spec import Competing, Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.payloads import PayloadBound
     from outbox_worker.postgres.reading.range_scan import Selecting
     from outbox_worker.postgres.reading.read_range import ReadRange
@@ -78,7 +77,7 @@ class DispatchReader:
         self.filters = self._scan.types is not None or bool(self._scan.publications)
         """Some rows are examined and passed over."""
 
-    def examine(self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int) -> Examined | None:
+    def examine(self, connection: Connection, wanted: ReadRange, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
         rows = self._rows("examined", self._examined_columns, wanted)
         row = fetch_row(connection, load("examine_claim").format(rows=rows, limit=sql.Literal(limit)))
@@ -94,11 +93,11 @@ class DispatchReader:
             positions=sql.Literal(list(positions)),
         )  # fmt: skip
 
-    def fetch(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+    def fetch(self, connection: Connection, wanted: ReadRange) -> tuple[Message, ...]:
         """Return the messages of `fetch_page`."""
         return self.fetch_page(connection, wanted).messages
 
-    def fetch_page(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> Page:
+    def fetch_page(self, connection: Connection, wanted: ReadRange) -> Page:
         """Return the matching messages, payloads as text; fewer than wanted where they have too many bytes."""
         bound = self._payloads
         if bound is None:
@@ -116,16 +115,14 @@ class DispatchReader:
             find,
         )
 
-    def _fetch(
-        self, connection: psycopg.Connection[Any], wanted: ReadRange, limit: int | None, small: int | None
-    ) -> Page:
+    def _fetch(self, connection: Connection, wanted: ReadRange, limit: int | None, small: int | None) -> Page:
         limited = replace(wanted, limit=limit)
         rows = self._rows(f"outline {small}", lambda table: table.outline(small), limited, only_matching=True)
         statement = load("fetch_messages").format(rows=rows, payload=shipped_columns("o", small))
         found = fetch_rows(connection, statement)
         return Page(build_messages(found), limit)
 
-    def fetch_attempts(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> dict[Checkpoint, int]:
+    def fetch_attempts(self, connection: Connection, wanted: ReadRange) -> dict[Checkpoint, int]:
         """Return how often messages of a queue's range have failed before, of those that have."""
         attempts = sql.SQL("o.transaction_id, o.position, o.attempts")
         rows = self._rows("attempts", lambda _: attempts, wanted, only_matching=True)
@@ -154,7 +151,7 @@ class DispatchReader:
             self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else (),
         )  # fmt: skip
 
-    def count(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[int, int, float]:
+    def count(self, connection: Connection, wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
         rows = self._rows("counted", self._scan.counted, wanted)
         row = fetch_row(connection, load("count_lag").format(rows=rows))

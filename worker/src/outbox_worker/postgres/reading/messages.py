@@ -39,9 +39,8 @@ from outbox_worker.postgres.template import Template, place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import psycopg
-
     from outbox_core.spec import PartitionKey, Partitions, Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.ownership.lease_look import LeaseLook
     from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.payloads import PayloadBound
@@ -148,7 +147,7 @@ class MessageReader:
         if self._ahead is not None:
             self._ahead.forget(self)
 
-    def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined.
 
         Fewer where their payloads have too many bytes; such a batch is full.
@@ -164,7 +163,7 @@ class MessageReader:
 
         return self._payloads.read(connection, limit, lambda most: self.fetch_outline(connection, after, most), find)
 
-    def fetch_outline(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch_outline(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return the same messages without their large payloads: those are empty, where payloads are bounded."""
         if after.window is not None:
             return self._windows.fetch(connection, after, limit)
@@ -186,7 +185,7 @@ class MessageReader:
             delayed_count=delayed,
         )  # fmt: skip
 
-    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, up_to: Checkpoint) -> Batch:
+    def fetch_range(self, connection: Connection, after: Checkpoint, up_to: Checkpoint) -> Batch:
         """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window."""
         if up_to.window is not None:
             return self._windows.fetch_range(connection, after, up_to)
@@ -194,7 +193,7 @@ class MessageReader:
         count = len(messages)
         return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
 
-    def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch_extent(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         if after.window is not None:
             return self._windows.fetch_extent(connection, after, limit)
@@ -283,7 +282,7 @@ class MessageReader:
         order = sql.Identifier("o", self._table.columns.position) if by_position else self._table.pair
         return sql.SQL("{} ORDER BY {}").format(rows, order)
 
-    def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int = LAG_CAP) -> Lag:
+    def lag(self, connection: Connection, after: Checkpoint, cap: int = LAG_CAP) -> Lag:
         """Count what is committed behind `after`, also what the high-water mark still hides.
 
         At most `cap` rows are looked at.
@@ -300,11 +299,11 @@ class MessageReader:
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
-    def has_waiting(self, connection: psycopg.Connection[Any]) -> bool:
+    def has_waiting(self, connection: Connection) -> bool:
         """Say whether a committed message waits at or above the high-water mark."""
         return self.waiting_seconds(connection) is not None
 
-    def waiting_seconds(self, connection: psycopg.Connection[Any]) -> float | None:
+    def waiting_seconds(self, connection: Connection) -> float | None:
         """Return since when the first message at or above the high-water mark is stored; None where none waits there.
 
         0 where the table has no column that says when a message was stored. With the cursor Snapshot none waits.
@@ -320,7 +319,7 @@ class MessageReader:
         row = fetch_row(connection, statement)
         return None if row is None else max(0.0, row[0])
 
-    def find_newest(self, connection: psycopg.Connection[Any]) -> int | None:
+    def find_newest(self, connection: Connection) -> int | None:
         """Return the highest transaction id of a message below the high-water mark; of all partitions."""
         row = fetch_row(connection, self._newest)
         return None if row is None else int(row[0])
@@ -328,12 +327,10 @@ class MessageReader:
     def _page(self, limit: int) -> int:
         return min(limit, SHORT_PAGE) if self._is_short and self.slots else limit
 
-    def _fetch_messages(self, connection: psycopg.Connection[Any], wanted: ReadRange) -> tuple[Message, ...]:
+    def _fetch_messages(self, connection: Connection, wanted: ReadRange) -> tuple[Message, ...]:
         return build_messages(self._fetch_rows(connection, self._messages(wanted), wanted.limit))
 
-    def _fetch_rows(
-        self, connection: psycopg.Connection[Any], statement: sql.Composed, size: int | None
-    ) -> list[tuple[Any, ...]]:
+    def _fetch_rows(self, connection: Connection, statement: sql.Composed, size: int | None) -> list[tuple[Any, ...]]:
         """Return the rows of a statement that returns at most `size`; None: that ends somewhere."""
         if self._ahead is not None and (found := self._ahead.take(self, connection, statement, size)) is not None:
             return found

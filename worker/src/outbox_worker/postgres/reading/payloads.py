@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from psycopg import sql
 
@@ -28,9 +28,8 @@ from outbox_worker.postgres.queries import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import psycopg
-
     from outbox_core.message import Batch, Message
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.feeds.holding import Taken
 
     Rows = Callable[[Sequence[Checkpoint]], tuple[sql.Composable, sql.Composable]]
@@ -80,7 +79,7 @@ class PayloadBound:
         """Return how many messages to look at: not many more than fitted into the last batch."""
         return limit if self._rows is None else min(limit, self._rows)
 
-    def read(self, connection: psycopg.Connection[Any], limit: int, page: Callable[[int], Read], rows: Rows) -> Read:
+    def read(self, connection: Connection, limit: int, page: Callable[[int], Read], rows: Rows) -> Read:
         """Return a page of at most `limit` messages with their payloads, shorter where those have too many bytes.
 
         A message that has too many alone comes alone.
@@ -110,7 +109,7 @@ class PayloadBound:
 
     def complete(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         messages: tuple[Message, ...],
         rows: Rows,
         known: dict[Checkpoint, Payload] | None = None,
@@ -151,7 +150,7 @@ class PayloadBound:
 
     def _fetch(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         rows: tuple[sql.Composable, sql.Composable],
         known: dict[Checkpoint, Payload],
     ) -> None:

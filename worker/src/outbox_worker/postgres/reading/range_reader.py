@@ -41,12 +41,11 @@ from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
     from outbox_core.spec import Source, StartFrom
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.shared_look import Found, PartitionLook
 
-    FetchRows = Callable[[psycopg.Connection[Any], sql.Composed, int | None], list[tuple[Any, ...]]]
+    FetchRows = Callable[[Connection, sql.Composed, int | None], list[tuple[Any, ...]]]
 
 _OFTEN: Final = 3
 SPARSE: Final = 10
@@ -104,10 +103,10 @@ class SnapshotReader:
         """Looks in a row that found nothing."""
         self._saw_all = False
         """The snapshot taken last is of a moment when no transaction was in progress."""
-        self._opened: tuple[psycopg.Connection[Any], Checkpoint, str | None, str | None] | None = None
+        self._opened: tuple[Connection, Checkpoint, str | None, str | None] | None = None
         self._shared = look
 
-    def fetch(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
         if self._scan.types is None:
             return self._read(connection, after, limit, with_messages=True)
@@ -117,21 +116,19 @@ class SnapshotReader:
         messages = self._matching(connection, reach.after, reach.examined)
         return replace(reach, messages=messages, matched_count=len(messages))
 
-    def fetch_range(self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint) -> Batch:
+    def fetch_range(self, connection: Connection, after: Checkpoint, examined: Checkpoint) -> Batch:
         """Return all messages between two checkpoints between which lies at most one range, payloads as text."""
         messages = self._matching(connection, after, examined)
         count = len(messages)
         return Batch(after, examined, messages, count, full=True, matched_count=count, partition=self._partition)
 
-    def _matching(
-        self, connection: psycopg.Connection[Any], after: Checkpoint, examined: Checkpoint
-    ) -> tuple[Message, ...]:
+    def _matching(self, connection: Connection, after: Checkpoint, examined: Checkpoint) -> tuple[Message, ...]:
         relation = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined)
         statement = load("fetch_matching").format(rows=relation, payload=shipped_columns("p", self._small))
         found = fetch_rows(connection, statement)
         return build_messages(found)
 
-    def fetch_extent(self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int) -> Batch:
+    def fetch_extent(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         return self._read(connection, after, limit, with_messages=False)
 
@@ -142,7 +139,7 @@ class SnapshotReader:
         """
         return self.relation("batch", lambda: self._scan.table.selection(payload="jsonb"), after, examined, positions)
 
-    def lag(self, connection: psycopg.Connection[Any], after: Checkpoint, cap: int) -> Lag:
+    def lag(self, connection: Connection, after: Checkpoint, cap: int) -> Lag:
         """Count what is committed and not examined; at most `cap` rows are looked at, in an open range twice."""
         rows = self._scan.unexamined(after.window or SnapshotRange(), cap + 1)
         row = fetch_row(connection, load("count_lag").format(rows=rows))
@@ -169,9 +166,7 @@ class SnapshotReader:
         walk = Walk(span.lower, span.upper, span.position, new.position, positions)
         return self._templates.fill(name, walk, lambda: self._scan.walk(columns(), walk, only_matching=True))
 
-    def _read(
-        self, connection: psycopg.Connection[Any], after: Checkpoint, limit: int, *, with_messages: bool
-    ) -> Batch:
+    def _read(self, connection: Connection, after: Checkpoint, limit: int, *, with_messages: bool) -> Batch:
         """Read the next page: of the open range, or where that is read, of a new one up to now."""
         window, self._saw_all = after.window or SnapshotRange(), False
         if window.is_open:
@@ -190,9 +185,7 @@ class SnapshotReader:
         self._opened = (connection, after, window.end, upper) if batch.examined_count else None
         return batch
 
-    def _look_for_news(
-        self, connection: psycopg.Connection[Any], after: Checkpoint, end: str | None, limit: int
-    ) -> Batch | None:
+    def _look_for_news(self, connection: Connection, after: Checkpoint, end: str | None, limit: int) -> Batch | None:
         """Read a whole new range at once; None: it is large, or its upper snapshot is not to be the present one.
 
         Nor where looks often found nothing: most likely the snapshot is still the same, and to see that costs less.
@@ -222,7 +215,7 @@ class SnapshotReader:
         """Open the next range anew: the server may hand out again ids that the former one takes for over."""
         self._opened = None
 
-    def _open(self, connection: psycopg.Connection[Any], after: Checkpoint, end: str | None) -> str | None:
+    def _open(self, connection: Connection, after: Checkpoint, end: str | None) -> str | None:
         if self._opened is not None:
             *opened, upper = self._opened
             if opened == [connection, after, end]:
@@ -244,7 +237,7 @@ class SnapshotReader:
 
     def _page(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         after: Checkpoint,
         span: SnapshotRange,
         limit: int,
@@ -285,9 +278,7 @@ class SnapshotReader:
             positions=page.positions,
         )
 
-    def _listed(
-        self, connection: psycopg.Connection[Any], span: SnapshotRange, found: Found, *, with_messages: bool
-    ) -> _Page:
+    def _listed(self, connection: Connection, span: SnapshotRange, found: Found, *, with_messages: bool) -> _Page:
         """Make the page of which it is known where its messages are; some may be gone."""
         positions, count = array(found.positions), len(found.positions)
         last = found.positions[-1] if count else span.after
@@ -335,7 +326,7 @@ class SnapshotReader:
                 return page, Plan.BY_POSITION, page.reached
         return look(Plan.BY_SORTING), Plan.BY_SORTING, None
 
-    def _fetch(self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int) -> _Page:
+    def _fetch(self, connection: Connection, span: SnapshotRange, plan: Plan, size: int) -> _Page:
         result = self._fetch_rows(connection, self._text_page(span, plan, size), size)
         messages = build_messages([row[2:] for row in result if row[2] is not None])
         position = messages[-1].position if messages else span.after
@@ -344,9 +335,7 @@ class SnapshotReader:
         looked_at, reached = result[0][:2]
         return _Page(looked_at, count, count, position, count, delayed, reached, messages)
 
-    def _examine(
-        self, connection: psycopg.Connection[Any], span: SnapshotRange, plan: Plan, size: int, limit: int
-    ) -> _Page:
+    def _examine(self, connection: Connection, span: SnapshotRange, plan: Plan, size: int, limit: int) -> _Page:
         name = "examine_page" if self._scan.types is None else "examine_filtered_page"
         row = fetch_row(connection, self._page_statement(name, span, plan, size), {"limit": limit})
         looked_at, position, examined, matched, delayed, count, reached, found = row or (0, None, *(0,) * 4, None, None)
@@ -391,14 +380,12 @@ def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:
     return Plan.BY_POSITION if span.lower is None or span.after > LOWEST_POSITION else Plan.BY_SORTING
 
 
-def _fetch_rows(
-    connection: psycopg.Connection[Any], statement: sql.Composed, _size: int | None
-) -> list[tuple[Any, ...]]:
+def _fetch_rows(connection: Connection, statement: sql.Composed, _size: int | None) -> list[tuple[Any, ...]]:
     return fetch_rows(connection, statement)
 
 
 def find_start(
-    connection: psycopg.Connection[Any], source: Source, start_from: StartFrom, *, remote_target: bool = False
+    connection: Connection, source: Source, start_from: StartFrom, *, remote_target: bool = False
 ) -> SnapshotRange:
     """Find where a new processor starts. What is in progress now is handled in any case: nothing is lost.
 
@@ -428,7 +415,7 @@ def find_start(
     return SnapshotRange(now) if position is None else SnapshotRange(None, now, max(position - 1, LOWEST_POSITION))
 
 
-def _lowest_since(connection: psycopg.Connection[Any], table: OutboxTable, start_from: StartFrom) -> int | None:
+def _lowest_since(connection: Connection, table: OutboxTable, start_from: StartFrom) -> int | None:
     if table.columns.scheduled is None:
         raise ConfigurationError(
             "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message was "

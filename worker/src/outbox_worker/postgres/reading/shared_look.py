@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.call import fetch_rows
@@ -27,9 +27,8 @@ from outbox_worker.postgres.queries import load
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
     from outbox_core.progress.snapshot_range import SnapshotRange
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.range_scan import RangeScan
 
 PAGES: Final = 4
@@ -92,7 +91,7 @@ class _Places:
 class _Look:
     """What one look noted of `count` partitions behind `after`, up to `reached`; None: up to the end."""
 
-    connection: psycopg.Connection[Any]
+    connection: Connection
     count: int
     until: float
     snapshot: str
@@ -130,7 +129,7 @@ class SharedLook:
 
     def recall(
         self,
-        connection: psycopg.Connection[Any] | None,
+        connection: Connection | None,
         partition: int,
         count: int,
         span: SnapshotRange,
@@ -142,7 +141,7 @@ class SharedLook:
                 return look.page(partition, span, size)
         return None
 
-    def look(self, connection: psycopg.Connection[Any], scan: RangeScan, count: int, after: int, most: int) -> _Look:
+    def look(self, connection: Connection, scan: RangeScan, count: int, after: int, most: int) -> _Look:
         """Note where the messages of `count` partitions are behind a position, passing at most so many rows."""
         statement = load("look_along").format(rows=scan.along_all(count, after, most))
         rows = fetch_rows(connection, statement)
@@ -162,9 +161,7 @@ class PartitionLook:
     partition: int
     count: int
 
-    def find(
-        self, connection: psycopg.Connection[Any], scan: RangeScan, span: SnapshotRange, size: int, most: int
-    ) -> Found:
+    def find(self, connection: Connection, scan: RangeScan, span: SnapshotRange, size: int, most: int) -> Found:
         """Return a page of at most `size` messages, of what was noted and of a look that passes at most `most` rows."""
 
         def look(beyond: SnapshotRange, wanted: int) -> Found:
@@ -181,7 +178,7 @@ class PartitionLook:
 
     def _take(
         self,
-        connection: psycopg.Connection[Any] | None,
+        connection: Connection | None,
         span: SnapshotRange,
         size: int,
         look: Callable[[SnapshotRange, int], Found | None],

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from outbox_core.spec import PartitionKey, Source
+    from outbox_worker.postgres.connection import Connection
 
 _LOST: Final = (psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
 """What is told to the one of two builders that came second. A deadlock: each waits for the other's lock or snapshot."""
 
 
-def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: PartitionKey) -> str | None:
+def ensure_slot_index(connection: Connection, source: Source, key: PartitionKey) -> str | None:
     """Look for the index, and build it if that is ours to do; return what a person should run where it is missing.
 
     The connection must be outside a transaction. What a cut connection left half built is dropped and built anew.
@@ -74,7 +75,7 @@ def ensure_slot_index(connection: psycopg.Connection[Any], source: Source, key: 
     return f"the index {table.schema}.{name} is being built; until then reading a partition scans the outbox"
 
 
-def can_read_by_slot(connection: psycopg.Connection[Any], source: Source, key: PartitionKey) -> bool:
+def can_read_by_slot(connection: Connection, source: Source, key: PartitionKey) -> bool:
     """Ask the planner whether an index finds the rows of one slot in order: the truth, under every index name."""
     table = OutboxTable.of(source)
     slot = table.slot(key, source.schema_name)
@@ -93,7 +94,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(each)
 
 
-def _is_clear(connection: psycopg.Connection[Any], table: OutboxTable, name: str) -> bool:
+def _is_clear(connection: Connection, table: OutboxTable, name: str) -> bool:
     """Take away what a builder left that is gone; False while one is at work."""
     row = connection.execute(load("fetch_unfinished_index"), {"schema": table.schema, "name": name}).fetchone()
     if row is None:

@@ -23,10 +23,10 @@ from outbox_worker.postgres.reading.table import build_messages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
     from psycopg import sql
 
     from outbox_core.message import Message
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.range_scan import RangeScan
     from outbox_worker.postgres.reading.read_range import Templates
 
@@ -65,12 +65,12 @@ def fetch_news(
     return (found[0][:3], messages) if len(messages) <= few else None
 
 
-def fetch_snapshot(connection: psycopg.Connection[Any]) -> str:
+def fetch_snapshot(connection: Connection) -> str:
     """Take a snapshot; otherwise like `fetch_present`."""
     return fetch_present(connection)[0]
 
 
-def fetch_present(connection: psycopg.Connection[Any]) -> tuple[str, bool]:
+def fetch_present(connection: Connection) -> tuple[str, bool]:
     """Take a snapshot, and say whether no transaction was in progress. Not to be asked twice in one transaction.
 
     Raises:
@@ -105,9 +105,7 @@ def check_snapshot(row: tuple[Any, ...] | None, lower: str | None) -> str:
     return snapshot
 
 
-def take_snapshot(
-    connection: psycopg.Connection[Any], remote_target: RangeScan | None, lower: str | None = None
-) -> str:
+def take_snapshot(connection: Connection, remote_target: RangeScan | None, lower: str | None = None) -> str:
     """Take a snapshot for a range that begins at `lower`; with `remote_target` to be kept in another server.
 
     A transaction that rolled back is over before a crash could no more undo that: the server may hand out its id again.

@@ -8,7 +8,7 @@ no view of the server shows a holder, it is counted from when this process first
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.report import HighWaterMark, HighWaterMarkHolder
 from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
@@ -16,8 +16,7 @@ from outbox_worker.postgres.reading.writers import describe, list_writers, missi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.messages import MessageReader
     from outbox_worker.postgres.reading.writers import Writer
 
@@ -32,7 +31,7 @@ class HighWaterMarkObserver:
         self._transaction_id: str | None = None
         self._since = 0.0
 
-    def observe(self, connection: psycopg.Connection[Any]) -> HighWaterMark:
+    def observe(self, connection: Connection) -> HighWaterMark:
         """Look at the high-water mark; its age is 0 while no committed message waits behind it."""
         found = observe_high_water_mark(connection)
         waiting = self._reader.waiting_seconds(connection)
@@ -47,7 +46,7 @@ class HighWaterMarkObserver:
         return found.model_copy(update={"age_seconds": max(known, now - self._since)})
 
 
-def observe_high_water_mark(connection: psycopg.Connection[Any]) -> HighWaterMark:
+def observe_high_water_mark(connection: Connection) -> HighWaterMark:
     """Look once: the high-water mark, who holds it, and for how long as far as this role may see (else 0)."""
     found = list_writers(connection)
     holder = found.holder

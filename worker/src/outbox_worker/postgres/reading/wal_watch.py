@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import pq, sql
@@ -24,6 +24,8 @@ from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from outbox_worker.postgres.connection import Connection
 
 LONGEST: Final = 0.9
 """Seconds for one statement, or less where the server would log it as slow; so long a session may outlive us."""
@@ -45,10 +47,10 @@ _NOWHERE: Final[tuple[str | None, str | None]] = (None, None)
 class WalWatch:
     """At most one statement under way; shared by all partitions of a process, used by one thread."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         """Keep how to connect; there is no connection before the first wait."""
         self._connect = connect
-        self._connection: psycopg.Connection[Any] | None = None
+        self._connection: Connection | None = None
         self._waits = False
         self._place = _NOWHERE
         """Where the log was, written and flushed, before the last look at the outbox."""
@@ -107,7 +109,7 @@ class WalWatch:
             return None
         return max(0, self._useless - 1) if moved else None
 
-    def _note(self, result: pq.abc.PGresult | None, connection: psycopg.Connection[Any]) -> bool:
+    def _note(self, result: pq.abc.PGresult | None, connection: Connection) -> bool:
         """Remember where the log is now; say whether it moved."""
         self._waits = False
         outdated, self._outdated = self._outdated, False
@@ -158,7 +160,7 @@ class WalWatch:
         self.close()
         self._paused_until = time.monotonic() + PAUSE
 
-    def _send(self, connection: psycopg.Connection[Any]) -> None:
+    def _send(self, connection: Connection) -> None:
         step = CLOSE if time.monotonic() - self._found_at < CALM_AFTER else CALM
         wanted = (self._longest, step, connection.pgconn.backend_pid, *self._place)
         if self._composed[0] != wanted:  # while nothing is written it is the same for hours
@@ -170,7 +172,7 @@ class WalWatch:
             self._known_until = time.monotonic() + self._longest + _MOMENT
 
 
-def _find_longest(connection: psycopg.Connection[Any]) -> float:
+def _find_longest(connection: Connection) -> float:
     """Return how long a statement may take and not be logged as slow; where all are logged, few are best."""
     row = connection.execute(load("fetch_log_threshold")).fetchone()
     seconds = 0.0 if row is None else 0.9 * row[0] / 1000

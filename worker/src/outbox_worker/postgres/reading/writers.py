@@ -10,7 +10,7 @@ mark.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.span import format_age
 from outbox_sql.guide import quote
@@ -18,7 +18,7 @@ from outbox_worker.postgres.call import fetch_dicts
 from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
-    import psycopg
+    from outbox_worker.postgres.connection import Connection
 
 
 _OURS: Final = "outbox "
@@ -76,7 +76,7 @@ class Writers:
         return next((writer for writer in self.writers if writer.holds), None)
 
 
-def list_writers(connection: psycopg.Connection[Any]) -> Writers:
+def list_writers(connection: Connection) -> Writers:
     """Look once."""
     rows = fetch_dicts(connection, load("list_transactions"))
     found = tuple(

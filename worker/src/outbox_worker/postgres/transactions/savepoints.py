@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import pq
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_core.processor.isolation import Found
+    from outbox_worker.postgres.connection import Connection
 
 MOST_KEPT: Final = 60
 """Parts that one transaction keeps: PostgreSQL has room for 64 at hand, beyond that other sessions become slower."""
@@ -66,7 +67,7 @@ class Isolated:
 
 
 def isolate(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     search: Search,
     handle: Callable[[int, int], object],
     is_refusal: Callable[[OutboxError], bool],
@@ -145,7 +146,7 @@ class _Progress:
 
 
 def _try(
-    connection: psycopg.Connection[Any], act: Callable[[], object], is_refusal: Callable[[OutboxError], bool]
+    connection: Connection, act: Callable[[], object], is_refusal: Callable[[OutboxError], bool]
 ) -> OutboxError | None:
     """Do it and keep it, or undo it and return why."""
     try:
@@ -165,7 +166,7 @@ def _try(
     return drop_traceback(error)
 
 
-def _undo(connection: psycopg.Connection[Any], error: OutboxError, is_refusal: Callable[[OutboxError], bool]) -> None:
+def _undo(connection: Connection, error: OutboxError, is_refusal: Callable[[OutboxError], bool]) -> None:
     """Go back to before what was refused, or raise what is no refusal."""
     # A session that broke, or a transaction that the handler ended: there is nothing to go back to.
     if not is_refusal(error) or connection.closed or connection.pgconn.transaction_status not in _OPEN:
