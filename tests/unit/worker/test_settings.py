@@ -68,7 +68,7 @@ def test_fields_of_a_newer_operator_are_ignored_and_named(config_file, caplog):
     assert "ignored" not in config.model_dump()
     assert caplog.records[-1].fields == "delivery.later, laterField"
     status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(0.0))
-    status.set_advice("build the index")
+    status.advice = "build the index"
     assert status.report().advice == (
         "build the index; the pods' image does not know delivery.later, laterField and ignores it: "
         "use the operator's own image"

@@ -55,7 +55,7 @@ def longest_report() -> Report:
     blocked = replace(initial_state(0), state=WorkerState.BLOCKED, reason=Reason.NOT_OWNER, message="é" * 3000)
     full.watch(0, lambda: blocked)
     full.set_error("ü" * 9000)
-    full.set_claim_holder(OTHER)
+    full.claim_holder = OTHER
     full.set_observed(
         conflicts=ConflictSummary(count=1, by_code={"4": 1}, last=conflict, open=conflict),
         bound=HighWaterMark(transaction_id="1", age_seconds=1, holder="h" * 300),

@@ -180,7 +180,7 @@ class SparkFeed(Feed):
         now = time.monotonic()
         if now - self._counted > _EXECUTORS_SECONDS:
             self._counted = now
-            self._context.status.set_executors(self._pipeline.executors())
+            self._context.status.executors = self._pipeline.executors()
 
 
 def build_pipeline(config: ProcessorConfig, settings: Settings) -> Target:

@@ -74,5 +74,5 @@ class IndexBuilder(threading.Thread):
             self._session.discard()
             _log.exception("building the index by slots failed unexpectedly")
             return False
-        self._status.set_advice(advice)
+        self._status.advice = advice
         return advice is None

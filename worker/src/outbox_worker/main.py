@@ -208,7 +208,7 @@ def _build_units(process: Process, replica: Replica, count: int | None) -> list[
     sight = MODES[config.delivery.mode].sight(replica, process.status)
     observer = Observer(key, process.status, sight, lease=seconds, remote_target=config.has_remote_target)
     throttle = Throttle(config.delivery)
-    process.status.set_circuit(lambda: throttle.phase.value)
+    process.status.circuit = lambda: throttle.phase.value
     context = StepContext(
         config,
         key,

@@ -250,7 +250,7 @@ class OwnerSteps:
             force=self._force,
             sweep_uids=context.config.sweep_uids,
         )
-        context.status.set_claim_holder(answer.holder)
+        context.status.claim_holder = answer.holder
         if answer.granted:
             self._force = False
             context.ownership.note_claim()
@@ -303,7 +303,7 @@ class OwnerSteps:
             token=context.token,
             lease=self._lease,
         )
-        context.status.set_lease_pod(answer.pod)
+        context.status.lease_pod = answer.pod
         if not answer.acquired or answer.epoch is None:
             refused = outcomes.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
             return self._unit.after_refusal(connection) or refused

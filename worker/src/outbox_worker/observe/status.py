@@ -88,7 +88,7 @@ class Observed:
 
 
 class ProcessStatus:
-    """The latest of everything, behind one lock."""
+    """The latest of everything; behind one lock what is more than one value, or is counted."""
 
     def __init__(self, config: ProcessorConfig, identity: Identity, initial: ProcessorState) -> None:
         """Start with nothing known."""
@@ -98,14 +98,19 @@ class ProcessStatus:
         self._ask: dict[int, Callable[[], ProcessorState]] = {0: lambda: initial}
         self._words: dict[int, Word] = {}
         self._observed = Observed()
-        self._claim_holder: ResourceRef | None = None
-        self._lease_pod: str | None = None
-        self._executors: int | None = None
         self._last_error: str | None = None
-        self._intent: Intent | None = None
-        self._advice: str | None = None
-        self._circuit: Callable[[], str] | None = None
         self._rebuild: RebuildView | None = None
+        self.claim_holder: ResourceRef | None = None
+        self.lease_pod: str | None = None
+        """Who holds the lease."""
+        self.executors: int | None = None
+        """Engine Spark: how many are alive."""
+        self.advice: str | None = None
+        """What a person should do although all goes on."""
+        self.circuit: Callable[[], str] | None = None
+        """Whom to ask what the target's breaker lets through."""
+        self.intent: Intent | None = None
+        """What the operator last said about the claim."""
         self.handled = 0
         self.batches = 0
         self.batch_seconds = {"stored": BatchSeconds(), "failed": BatchSeconds()}
@@ -122,16 +127,9 @@ class ProcessStatus:
     def _states(self) -> dict[int, ProcessorState]:
         return {partition: ask() for partition, ask in self._ask.items()}
 
-    @property
-    def intent(self) -> Intent | None:
-        """What the operator last said about the claim."""
-        with self._lock:
-            return self._intent
-
     def set_intent(self, intent: Intent) -> None:
         """Remember what the operator says."""
-        with self._lock:
-            self._intent = intent
+        self.intent = intent
 
     def watch(self, partition: int, ask: Callable[[], ProcessorState]) -> None:
         """Take whom to ask for the state of one partition; any thread may ask, for each report."""
@@ -159,34 +157,10 @@ class ProcessStatus:
             self._words = {}
             self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
 
-    def set_advice(self, advice: str | None) -> None:
-        """Take what a person should do although all goes on."""
-        with self._lock:
-            self._advice = advice
-
-    def set_circuit(self, phase: Callable[[], str]) -> None:
-        """Take whom to ask what the target's breaker lets through."""
-        self._circuit = phase
-
     def set_rebuild(self, rebuild: RebuildView) -> None:
         """Take how far this processor is from replacing another one."""
         with self._lock:
             self._rebuild = rebuild
-
-    def set_claim_holder(self, holder: ResourceRef | None) -> None:
-        """Take who holds the claim."""
-        with self._lock:
-            self._claim_holder = holder
-
-    def set_lease_pod(self, pod: str | None) -> None:
-        """Take who holds the lease."""
-        with self._lock:
-            self._lease_pod = pod
-
-    def set_executors(self, count: int | None) -> None:
-        """Take how many executors are alive (engine Spark)."""
-        with self._lock:
-            self._executors = count
 
     @property
     def failures(self) -> FailureSummary | None:
@@ -241,7 +215,7 @@ class ProcessStatus:
                 state=state.state,
                 reason=state.reason,
                 message=state.message[:_MESSAGE],
-                claim_holder=self._claim_holder,
+                claim_holder=self.claim_holder,
                 lease=self._lease_view(),
                 leases=seen.leases,
                 division=seen.division,
@@ -255,10 +229,10 @@ class ProcessStatus:
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
                 failures=seen.failures or FailureSummary(),
-                circuit=self._circuit() if self._circuit is not None else None,
-                executors=self._executors,
+                circuit=self.circuit() if self.circuit is not None else None,
+                executors=self.executors,
                 unfinished=seen.unfinished,
-                advice="; ".join(filter(None, (self._advice, _name_ignored(self._config)))) or None,
+                advice="; ".join(filter(None, (self.advice, _name_ignored(self._config)))) or None,
                 rebuild=self._rebuild,
             )
 
@@ -273,7 +247,8 @@ class ProcessStatus:
             lease = owned[0].lease
             partition, epoch = (0, 0) if lease is None else (lease.partition, lease.epoch)
             return LeaseView(partition=partition, epoch=epoch, pod=self._identity.pod, held=True)
-        return LeaseView(pod=self._lease_pod) if self._lease_pod else None
+        pod = self.lease_pod
+        return LeaseView(pod=pod) if pod else None
 
     def _start_from_used(self) -> bool | None:
         known = [state.start_from_used for state in self._states.values() if state.start_from_used is not None]

@@ -65,7 +65,7 @@ def _try_claim(
         owner = identity.Owner(config.processor_id, config.resource)
         identity.check_identity(connection, config.source, key, owner)
     answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)
-    status.set_claim_holder(answer.holder)
+    status.claim_holder = answer.holder
     status.set_observed(conflicts=conflicts.summary(connection, key))
     if answer.granted:
         return replace(state, message="the claim is this resource's"), ExitCode.DONE
@@ -89,7 +89,7 @@ def _hand_over(
     successor = ResourceRef(cluster=cluster, namespace=namespace, name=name, uid="")
     given = ownership.hand_over_claim(connection, key, config.resource.uid, successor)
     holder = ownership.fetch_claim(connection, key).holder
-    status.set_claim_holder(holder)
+    status.claim_holder = holder
     if given or (holder is not None and str(holder) == str(successor)):
         return replace(state, message=f"the claim is {successor}'s"), ExitCode.DONE
     message = f"{holder} holds the claim" if holder is not None else "this resource never claimed the processorId"
