@@ -5,15 +5,14 @@ Reads only, with nothing but SELECT on the schema's tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.call import fetch_dicts
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.ownership.rebalance import build_partitioning
-from outbox_worker.postgres.progress.checkpoints import build_window
+from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from outbox_core.progress.barrier import Partitioning
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.connection import Connection
 
 
@@ -127,8 +127,8 @@ def list_audit_log(
     rows = fetch_dicts(connection, in_schema("list_acts", schema), {"processor_id": processor_id, "limit": limit})
     return [
         AuditEntry(
-            before=_pair(row, "from_transaction_id", "from_position"),
-            after=_pair(row, "to_transaction_id", "to_position"),
+            before=build_pair(row["from_transaction_id"], row["from_position"]),
+            after=build_pair(row["to_transaction_id"], row["to_position"]),
             **{name: row[name] for name in _AUDIT_FIELDS},
         )
         for row in rows
@@ -175,10 +175,8 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
         "live",
         "stored_at",
     )
-    pair = _pair(row, "transaction_id", "position")
-    if pair is not None:
-        window = build_window(row["cursor_kind"], row["lower"], row["upper"], row["window_position"])
-        pair = replace(pair, window=window)
+    stored = ("transaction_id", "position", "cursor_kind", "lower", "upper", "window_position")
+    pair = None if row["position"] is None else build_checkpoint(*(row[name] for name in stored))
     return ProcessorView(
         holder=holder,
         partitioning=partitioning,
@@ -192,16 +190,10 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
 def _conflict(row: dict[str, Any]) -> ConflictView:
     same = ("id", "processor_id", "partition", "code", "pod", "recorded_at", "needs_person", "resolved_at")
     return ConflictView(
-        expected=_pair(row, "expected_transaction_id", "expected_position"),
-        stored=_pair(row, "stored_transaction_id", "stored_position"),
-        new=_pair(row, "new_transaction_id", "new_position"),
+        expected=build_pair(row["expected_transaction_id"], row["expected_position"]),
+        stored=build_pair(row["stored_transaction_id"], row["stored_position"]),
+        new=build_pair(row["new_transaction_id"], row["new_position"]),
         resolution=row["resolution"],
         decided_by=row["decided_by"],
         **{name: row[name] for name in same},
     )
-
-
-def _pair(row: dict[str, Any], transaction_id: str, position: str) -> Checkpoint | None:
-    if row[transaction_id] is None or row[position] is None:
-        return None
-    return Checkpoint(int(row[transaction_id]), row[position])

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox_core.partition import PartitionOwners
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_worker.postgres.call import call, call_row, call_rows, fetch_row, fetch_rows
-from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint, build_window
+from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint, build_checkpoint
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
@@ -129,6 +129,6 @@ def load_checkpoints(connection: Connection, key: ProcessorKey) -> Mapping[int, 
     """Read the stored pairs by partition."""
     rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), key.names)
     return {
-        partition: StoredCheckpoint(Checkpoint(int(t), position, build_window(*window)), at)
+        partition: StoredCheckpoint(build_checkpoint(t, position, *window), at)
         for partition, t, position, at, *window in rows
     }

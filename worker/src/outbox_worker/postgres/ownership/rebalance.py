@@ -9,11 +9,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_worker.postgres.call import call, fetch_row, fetch_rows
+from outbox_worker.postgres.progress.checkpoints import build_pair
 from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.report import ResourceRef
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
@@ -66,8 +67,7 @@ def build_partitioning(
     """Return what a row of the table says, ids and snapshot as text: while it stays the same, the same object."""
     if mark is not None:
         return Partitioning(count, by, next_count, snapshot_barrier(snapshot), int(mark))
-    pair = None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
-    return Partitioning(count, by, next_count, pair)
+    return Partitioning(count, by, next_count, build_pair(transaction_id, position))
 
 
 def draw(connection: Connection, key: ProcessorKey, claim_uid: str) -> None:

@@ -100,7 +100,7 @@ def load(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
     if row is None:
         return None
     transaction_id, position, stored_at, *window = row
-    return StoredCheckpoint(Checkpoint(int(transaction_id), position, build_window(*window)), stored_at)
+    return StoredCheckpoint(build_checkpoint(transaction_id, position, *window), stored_at)
 
 
 def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
@@ -115,7 +115,7 @@ def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoi
     stored = load(connection, key)
     row = call_row(connection, key.schema, "find_edit", **key.names)
     if row is not None:
-        raise TamperedError(TamperCheck(_pair(*row[:2]), _pair(*row[2:])))
+        raise TamperedError(TamperCheck(build_pair(*row[:2]), build_pair(*row[2:])))
     return stored
 
 
@@ -280,10 +280,6 @@ def ensure_start(
     return None if stored is None else Start(stored.pair, start_from_used=False)
 
 
-def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
-    return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
-
-
 def _fetch_high_water_mark(connection: Connection) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
     row = fetch_row(connection, load_query("fetch_bound"))
@@ -306,11 +302,22 @@ def _before_first(connection: Connection, table: OutboxTable, query: str, parame
     return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))
 
 
-def build_window(
-    cursor_kind: str | None, lower: str | None, upper: str | None, position: int | None
-) -> SnapshotRange | None:
-    """Return the window of a row, None where its checkpoint is a pair."""
-    return SnapshotRange(lower, upper, position) if cursor_kind == Cursor.SNAPSHOT else None
+def build_checkpoint(
+    transaction_id: str,
+    position: int,
+    cursor_kind: str | None = None,
+    lower: str | None = None,
+    upper: str | None = None,
+    window_position: int | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of a row; one of the cursor Snapshot has a window."""
+    window = SnapshotRange(lower, upper, window_position) if cursor_kind == Cursor.SNAPSHOT else None
+    return Checkpoint(int(transaction_id), position, window)
+
+
+def build_pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
+    """Return the pair of a row that may have none."""
+    return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
 
 
 def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.progress.checkpoint import Checkpoint
 from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.progress.checkpoints import build_window, partition_parameters
+from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, partition_parameters
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
@@ -109,7 +109,7 @@ def find_coverage(connection: Connection, key: ProcessorKey, *, but_partition: i
             f"processor {key.processor_id!r} cannot be replaced by a swap: its mode is Competing, so behind its "
             "checkpoint are messages that are handled already. Stop it, and start the new one with startFrom"
         )
-    pairs = {row[2]: Checkpoint(int(row[3]), row[4], build_window(*row[5:9])) for row in rows}
+    pairs = {row[2]: build_checkpoint(*row[3:9]) for row in rows}
     return Coverage(pairs, rows[0][0])
 
 
@@ -201,11 +201,8 @@ def list_rebuilds(connection: Connection, schema: str, processor_id: str | None 
     return [
         RebuildRow(
             row["processor_id"], row["of_processor_id"], row["begun_at"], row["swapped_at"],
-            _pair(row["t"], row["position"]), _pair(row["new_t"], row["new_p"]), _pair(row["old_t"], row["old_p"]),
+            build_pair(row["t"], row["position"]), build_pair(row["new_t"], row["new_p"]),
+            build_pair(row["old_t"], row["old_p"]),
         )
         for row in rows
     ]  # fmt: skip
-
-
-def _pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
-    return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)

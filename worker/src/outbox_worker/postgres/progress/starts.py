@@ -17,7 +17,7 @@ from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.call import call, fetch_row, fetch_rows
-from outbox_worker.postgres.progress.checkpoints import build_window, partition_parameters
+from outbox_worker.postgres.progress.checkpoints import build_checkpoint, partition_parameters
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.schema import check_position_index
@@ -129,7 +129,7 @@ def _read(connection: Connection, key: ProcessorKey, other_id: str, identity: st
             "that are handled already. Start from a position or a time",
             reason=Reason.START_NOT_FOUND,
         )
-    return OtherStart({row[0]: Checkpoint(int(row[1]), row[2], build_window(*row[6:10])) for row in rows}, count, by)
+    return OtherStart({row[0]: build_checkpoint(*row[1:3], *row[6:10]) for row in rows}, count, by)
 
 
 def _has_checkpoints(connection: Connection, key: ProcessorKey) -> tuple[bool, bool]:
