@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CATALOGUE = (ROOT / "docs" / "conflicts.md").read_text()
 RUNBOOK = (ROOT / Images.runbook).read_text()
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", RUNBOOK, re.MULTILINE | re.DOTALL))
+ROWS = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \| (.+) \|$', RUNBOOK, re.MULTILINE)
+"""Reasons that ask for nothing: anchor, name and text."""
 REASONS = {word.value for kind in (WorkerReason, RebuildState, OperatorReason) for word in kind}
 ALERTS = {
     rule["alert"]: rule
@@ -42,12 +44,14 @@ def test_the_catalogue_explains_nothing_that_is_not_there() -> None:
 
 def test_each_reason_and_each_alert_has_a_section_and_each_section_one_of_them() -> None:
     headings = re.findall(r"^### (\w+)$", RUNBOOK, re.MULTILINE)
-    assert Counter(headings) == Counter([*REASONS, *ALERTS])
+    assert Counter([*headings, *(name for _, name, _ in ROWS)]) == Counter([*REASONS, *ALERTS])
     assert all(text.strip() for text in SECTIONS.values())
+    assert all(anchor == name.lower() for anchor, name, _ in ROWS)
 
 
 def test_links_within_the_runbook_lead_to_sections() -> None:
-    assert set(re.findall(r"\]\(#([\w-]+)\)", RUNBOOK)) <= {name.lower() for name in SECTIONS}
+    anchors = {*(name.lower() for name in SECTIONS), *(anchor for anchor, _, _ in ROWS)}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", RUNBOOK)) <= anchors
 
 
 @pytest.mark.parametrize("name", ALERTS)
