@@ -115,12 +115,6 @@ def frame(key: Key, *fields: bytes) -> bytes:
     return SIZE.pack(len(body)) + body
 
 
-def answer(key: Key, *fields: bytes) -> bytes:
-    """Put an answer to one of the broker's frames together."""
-    body = _HEAD.pack(key | _ANSWER, _VERSION) + b"".join(fields)
-    return SIZE.pack(len(body)) + body
-
-
 def publish(publisher: int, entries: list[tuple[int, bytes]]) -> bytes:
     """Put a frame together that publishes messages, each with its number."""
     parts = [b""]
