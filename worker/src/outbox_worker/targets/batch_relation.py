@@ -13,7 +13,7 @@ from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
-from outbox_worker.postgres.reading.read_range import ReadRange
+from outbox_worker.postgres.reading.read_range import ReadRange, pair_literals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,10 +56,10 @@ def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
 
     def whole(batch: Batch) -> sql.Composed:
         if batch.held:
-            return held_relation(batch, *holding.literals(each.checkpoint for each in batch.held))
+            return held_relation(batch, *pair_literals(each.checkpoint for each in batch.held))
         reader, by_position = find_reader(batch), batch.examined.window is not None
         if batch.only:
-            return _numbered(reader.picked_relation(*holding.literals(batch.only)), by_position=by_position)
+            return _numbered(reader.picked_relation(*pair_literals(batch.only)), by_position=by_position)
         rows = reader.batch_relation(batch.after, batch.examined, batch.positions)
         rows = holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
         return _numbered(rows, by_position=by_position)

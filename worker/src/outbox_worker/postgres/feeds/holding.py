@@ -20,6 +20,7 @@ from outbox_core.report import BlockedKey, FailureSummary
 from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.payloads import shipped_columns
+from outbox_worker.postgres.reading.read_range import pair_literals
 from outbox_worker.postgres.reading.table import within_python
 
 if TYPE_CHECKING:
@@ -297,13 +298,6 @@ def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:
     }
 
 
-def literals(pairs: Iterable[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
-    """Return the arrays of transaction ids and of positions."""
-    found = tuple(pairs)
-    ids = sql.Literal([str(pair.transaction_id) for pair in found])
-    return ids, sql.Literal([pair.position for pair in found])
-
-
 def _pairs(pairs: Iterable[Checkpoint]) -> dict[str, sql.Composable]:
-    ids, positions = literals(pairs)
+    ids, positions = pair_literals(pairs)
     return {"transaction_ids": ids, "positions": positions}

@@ -31,7 +31,7 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
-from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates
+from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates, pair_literals
 from outbox_worker.postgres.reading.shared_look import PartitionLook
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
 from outbox_worker.postgres.template import Template, place
@@ -156,10 +156,8 @@ class MessageReader:
             return self.fetch_outline(connection, after, limit)
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
-            ids = sql.Literal([str(pair.transaction_id) for pair in pairs])
-            positions = sql.Literal([pair.position for pair in pairs])
-            order = "position" if after.window is not None else "transaction_id, position"
-            return self._table.picked(self._table.stored_payload(), ids, positions, self._publications), sql.SQL(order)
+            rows = self._table.picked(self._table.stored_payload(), *pair_literals(pairs), self._publications)
+            return rows, sql.SQL("position" if after.window is not None else "transaction_id, position")
 
         return self._payloads.read(connection, limit, lambda most: self.fetch_outline(connection, after, most), find)
 
@@ -271,14 +269,8 @@ class MessageReader:
         self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool
     ) -> sql.Composed:
         """Return the same SELECT as `keyed_relation` of these messages, in the order of positions or of pairs."""
-        found = tuple(pairs)
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
-        rows = self._table.picked(
-            columns,
-            sql.Literal([str(pair.transaction_id) for pair in found]),
-            sql.Literal([pair.position for pair in found]),
-            self._publications,
-        )
+        rows = self._table.picked(columns, *pair_literals(pairs), self._publications)
         order = sql.Identifier("o", self._table.columns.position) if by_position else self._table.pair
         return sql.SQL("{} ORDER BY {}").format(rows, order)
 

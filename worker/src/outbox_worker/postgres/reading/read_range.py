@@ -210,6 +210,13 @@ def array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
+def pair_literals(pairs: Iterable[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
+    """Return the arrays of transaction ids and of positions."""
+    found = tuple(pairs)
+    ids = sql.Literal([str(pair.transaction_id) for pair in found])
+    return ids, sql.Literal([pair.position for pair in found])
+
+
 def start_of(lower: Snapshot, after: Checkpoint) -> Checkpoint:
     """Return the pair after which the messages lie that the lower snapshot did not know."""
     return after if after.transaction_id >= lower.xmax else Checkpoint(lower.xmax - 1, MAX_POSITION)
