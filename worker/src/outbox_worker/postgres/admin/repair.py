@@ -18,7 +18,7 @@ again where it was; the checkpoints change last, all at once, with the record of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -226,7 +226,7 @@ class Repairer:
                     )
             parameters["highest"] = self._count_ids(repair.id)[2]
             moved = self._moved(parameters)
-            self._execute(
+            self._connection.execute(
                 load("repair_record_acts").format(
                     schema=sql.Identifier(self._schema), written_here=_item("c", _CHECKPOINT)
                 ),
@@ -238,7 +238,7 @@ class Repairer:
             for processor_id, partition in sealed:
                 # A pair's shadow is mapped as the pair is; a range's is made anew, unless it was tampered with.
                 call(self._connection, self._schema, "keep_checkpoint", processor_id=processor_id, partition=partition)
-            self._execute(in_schema("repair_finish", self._schema), parameters)
+            self._connection.execute(in_schema("repair_finish", self._schema), parameters)
             return moved
 
     def _plan(self, reason: str, decided_by: str) -> tuple[Plan, Repair | None]:
@@ -259,10 +259,12 @@ class Repairer:
         counted = self._connection.execute(load("repair_count_rows").format(rows=rows), parameters).fetchall()
         groups = {bool(row[0]): Rows(row[1], int(row[2]), int(row[3])) for row in counted}
         parameters["highest"] = groups[False].highest if False in groups else 0
-        begun = {"reason": reason, "decided_by": decided_by, "tables": [list(_spread(table)) for table in self._tables]}
+        begun = {"reason": reason, "decided_by": decided_by, "tables": [list(astuple(table)) for table in self._tables]}
         (number,) = self._fetch(in_schema("repair_begin", self._schema), parameters | begun)
         parameters["repair_id"] = number
-        self._execute(load("repair_plan").format(schema=schema, found=_found(rows, columns, schema)), parameters)
+        self._connection.execute(
+            load("repair_plan").format(schema=schema, found=_found(rows, columns, schema)), parameters
+        )
         ids, highest, _ = self._count_ids(number)
         plan = Plan(
             needed=True,
@@ -296,14 +298,13 @@ class Repairer:
 
     def _map(self, columns: _Columns, parameters: dict[str, Any]) -> None:
         schema, table = sql.Identifier(self._schema), sql.Identifier(self._schema, columns.table)
-        changes = [
-            sql.SQL("{column} = coalesce({found}, o.{column})").format(
-                column=sql.Identifier(name), found=load("repair_mapped_id").format(
-                    schema=schema, value=sql.Identifier("o", name), written_here=_item("o", name)
-                ),
-            )
-            for name in columns.ids
-        ]  # fmt: skip
+
+        def change(query: str, name: str, **more: sql.Composed) -> sql.Composed:
+            found = load(query).format(schema=schema, value=sql.Identifier("o", name), **more)
+            return sql.SQL("{0} = coalesce({1}, o.{0})").format(sql.Identifier(name), found)
+
+        changes = [change("repair_mapped_id", name, written_here=_item("o", name)) for name in columns.ids]
+        changes += [change("repair_mapped_array", name) for name in columns.arrays]
         changes += [
             sql.SQL(
                 "{column} = CASE WHEN o.{column} IS NULL OR {written_here} THEN o.{column} ELSE {snapshot} END"
@@ -314,14 +315,7 @@ class Repairer:
             )
             for name in columns.snapshots
         ]
-        changes += [
-            sql.SQL("{column} = coalesce({found}, o.{column})").format(
-                column=sql.Identifier(name),
-                found=load("repair_mapped_array").format(schema=schema, value=sql.Identifier("o", name)),
-            )
-            for name in columns.arrays
-        ]
-        self._execute(
+        self._connection.execute(
             sql.SQL("UPDATE {} AS o SET {} WHERE {}").format(
                 table, sql.SQL(", ").join(changes), _is_ours(columns, schema)
             ),
@@ -342,17 +336,18 @@ class Repairer:
         )
 
     def _columns(self, tables: Sequence[Outbox]) -> tuple[_Columns, ...]:
-        parameters = {
-            "schema": sql.Identifier(self._schema).as_string(None),
-            "messages": [str(table) for table in tables],
-        }
-        rows = self._connection.execute(load("repair_list_columns"), parameters).fetchall()
+        rows = self._beside("repair_list_columns", tables)
         return tuple(_Columns(row[0], row[1], *(tuple(names or ()) for names in row[2:])) for row in rows)
 
     def _others(self) -> tuple[str, ...]:
-        messages = [str(table) for table in self._tables]
-        parameters = {"schema": sql.Identifier(self._schema).as_string(None), "messages": messages}
-        return tuple(row[0] for row in self._connection.execute(load("repair_list_others"), parameters).fetchall())
+        return tuple(row[0] for row in self._beside("repair_list_others", self._tables))
+
+    def _beside(self, query: str, tables: Sequence[Outbox]) -> list[tuple[Any, ...]]:
+        """Ask about the tables beside those of messages."""
+        parameters = {
+            "schema": sql.Identifier(self._schema).as_string(None), "messages": [str(table) for table in tables],
+        }  # fmt: skip
+        return self._connection.execute(load(query), parameters).fetchall()
 
     def _lock_leases(self) -> list[str]:
         self._connection.execute("SET LOCAL lock_timeout = '10s'")
@@ -379,9 +374,6 @@ class Repairer:
         if row is None:
             raise RepairError("the server answered with no row", reason=Reason.INTERNAL_ERROR)
         return tuple(row)
-
-    def _execute(self, statement: sql.SQL | sql.Composed, parameters: dict[str, Any]) -> None:
-        self._connection.execute(statement, parameters)
 
 
 _CHECKPOINT: Final = "last_processed_transaction_id"
@@ -455,10 +447,6 @@ def _found(rows: sql.Composable, columns: Sequence[_Columns], schema: sql.Identi
         "SELECT DISTINCT f.written_here, f.t FROM ({}) AS f (written_here, t) "
         "WHERE NOT f.written_here OR f.t < %(below)s::text::xid8"
     ).format(sql.SQL(" UNION ").join(parts))
-
-
-def _spread(table: Outbox) -> tuple[str, str, str]:
-    return table.schema, table.name, table.transaction_id
 
 
 def _names(table: Outbox) -> dict[str, sql.Identifier]:
