@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psycopg import sql
-
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.postgres.call import call, fetch_dicts, fetch_row
@@ -130,9 +128,7 @@ def crashed() -> TransientError:
 
 
 def _find_behind(connection: Connection, source: Source, key: ProcessorKey | None) -> str | None:
-    table = OutboxTable.of(source)
-    transaction_id = sql.Identifier(table.columns.transaction_id)
-    found = fetch_row(connection, load("fetch_behind").format(table=table.identifier, transaction_id=transaction_id))
+    found = fetch_row(connection, load("fetch_behind").format(**OutboxTable.of(source).names))
     if found is None and key is not None:
         found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", key.schema), key.names)
     if found is None:

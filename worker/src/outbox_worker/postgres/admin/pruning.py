@@ -150,9 +150,7 @@ def prune_page(
         for name in _COPIED
     ]
     statement = load("prune_page").format(
-        table=table.identifier,
-        transaction_id=sql.Identifier(table.columns.transaction_id),
-        position=sql.Identifier(table.columns.position),
+        **table.names,
         moment=sql.SQL("NULL::timestamptz")
         if table.columns.scheduled is None
         else sql.SQL("o.{}").format(sql.Identifier(table.columns.scheduled)),

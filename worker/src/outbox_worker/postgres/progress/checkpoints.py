@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psycopg import sql
-
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
     from uuid import UUID
+
+    from psycopg import sql
 
     from outbox_core.spec import Source, StartFrom
     from outbox_worker.postgres.connection import Connection
@@ -290,13 +290,7 @@ def _before_first(connection: Connection, table: OutboxTable, query: str, parame
     # The high-water mark first: read after the row, it could have moved past a transaction that the row's query did not
     # see.
     high_water_mark = _fetch_high_water_mark(connection)
-    statement = load_query(query).format(
-        table=table.identifier,
-        transaction_id=sql.Identifier(table.columns.transaction_id),
-        position=sql.Identifier(table.columns.position),
-        scheduled=sql.Identifier(table.columns.scheduled or table.columns.position),
-    )
-    row = fetch_row(connection, statement, parameters)
+    row = fetch_row(connection, load_query(query).format(**table.names), parameters)
     if row is None:
         return high_water_mark
     return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))

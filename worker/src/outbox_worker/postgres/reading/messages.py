@@ -302,13 +302,8 @@ class MessageReader:
         """
         if self._has_no_high_water_mark:
             return None
-        statement = load("fetch_waiting").format(
-            table=self._table.identifier,
-            transaction_id=sql.Identifier(self._table.columns.transaction_id),
-            pair=self._table.pair,
-            moment=self._table.moment,
-        )
-        row = fetch_row(connection, statement)
+        table = self._table
+        row = fetch_row(connection, load("fetch_waiting").format(**table.names, pair=table.pair, moment=table.moment))
         return None if row is None else max(0.0, row[0])
 
     def find_newest(self, connection: Connection) -> int | None:

@@ -421,11 +421,6 @@ def _lowest_since(connection: Connection, table: OutboxTable, start_from: StartF
             "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message was "
             "stored; name it, or start from a position"
         )
-    statement = load("fetch_lowest_scheduled").format(
-        table=table.identifier,
-        transaction_id=sql.Identifier(table.columns.transaction_id),
-        position=sql.Identifier(table.columns.position),
-        scheduled=sql.Identifier(table.columns.scheduled),
-    )
+    statement = load("fetch_lowest_scheduled").format(**table.names)
     row = fetch_row(connection, statement, {"timestamp": start_from.timestamp})
     return None if row is None or row[0] is None else int(row[0])

@@ -50,6 +50,14 @@ class OutboxTable:
         return sql.Identifier(self.schema, self.name)
 
     @cached_property
+    def names(self) -> dict[str, sql.Identifier]:
+        """Names for statements: `table`, `transaction_id`, `position`, `scheduled` (where there is none: position)."""
+        columns = self.columns
+        found = {"transaction_id": columns.transaction_id, "position": columns.position}
+        found["scheduled"] = columns.scheduled or columns.position
+        return {"table": self.identifier, **{name: sql.Identifier(column) for name, column in found.items()}}
+
+    @cached_property
     def pair(self) -> sql.SQL:
         """`o.transaction_id, o.position`: for comparing as a row, and for the order."""
         columns = sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
@@ -307,11 +315,7 @@ def is_slot(slot: sql.Composable, number: Slot) -> sql.Composed:
     """Whether a row is of this slot; None: it has neither key nor id."""
     if number is None:
         return sql.SQL("{} IS NULL").format(slot)
-    return sql.SQL("{} = {}").format(slot, _slot_value(number))
-
-
-def _slot_value(number: int | sql.Composable) -> sql.Composable:
-    return sql.Literal(number) if isinstance(number, int) else number
+    return sql.SQL("{} = {}").format(slot, sql.Literal(number) if isinstance(number, int) else number)
 
 
 def build_messages(rows: Iterable[tuple[Any, ...]]) -> tuple[Message, ...]:
