@@ -16,7 +16,6 @@ from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.ports import OutsideTransaction, OwnedUnit, OwnerStart, Supply
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import NEEDS_LEASE, lease_of
-from outbox_core.progress.checkpoint import parse_checkpoint
 from outbox_core.progress.numbering import describe_mapping
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from outbox_core.processor.state import ProcessorState, Step
     from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_core.report import Conflict
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.feeds.partition_reader import PartitionReader
     from outbox_worker.postgres.connection import Connection
@@ -284,7 +282,7 @@ class OwnerSteps:
         if found is None:
             # Only now: a checkpoint beyond the server's transaction ids may be the conflict that a person is to rewind.
             self._reader.source_timeline = context.databases.check_source(context.key)
-        return outcomes.Reviewed(_open_conflict(found) if found else None, note)
+        return outcomes.Reviewed(found, note)
 
     def check_target(self, _state: ProcessorState) -> outcomes.TargetReady:
         """Look whether the target can work at all, and wait until batches can be prepared for it."""
@@ -424,12 +422,3 @@ _NOTES = {
     conflicts.ResolveAnswer.UNKNOWN: "the decision on the resource is about another conflict",
     conflicts.ResolveAnswer.OWNER_LIVE: "the decision waits until the last owner's lease is over",
 }
-
-
-def _open_conflict(conflict: Conflict) -> outcomes.OpenConflict:
-    return outcomes.OpenConflict(
-        conflict.id,
-        conflict.code,
-        parse_checkpoint(conflict.expected) if conflict.expected else None,
-        parse_checkpoint(conflict.stored) if conflict.stored else None,
-    )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.config import ResolutionAction
 from outbox_core.errors import ConfigurationError
+from outbox_core.processor.outcomes import OpenConflict
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.report import Conflict, ConflictSummary, ResourceRef
 from outbox_worker.postgres.call import call, fetch_dicts, fetch_rows
-from outbox_worker.postgres.progress.checkpoints import pair_parameters
+from outbox_worker.postgres.progress.checkpoints import build_pair, pair_parameters
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -88,10 +89,15 @@ def summary(connection: Connection, key: ProcessorKey) -> ConflictSummary:
     )
 
 
-def find_open(connection: Connection, key: ProcessorKey) -> Conflict | None:
+def find_open(connection: Connection, key: ProcessorKey) -> OpenConflict | None:
     """Return the conflict of this partition that waits for a person."""
     rows = fetch_dicts(connection, in_schema("fetch_open_conflict", key.schema), key.names)
-    return _conflict(rows[0]) if rows else None
+    if not rows:
+        return None
+    row = rows[0]
+    expected = build_pair(row["expected_transaction_id"], row["expected_position"])
+    stored = build_pair(row["stored_transaction_id"], row["stored_position"])
+    return OpenConflict(row["id"], row["code"], expected, stored)
 
 
 def resolve(connection: Connection, schema: str, resolution: Resolution) -> ResolveAnswer:
