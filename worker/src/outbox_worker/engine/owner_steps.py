@@ -70,21 +70,22 @@ class Preparation:
         return outcome
 
 
-class StartFinder:
-    """Finds where a processor without a checkpoint starts."""
+class StartingUnit(OwnedUnit):
+    """A unit with a checkpoint: finds where one that has none starts."""
 
     def __init__(self, context: StepContext) -> None:
         """Keep the context."""
         self._context = context
         self._start: Checkpoint | None = None
 
-    def look_ahead(self, connection: Connection) -> None:
+    @override
+    def before_load(self, connection: Connection) -> None:
         """Look before the transaction, which would be idle for as long as another database looks for the start."""
         self._start = None
         if self._context.databases.has_remote_target and checkpoints.load(connection, self._context.key) is None:
-            self._start = remote_target.read_durably(self._source, lambda: self.find(connection), lambda _: True)
+            self._start = remote_target.read_durably(self._source, lambda: self.find_start(connection), lambda _: True)
 
-    def find(self, connection: Connection) -> Checkpoint:
+    def find_start(self, connection: Connection) -> Checkpoint:
         """Compute where to start: read in the source's database, or copied from another processor."""
         config = self._context.config
         if self._start is not None:
@@ -108,17 +109,8 @@ class NothingPrepared(Supply):
     """For a mode whose batches need nothing before they are asked for."""
 
 
-class WholeProcessor(OwnedUnit):
+class WholeProcessor(StartingUnit):
     """A processor that is not partitioned: one checkpoint, one owner."""
-
-    def __init__(self, context: StepContext) -> None:
-        """Keep the context."""
-        self._context = context
-        self._start = StartFinder(context)
-
-    @override
-    def before_load(self, connection: Connection) -> None:
-        self._start.look_ahead(connection)
 
     @override
     def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
@@ -132,7 +124,7 @@ class WholeProcessor(OwnedUnit):
                 reason=Reason.PARTITIONS_DIFFER,
             )
         return checkpoints.ensure_start(
-            connection, key, self._context.config.source, lambda: self._start.find(connection),
+            connection, key, self._context.config.source, lambda: self.find_start(connection),
             epoch=lease.epoch, token=lease.token,
         )  # fmt: skip
 

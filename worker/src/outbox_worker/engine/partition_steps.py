@@ -10,13 +10,13 @@ from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch
-from outbox_core.ports import Feed, OwnedUnit
+from outbox_core.ports import Feed
 from outbox_core.processor import outcomes
 from outbox_core.progress.barrier import describe_barrier, describe_key
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.coverage import as_window, covers
 from outbox_core.report import Reason
-from outbox_worker.engine.owner_steps import StartFinder
+from outbox_worker.engine.owner_steps import StartingUnit
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.ownership import partitions, rebalance
 from outbox_worker.postgres.progress import checkpoints, starts
@@ -36,7 +36,7 @@ PASSING_SECONDS: Final = 5.0
 """Between two looks of an idle partition whether there are messages of others behind its checkpoint."""
 
 
-class Partition(OwnedUnit):
+class Partition(StartingUnit):
     """One partition of a processor: with a lease of its own, as many as the database says."""
 
     def __init__(self, context: StepContext, membership: Membership) -> None:
@@ -46,8 +46,7 @@ class Partition(OwnedUnit):
             ConfigurationError: the resource names no partitions.
 
         """
-        self._context = context
-        self._start = StartFinder(context)
+        super().__init__(context)
         self._membership = membership
         partitions = context.config.delivery.partitions
         if partitions is None:
@@ -81,10 +80,6 @@ class Partition(OwnedUnit):
         return outcomes.Revoked() if self._membership.note_count(there) else None
 
     @override
-    def before_load(self, connection: Connection) -> None:
-        self._start.look_ahead(connection)
-
-    @override
     def after_load(self) -> outcomes.StepOutcome | None:
         # Checked under the lease: a lease granted since then holds under this number, for a change ends them all.
         return outcomes.Revoked() if self._membership.outdated else None
@@ -101,11 +96,11 @@ class Partition(OwnedUnit):
             stored = checkpoints.load_untampered(connection, key)
         if answer.owned and answer.count is None and stored is None:
             # Computed once for all partitions: one that is first owned later must not start later.
-            answer = self._begin(connection, lease, self._start.find(connection))
+            answer = self._begin(connection, lease, self.find_start(connection))
         if not answer.owned or not self._is_as_asked(answer):
             return None
         if answer.begun and config.start_from.processor_id is not None:
-            other = self._start.find_other(connection, config.start_from.processor_id)
+            other = self.find_other(connection, config.start_from.processor_id)
             if other.partitioned_like(count, by):
                 starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
         if answer.begun:
