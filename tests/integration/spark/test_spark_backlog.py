@@ -11,10 +11,9 @@ from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.options import parse_options
 from outbox_spark.reader import RangeReader
 from tests.support.servers.postgres import wait_until
-from tests.support.spark import PATIENCE, Drivers, Orders, spark_config
+from tests.support.spark import PATIENCE, Drivers, Orders, SharedJvm, spark_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.servers.postgres import Database
@@ -32,13 +31,6 @@ def handle(messages, effects):
         time.sleep({seconds})
     effects.sql(messages.select("position"), "INSERT INTO public.batches SELECT count(*), now() FROM batch")
 """
-
-
-@pytest.fixture
-def drivers(tmp_path: Path) -> Iterator[Drivers]:
-    running = Drivers(tmp_path)
-    yield running
-    running.stop()
 
 
 @pytest.fixture
@@ -83,13 +75,13 @@ def test_a_micro_batch_ends_where_its_bytes_are_reached(database: Database, orde
 
 
 def test_a_backlog_is_handled_in_large_batches_and_the_next_one_begins_at_once(
-    drivers: Drivers, database: Database, orders: Orders, tmp_path: Path
+    drivers: Drivers, shared_jvm: SharedJvm, database: Database, orders: Orders, tmp_path: Path
 ) -> None:
     """120,000 messages with the defaults but a trigger of a minute: three micro-batches, none waits for the trigger."""
     orders.produce(120_000)
     config = spark_config(database, tmp_path, target=COUNT, spark={"trigger": {"processingTime": "1m"}})
     del config["delivery"]["batchSize"]
-    driver = drivers.launch(drivers.prepare(config, database.uri()))
+    driver = drivers.launch(drivers.prepare(config, database.uri()), jvm=shared_jvm)
     wait_until(lambda: handled(orders) >= 120_000 or driver.process.poll() is not None, "all is handled", PATIENCE)
     rows = orders.connection.execute("SELECT messages, committed FROM public.batches ORDER BY committed").fetchall()
     assert [messages for messages, _ in rows] == [50_000, 50_000, 20_000], driver.log()[-4000:]
@@ -101,14 +93,15 @@ def test_a_backlog_is_handled_in_large_batches_and_the_next_one_begins_at_once(
 
 
 def test_the_first_batch_may_take_longer_than_delivery_timeout(
-    drivers: Drivers, database: Database, orders: Orders, tmp_path: Path
+    drivers: Drivers, shared_jvm: SharedJvm, database: Database, orders: Orders, tmp_path: Path
 ) -> None:
     """Pulling images and compiling the first plan are no handling: `delivery.timeout` is 2 s, they take 6."""
     orders.produce(10)
     config = spark_config(database, tmp_path, delivery={"timeout": "2s"})
     home = drivers.prepare(config, database.uri(), handler=SLOW.format(seconds=6))
-    driver = drivers.launch(home)
+    driver = drivers.launch(home, jvm=shared_jvm)
     wait_until(lambda: handled(orders) >= 10 or driver.process.poll() is not None, "the batch is handled", PATIENCE)
     assert "HandlerTimeout" not in driver.log()
     row = orders.connection.execute("SELECT count(*) FROM public.batches").fetchone()
     assert row == (1,)
+    assert driver.terminate(60) == 0

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from outbox_core.config import ProcessorConfig
-from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.errors import ConfigurationError, PermanentError, TransientError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import Connection, ObjectRef, Source
@@ -203,6 +203,26 @@ def test_a_person_who_rewinds_says_where_state_is_built_from(database):
     assert decided.now.decisions > history.now.decisions
     assert decided.untouched
     assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+
+
+def test_state_that_executor_pods_could_not_share_is_refused_with_the_remedy(notebook, database, tmp_path):
+    """They write it and the driver reads it: without a volume under `queryCheckpointPath` neither finds the other's."""
+    (tmp_path / "orders.py").write_text(
+        "def transform(messages):\n    return messages.groupBy('message_type').count()\n"
+    )
+    target = {"sql": {"statement": "INSERT INTO public.counted SELECT message_type, count FROM batch"}}
+    fields = spark_config(database, tmp_path, target=target)
+    fields["spark"] |= {"application": {"module": "orders"}, "config": {"spark.master": "k8s://https://cluster"}}
+    sessions = SessionStarter(lambda: notebook)
+    pipeline = SparkPipeline(
+        ProcessorConfig.model_validate(fields), ProcessorKey("outbox", "orders"),
+        source=database.files().directory, handler=tmp_path, sessions=sessions,
+    )  # fmt: skip
+    pipeline.check()
+    assert pipeline.is_started(30)
+    with pytest.raises(PermanentError, match=r"(?s)Aggregate.*lies on no volume.*spark\.volumes") as refused:
+        pipeline.open(database.direct(), 1, Checkpoint(0, 0))
+    assert refused.value.reason is Reason.INVALID_CONFIGURATION
 
 
 def test_a_planned_batch_is_run_again_once_the_server_has_settled_it(database, tmp_path):
