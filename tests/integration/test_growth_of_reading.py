@@ -19,6 +19,7 @@ from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.read_range import ReadRange
 from outbox_worker.postgres.reading.slots import ensure_slot_index
+from tests.support.database.statistics import choose_statistics
 from tests.support.servers.postgres import VERSIONS, build_source
 
 ROWS = 40_000
@@ -87,10 +88,7 @@ class Outbox:
         )
 
     def has_statistics(self, wanted):
-        if wanted:
-            self.connection.execute(f"VACUUM ANALYZE {self.name}")
-        else:
-            self.connection.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [self.name])
+        choose_statistics(self.connection, self.name, wanted=wanted)
 
     def place(self, rows):
         """The checkpoint behind so many rows."""
@@ -128,8 +126,8 @@ def afford(rows, slots):
     return rows + 6 * slots + 20
 
 
-@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
 @pytest.mark.parametrize("count", [None, 2, 64], ids=["Ordered", "2 partitions", "64 partitions"])
+@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
 def test_a_look_by_pairs_costs_what_it_returns(outbox, count, has_statistics):
     outbox.has_statistics(has_statistics)
     slots = 1 if count is None else 64 // count
@@ -144,8 +142,8 @@ def test_a_look_by_pairs_costs_what_it_returns(outbox, count, has_statistics):
         assert max(counting.pages) <= afford(found.examined_count + slots, slots), (name, counting.pages)
 
 
-@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
 @pytest.mark.parametrize("count", [2, 64], ids=["2 partitions", "64 partitions"])
+@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
 def test_a_look_by_snapshots_costs_what_it_returns(outbox, count, has_statistics):
     """Where few messages came since the lower snapshot, or none, as a processor that keeps up finds them."""
     outbox.has_statistics(has_statistics)

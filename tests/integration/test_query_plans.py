@@ -15,6 +15,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
+from tests.support.database.statistics import choose_statistics
 from tests.support.servers.postgres import VERSIONS, build_source
 
 ROWS = 60_000
@@ -75,10 +76,7 @@ def any_database(servers, request):
 def analyzed(seeded, request):
     """Without statistics, as after a restore, a publication may be read by a bitmap: slower, but no scan."""
     connection = seeded.direct()
-    if request.param:
-        connection.execute("VACUUM ANALYZE outbox.messages")
-    else:
-        connection.execute("DELETE FROM pg_statistic WHERE starelid = 'outbox.messages'::regclass")
+    choose_statistics(connection, "outbox.messages", wanted=request.param)
     return seeded, request.param
 
 
@@ -108,7 +106,7 @@ def test_plans(analyzed, fields, index):
 @pytest.mark.parametrize(("fields", "index"), FILTERS[:3])
 def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded, fields, index):
     """Its end is that of the last committed message, looked up with the snapshot at every poll."""
-    seeded.direct().execute("VACUUM ANALYZE outbox.messages")
+    choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
     source = build_source(**fields)
     explaining: Any = Explaining(seeded.connect())
 
@@ -122,7 +120,7 @@ def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded
 
 def test_where_a_window_leaves_the_first_message_costs_what_lies_before_it(seeded):
     """For one that starts there by pairs: nothing below the window's lower end is looked at."""
-    seeded.direct().execute("VACUUM ANALYZE outbox.messages")
+    choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
     scan = RangeScan.whole(build_source())
     explaining: Any = Explaining(seeded.connect())
 
