@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -438,6 +439,7 @@ def rules_of_the_crd() -> list[Body]:
     return list(walk(crd.build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
 
 
-def rule_messages() -> set[str]:
+@cache
+def rule_messages() -> frozenset[str]:
     """The message of every CEL rule of the CRD."""
-    return {rule["message"] for rule in rules_of_the_crd()}
+    return frozenset(rule["message"] for rule in rules_of_the_crd())
