@@ -101,6 +101,7 @@ def test_an_idle_operator_calls_as_little_with_many_resources_as_with_one_and_a_
     wait("it is made again", lambda: cluster.get("ConfigMap", namespace, "last-processor"), within=10)
 
 
+@pytest.mark.nightly
 def test_the_status_of_an_idle_processor_is_not_written_because_others_use_the_database(
     room: Room, release: Installed, tmp_path: Path
 ):

@@ -85,6 +85,7 @@ def without_listing(rules: list[Body], resource: str) -> list[Body]:
     return [{**rule, "verbs": verbs} if rule is own else rule for rule in rules]
 
 
+@pytest.mark.nightly
 def test_a_kind_that_cannot_be_listed_shows_and_keeps_no_other_from_being_healed(
     room: Room, operator: OperatorProcess, proxy: ApiProxy
 ):

@@ -76,7 +76,7 @@ def test_three_pods_share_and_survive_the_loss_of_one(rooms: Rooms) -> None:
         until_shared(room, orders, 2, 2, 2)
 
 
-@scenarios.add
+@scenarios.add_at_night
 def scaling_moves_partitions_and_the_key_cannot_change(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders", delivery=DELIVERY, worker={"replicas": 1})

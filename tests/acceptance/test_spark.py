@@ -99,6 +99,7 @@ KEEP_COUNT = """
 """
 
 
+@pytest.mark.nightly
 def test_state_is_refused_without_a_volume_and_kept_by_two_executors_with_one(rooms: Rooms) -> None:
     with rooms.room() as room:
         room.config_map("code", orders=COUNTING)

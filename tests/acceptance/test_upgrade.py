@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.cluster import Body, Cluster
     from tests.support.kubernetes.room import Resource, Room
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(280)]
 
 IMAGE = f"{REGISTRY}/outbox-worker:dev"
 MISSING = f"{REGISTRY}/outbox-worker:not-there"

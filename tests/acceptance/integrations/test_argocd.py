@@ -191,6 +191,7 @@ def test_a_duplicate_degrades_nothing_is_fought_over_and_it_is_pruned(shop: Shop
     ]
 
 
+@pytest.mark.nightly
 def test_it_rolls_back_to_a_former_revision(shop: Shop):
     former = shop.application.status["sync"]["revision"]
     newest = shop.commit(orders=version(shop.room.namespace, 30))

@@ -1,7 +1,8 @@
 """Runs scenarios side by side: most of their time they wait, and a room of its own keeps each from the others.
 
-Each file here has a subject and names its scenarios by decorating functions with `Scenarios.add`; so do the test files
-beside this folder that have `scenarios`. The fixture `running` starts all that were selected, of all those files: each
+Each file here has a subject and names its scenarios by decorating functions with `Scenarios.add`, or with
+`Scenarios.add_at_night` what `make test` shows in another way; so do the test files beside this folder that have
+`scenarios`. The fixture `running` starts all that were selected, of all those files: each
 `test_scenario` then waits for its own.
 """
 
@@ -22,6 +23,8 @@ from tests.support.kubernetes.cluster import kubeconfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from _pytest.mark import ParameterSet
+
     from tests.acceptance.conftest import Rooms
     from tests.support.kubernetes.room import Resource, Room
     from tests.support.kubernetes.shop import Shop
@@ -36,6 +39,7 @@ class Scenarios:
 
     def __init__(self) -> None:
         self._known: dict[str, Callable[[Rooms], None]] = {}
+        self._nightly: set[str] = set()
 
     @classmethod
     def of(cls, *parts: Scenarios) -> Scenarios:
@@ -44,6 +48,7 @@ class Scenarios:
         for part in parts:
             assert not found._known.keys() & part._known.keys(), "two scenarios of one name"
             found._known |= part._known
+            found._nightly |= part._nightly
         return found
 
     def add(self, scenario: Callable[[Rooms], None]) -> Callable[[Rooms], None]:
@@ -51,9 +56,16 @@ class Scenarios:
         self._known[scenario.__name__] = scenario
         return scenario
 
+    def add_at_night(self, scenario: Callable[[Rooms], None]) -> Callable[[Rooms], None]:
+        """Register one that only `make test-all` runs."""
+        self._nightly.add(scenario.__name__)
+        return self.add(scenario)
+
     @property
-    def names(self) -> list[str]:
-        return list(self._known)
+    def names(self) -> list[ParameterSet]:
+        """The names as parameters of a test."""
+        marks = {name: [pytest.mark.nightly] if name in self._nightly else [] for name in self._known}
+        return [pytest.param(name, marks=marks[name]) for name in self._known]
 
     def named(self, name: str) -> Callable[[Rooms], None]:
         return self._known[name]

@@ -170,7 +170,7 @@ def a_bare_pod_with_its_labels_is_not_asked_and_is_named(rooms: Rooms) -> None:
         recovers(room, orders)
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_bare_pod_with_its_labels_delays_no_release_of_its_claim(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders")
@@ -190,7 +190,7 @@ def a_bare_pod_with_its_labels_delays_no_release_of_its_claim(rooms: Rooms) -> N
             assert "asked" not in room.cluster.log(room.namespace, name), "nor is it told of an intent"
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_forged_owner_reference_makes_no_pod_its_own(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders", worker={"replicas": 2})
@@ -248,7 +248,7 @@ def count_changes_while_a_worker_lies(rooms: Rooms) -> int:
         return len(versions)
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_worker_that_reports_what_no_status_can_hold_is_suspended_all_the_same(rooms: Rooms) -> None:
     with rooms.room() as room:
         room.config_map("code", orders=ENDLESS)

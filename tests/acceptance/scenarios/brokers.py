@@ -43,7 +43,7 @@ def a_topic_has_each_message_once_though_the_worker_is_lost_before_its_checkpoin
             has_each_message_once(room, orders, topic.wait_for)
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_stream_has_each_message_once_though_the_worker_is_lost_before_its_checkpoint(rooms: Rooms) -> None:
     with rooms.room() as room, closing(RabbitmqServer(host=find_address(room))) as server:
         room.cluster.apply(build_secret(room.namespace, "broker", server.secure_stream_secret))

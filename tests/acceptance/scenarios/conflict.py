@@ -41,7 +41,7 @@ def a_checkpoint_edited_ahead_waits_until_a_person_accepts(rooms: Rooms) -> None
         until_handled(room, orders, 8)
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_decision_about_another_pair_is_refused_and_can_be_corrected(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders")

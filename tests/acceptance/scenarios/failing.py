@@ -58,7 +58,7 @@ def a_key_that_waits_behind_its_dead_letter_is_named_and_redriven(rooms: Rooms) 
         assert careful.status["failures"]["deadLetters"] == 0
 
 
-@scenarios.add
+@scenarios.add_at_night
 def an_open_circuit_breaker_is_said_and_closes_again(rooms: Rooms) -> None:
     with rooms.room() as room:
         room.shop.query("ALTER TABLE handled RENAME TO away")

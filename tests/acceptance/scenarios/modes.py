@@ -80,7 +80,7 @@ def three_holders(connection: psycopg.Connection[Any]) -> list[str]:
     return [row[0] for row in rows] if len(rows) == 3 else []
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_strangers_open_transaction_stalls_one_cursor_only_and_is_named(rooms: Rooms) -> None:
     # On a server of its own: the transaction holds back every database of its server, and so would every scenario's.
     with namespaces(rooms.cluster, "stall") as (place,), rooms.room() as lent:

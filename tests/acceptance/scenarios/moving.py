@@ -32,7 +32,7 @@ def a_projection_lives_in_another_database_with_its_checkpoint(rooms: Rooms) -> 
         orders.until_condition("SourceCurrent", "True")
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_rebuilt_projection_is_swapped_for_the_old_one(rooms: Rooms) -> None:
     with rooms.room() as room:
         old = room.processor("orders")

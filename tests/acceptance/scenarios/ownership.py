@@ -75,7 +75,7 @@ def a_foreign_owner_by_force_stops_it_and_it_returns_by_itself(rooms: Rooms) -> 
         assert len(set(room.handled())) == 6
 
 
-@scenarios.add
+@scenarios.add_at_night
 def handed_over_the_other_resource_goes_on(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders")

@@ -105,7 +105,7 @@ def run_in(network: Path, *command: str) -> str:
     return subprocess.run(inside, check=True, capture_output=True, text=True).stdout
 
 
-@scenarios.add
+@scenarios.add_at_night
 def a_pod_with_another_key_is_named_until_key_and_pod_are_made_again(rooms: Rooms) -> None:
     with rooms.room() as room:
         orders = room.processor("orders")
