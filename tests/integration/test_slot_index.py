@@ -24,7 +24,8 @@ from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.template import Template
 from outbox_worker.targets.batch_relation import build_batch_relation
 from tests.integration.test_query_plans import Explaining
-from tests.support.nightly import at_night
+from tests.support.database.statistics import choose_statistics
+from tests.support.nightly import at_night, by_day
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
 from tests.support.worker import build_config
 
@@ -60,7 +61,7 @@ def reader_of(partition, count, key=None, **fields):
     return MessageReader(build_source(**fields), Slice(partition, partitions))
 
 
-@pytest.mark.parametrize(("key", "expression"), KEYS)
+@pytest.mark.parametrize(("key", "expression"), by_day(KEYS, "the partition key column", "a path in the payload"))
 def test_the_partitions_together_are_the_outbox_and_each_is_in_order(seeded, key, expression):
     connection = seeded.direct()
     assert ensure_slot_index(connection, build_source(), PartitionKey.model_validate(key)) is None
@@ -74,17 +75,21 @@ def test_the_partitions_together_are_the_outbox_and_each_is_in_order(seeded, key
         assert [message.checkpoint.position for message in batch.messages] == expected
 
 
+FILTERS: list[dict[str, Any]] = [{}, {"messageTypes": ["t1"]}, {"publications": ["p7", "p8"]}]
+LOOKS = [
+    pytest.param(fields, short, id=f"{fields}, after a short page" if short else str(fields))
+    for fields in FILTERS
+    for short in (False, True)
+]
+
+
 @pytest.mark.parametrize("count", [2, *at_night(8), 64])
-@pytest.mark.parametrize("fields", [{}, {"messageTypes": ["t1"]}, {"publications": ["p7", "p8"]}], ids=str)
+@pytest.mark.parametrize(("fields", "short"), by_day(LOOKS, *map(str, FILTERS), "{}, after a short page"))
 @pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
-@AFTER_A_SHORT_PAGE
 def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics, short):
     connection = seeded.direct()
     assert ensure_slot_index(connection, build_source(), PartitionKey()) is None
-    if has_statistics:
-        connection.execute("VACUUM ANALYZE outbox.messages")
-    else:
-        connection.execute("DELETE FROM pg_statistic WHERE starelid = 'outbox.messages'::regclass")
+    choose_statistics(connection, "outbox.messages", wanted=has_statistics)
     reader = reader_of(1, count, **fields)
     explaining: Any = Explaining(seeded.connect())
     middle = Checkpoint(300, 0)
@@ -112,10 +117,7 @@ def test_a_partition_is_read_by_its_index(seeded, count, fields, has_statistics,
 def test_what_a_page_of_a_backlog_found_is_not_looked_for_again(seeded, count, has_statistics):
     """With the cursor Snapshot a page passes the rows of the other partitions, the statement over it does not."""
     connection = seeded.direct()
-    if has_statistics:
-        connection.execute("VACUUM ANALYZE outbox.messages")
-    else:
-        connection.execute("DELETE FROM pg_statistic WHERE starelid = 'outbox.messages'::regclass")
+    choose_statistics(connection, "outbox.messages", wanted=has_statistics)
     fields = build_config(
         None, {"sql": {"statement": "SELECT count(*) FROM batch"}}, source={"cursor": "Snapshot"},
         delivery={"mode": "Partitioned", "partitions": {"count": count}},
@@ -300,10 +302,7 @@ def unnamed(servers, request):
 def analyzed(unnamed, request):
     """Without statistics nulls are taken for few, and may be read by a bitmap: slower, but no scan."""
     connection = unnamed.direct()
-    if request.param:
-        connection.execute("VACUUM ANALYZE public.unnamed")
-    else:
-        connection.execute("DELETE FROM pg_statistic WHERE starelid = 'public.unnamed'::regclass")
+    choose_statistics(connection, "public.unnamed", wanted=request.param)
     return unnamed, request.param
 
 

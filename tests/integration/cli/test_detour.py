@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from tests.integration.cli.conftest import Cli
+from tests.support.nightly import by_day
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, build_config
 
@@ -63,8 +64,12 @@ def walk(outbox, worker, mode):
     assert ("GiveUp", "it stopped the processor") in acts
 
 
-@pytest.mark.parametrize(("mode", "cursor"), MODES)
-@pytest.mark.parametrize("target", ["sql", "python"])
+CASES = [pytest.param(target, *mode.values, id=f"{target}-{mode.id}") for target in ("sql", "python") for mode in MODES]
+
+
+@pytest.mark.parametrize(
+    ("target", "mode", "cursor"), by_day(CASES, "sql-Ordered", "python-Ordered, Snapshot", "sql-Partitioned, Snapshot")
+)
 def test_the_command_that_the_message_names_lets_the_rest_through(outbox, workers, mode, cursor, target):
     ids = outbox.produce(20)
     chosen = PYTHON_TARGET if target == "python" else SQL_TARGET
@@ -105,9 +110,9 @@ def test_a_message_that_could_not_be_named_is_named_once_it_can_be(outbox, worke
     ("queue", "target", "batch_size", "guarantee"),
     [
         pytest.param(None, "sql", 20, "Transactional", id="outbox, found among others"),
-        pytest.param(None, "python", 1, "AtLeastOnce", id="outbox, alone"),
+        pytest.param(None, "python", 1, "AtLeastOnce", id="outbox, alone", marks=pytest.mark.nightly),
         pytest.param("jobs", "python", 20, "AtLeastOnce", id="queue, found among others"),
-        pytest.param("jobs", "sql", 1, "Transactional", id="queue, alone"),
+        pytest.param("jobs", "sql", 1, "Transactional", id="queue, alone", marks=pytest.mark.nightly),
     ],
 )
 def test_a_consumer_names_its_message_too_and_the_command_lets_it_go_on(

@@ -220,7 +220,9 @@ def test_what_is_not_said_is_refused(failing, call):
     assert (status, err.strip().splitlines()[-1]) == (3, "outbox: no dead letter and no stopped message is so")
 
 
-@pytest.mark.parametrize("queue", [None, "jobs"], ids=["outbox", "queue"])
+@pytest.mark.parametrize(
+    "queue", [pytest.param(None, id="outbox"), pytest.param("jobs", id="queue", marks=pytest.mark.nightly)]
+)
 def test_dead_letters_of_competing_consumers_are_redriven(failing, workers, call, queue):
     """By type, key, time, error and id, with dry run and rate; with no order to keep."""
     over = {"leaseDuration": "2s"} | ({"queue": queue} if queue else {})

@@ -19,6 +19,7 @@ from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints
 from tests.integration.cli.conftest import Cli
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import Servers, build_source, find_memory, wait_until
 from tests.support.worker import Outbox, build_config
 
@@ -409,7 +410,7 @@ def test_it_stops_between_batches_and_says_how_far_it_came(cli, shop):
     assert time.monotonic() - began > 0.5, "no faster than asked"
 
 
-@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+@pytest.mark.parametrize("cursor", [*at_night("TransactionOrder"), "Snapshot"])
 def test_an_idle_partition_does_not_keep_what_the_others_handled(cli, outbox, workers, database, cursor):
     """Its own last message was long ago: that it has looked further is stored, and once, not again and again."""
     target = {"sql": {"statement": "INSERT INTO seen SELECT 'divided', message_id FROM batch"}}

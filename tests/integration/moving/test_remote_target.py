@@ -15,6 +15,7 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import checkpoints, conflicts
 from outbox_worker.postgres.remote_target import forget_source
 from tests.integration.moving.conftest import BOTH, STATEMENT, Apart
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import POOLED, wait_until
 from tests.support.servers.proxy import CommitCutter, Cut, Relay
 from tests.support.worker import SQL_TARGET, HandlerGate, Outbox, build_config
@@ -57,8 +58,8 @@ def kept_in_the_source(apart):
     ("target", "checkpoint", "cursor"),
     [
         pytest.param(None, "AfterHandling", "TransactionOrder", id="sql"),
-        pytest.param(None, "BeforeHandling", "TransactionOrder", id="sql, checkpoint first"),
-        pytest.param(PYTHON, "AfterHandling", "TransactionOrder", id="python"),
+        pytest.param(None, "BeforeHandling", "TransactionOrder", id="sql, checkpoint first", marks=pytest.mark.nightly),
+        pytest.param(PYTHON, "AfterHandling", "TransactionOrder", id="python", marks=pytest.mark.nightly),
         pytest.param(PYTHON, "BeforeHandling", "TransactionOrder", id="python, checkpoint first"),
         pytest.param(None, "BeforeHandling", "Snapshot", id="sql, checkpoint first, Snapshot"),
         pytest.param(PYTHON, "AfterHandling", "Snapshot", id="python, Snapshot"),
@@ -269,7 +270,7 @@ class TestTheCheckpointKnowsItsSource:
         assert apart.handled() == ids
 
 
-@BOTH
+@pytest.mark.parametrize("cursor", ["TransactionOrder", *at_night("Snapshot")], indirect=True)
 def test_killed_again_and_again_nothing_is_lost_or_doubled(apart):
     seed = int(os.environ.get("OUTBOX_SEED", "0")) or random.randrange(1 << 30)
     chance = random.Random(seed)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.support.nightly import at_night, by_day
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
@@ -61,8 +62,17 @@ def gated(outbox, workers, moment, checkpoint):
     return workers.launch(home, pod="pod-a"), gate
 
 
-@pytest.mark.parametrize("checkpoint", ["AfterHandling", "BeforeHandling"])
-@pytest.mark.parametrize("moment", HANDLERS)
+MOMENTS = [
+    pytest.param(moment, checkpoint, id=f"{moment}-{checkpoint}")
+    for moment in HANDLERS
+    for checkpoint in ("AfterHandling", "BeforeHandling")
+]
+
+
+@pytest.mark.parametrize(
+    ("moment", "checkpoint"),
+    by_day(MOMENTS, *(f"{moment}-AfterHandling" for moment in HANDLERS), "in a COPY-BeforeHandling"),
+)
 def test_frozen(outbox, workers, moment, checkpoint):
     """After handling the next owner runs into the locks of the effects; before handling into the fence itself."""
     ids = outbox.produce(10)
@@ -85,7 +95,7 @@ def test_frozen(outbox, workers, moment, checkpoint):
     assert outbox.handled() == ids + more
 
 
-@pytest.mark.parametrize("moment", HANDLERS)
+@pytest.mark.parametrize("moment", ["in a COPY", *at_night(*list(HANDLERS)[1:-1]), "before a result is taken"])
 def test_busy_for_longer_than_the_lease_a_live_owner_is_left_alone(outbox, workers, moment):
     ids = outbox.produce(10)
     owner, gate = gated(outbox, workers, moment, "BeforeHandling")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.large import HANDLER, MOST, SIZE, peak, produce
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.servers.receiver import receiving
 from tests.support.worker import PYTHON_TARGET, build_config
@@ -23,7 +24,7 @@ UNITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", [*at_night("TransactionOrder", "Snapshot"), "Partitioned", "Competing"])
 def test_a_handler_gets_batches_of_so_many_bytes(outbox, workers, unit):
     ids = produce(outbox)
     config = build_config(outbox.database, PYTHON_TARGET, **UNITS[unit])
@@ -35,7 +36,7 @@ def test_a_handler_gets_batches_of_so_many_bytes(outbox, workers, unit):
     assert max(sizes) <= 16 << 20, "of one batch"
 
 
-@pytest.mark.parametrize("unit", ["TransactionOrder", "Competing"])
+@pytest.mark.parametrize("unit", ["TransactionOrder", *at_night("Competing")])
 def test_messages_that_failed_are_tried_again_in_such_batches(outbox, workers, unit):
     ids = produce(outbox)
     delivery = UNITS[unit].get("delivery", {}) | {

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from outbox_worker.postgres.ownership import words
+from tests.support.nightly import by_day
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
@@ -30,13 +31,13 @@ def is_fresh(connection):
     return any(each.is_fresh for each in words.list_words(connection, "outbox"))
 
 
-@pytest.fixture(params=["missing", "locked"])
-def silenced(request, database):
+@pytest.fixture
+def silence(database):
     """Make saying a word impossible; what is returned makes it possible again."""
     other = database.direct()
 
-    def silence():
-        if request.param == "missing":
+    def silence(how):
+        if how == "missing":
             other.execute("ALTER TABLE outbox.processor_words RENAME TO away")
             return lambda: other.execute("ALTER TABLE outbox.away RENAME TO processor_words")
         # No stronger: it would hold the high-water mark, too.
@@ -46,8 +47,11 @@ def silenced(request, database):
     return silence
 
 
-@pytest.mark.parametrize("mode", [*MODES])
-def test_where_it_cannot_be_said_nothing_else_fails(outbox, workers, silenced, mode):
+CASES = [pytest.param(how, mode, id=f"{how}-{mode}") for how in ("missing", "locked") for mode in MODES]
+
+
+@pytest.mark.parametrize(("how", "mode"), by_day(CASES, "missing-Ordered", "locked-Partitioned", "locked-Competing"))
+def test_where_it_cannot_be_said_nothing_else_fails(outbox, workers, silence, how, mode):
     delivery, source = MODES[mode]
     ids = outbox.produce(5)
     worker = workers.start(
@@ -56,7 +60,7 @@ def test_where_it_cannot_be_said_nothing_else_fails(outbox, workers, silenced, m
     wait_until(lambda: outbox.count() == 5, "the first messages are handled")
     wait_until(lambda: is_fresh(outbox.connection), "a word is said")
     before = look_at(outbox.connection)
-    again = silenced()
+    again = silence(how)
     until = time.monotonic() + 7
     while time.monotonic() < until:
         assert look_at(outbox.connection) == before, "a lease was not renewed in time"

@@ -21,6 +21,7 @@ import pytest
 
 from outbox_cli.try_out.server import PACKAGE
 from tests.integration.cli.conftest import drain
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.trying import PROGRAM, ROOT, Trial
 
@@ -95,6 +96,7 @@ def test_a_loss_and_a_duplicate_are_found_and_the_exit_status_says_so(trials):
     assert re.search(r"^orders-parcels: \S+ of key \S+ at \d+:\d+ was not handled$", trial.said, re.MULTILINE)
 
 
+@pytest.mark.nightly
 def test_what_a_failing_processor_did_not_handle_is_lost(trials):
     trial = trials()
     trial.start()
@@ -201,7 +203,7 @@ def test_checkpoint_that_nobody_decided_about_is_waiting_not_lost(trials):
     assert re.search(r"^orders-totals: \d+ wait and are not lost: code 2: ", trial.said, re.MULTILINE)
 
 
-@pytest.mark.parametrize("options", [(), ("--seconds", "6")])
+@pytest.mark.parametrize("options", [(), *at_night(("--seconds", "6"))])
 def test_interruption_while_the_shop_closes_ends_at_once_and_leaves_nothing(trials, options):
     trial = trials()
     trial.start(*options)
@@ -242,7 +244,7 @@ def test_kept_data_can_be_looked_at_and_keeps_the_folder_from_the_next_run(trial
     assert trial.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *at_night(signal.SIGHUP)])
 def test_kept_data_is_told_however_the_run_ends(trials, number):
     trial = trials()
     trial.start("--keep")
@@ -337,7 +339,7 @@ def test_server_of_a_run_that_was_killed_with_its_guard_is_ended(trials):
     assert trial.left() == []
 
 
-@pytest.mark.parametrize("after", [0.7, 1.5, 3.0])
+@pytest.mark.parametrize("after", [0.7, *at_night(1.5), 3.0])
 def test_ended_while_it_prepares_its_database_it_leaves_nothing(trials, tmp_path, after):
     trial = trials(own_cache=tmp_path / "cache")
     trial.start()
@@ -363,7 +365,7 @@ def test_packages_that_were_installed_for_root_alone_are_opened_for_the_servers_
 BOOTSTRAP = (f"{sys.base_prefix}/bin/python3", "-S", str(ROOT / "worker" / "try.py"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *at_night(signal.SIGTERM)])
 def test_ended_while_it_gets_its_packages_it_leaves_nothing(trials, tmp_path, number):
     trial = trials(own_cache=tmp_path / "cache", command=BOOTSTRAP)
     trial.start()
@@ -389,7 +391,7 @@ def test_ended_while_pip_runs_a_program_it_leaves_neither(trials, tmp_path):
     assert trial.left() == []
 
 
-@pytest.mark.parametrize("after", [0.2, 0.4, 0.7])
+@pytest.mark.parametrize("after", [0.4, *at_night(0.2, 0.7)])
 def test_ended_while_it_imports_it_says_nothing_of_python(trials, tmp_path, after):
     """Cold, right after the packages were got, and warm."""
     cold = trials(own_cache=tmp_path / "cache", command=BOOTSTRAP)

@@ -90,8 +90,15 @@ def test_a_piece_whose_completion_has_no_answer_keeps_the_rest_of_its_batch_from
     proxy.close()
 
 
-@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
-@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
+@pytest.mark.parametrize(
+    ("target", "guarantee"),
+    [
+        pytest.param(SQL_TARGET, "Transactional", id="sql-Transactional"),
+        pytest.param(SQL_TARGET, "AtLeastOnce", id="sql-AtLeastOnce", marks=pytest.mark.nightly),
+        pytest.param(PYTHON_TARGET, "Transactional", id="python-Transactional", marks=pytest.mark.nightly),
+        pytest.param(PYTHON_TARGET, "AtLeastOnce", id="python-AtLeastOnce"),
+    ],
+)
 def test_no_step_takes_much_longer_than_the_timeout_while_a_message_that_hangs_is_found(
     failing, workers, target, guarantee
 ):

@@ -85,9 +85,9 @@ def start(failing, workers, pod, target, queue, **delivery):
 @pytest.mark.parametrize(
     ("row", "policy", "target", "queue", "pods"),
     [
-        pytest.param(20, "Stop", SQL_TARGET, None, "a", id="20-Stop-sql"),
+        pytest.param(20, "Stop", SQL_TARGET, None, "a", id="20-Stop-sql", marks=pytest.mark.nightly),
         pytest.param(30, "DeadLetter", PYTHON_TARGET, "jobs", "ab", id="30-DeadLetter-python-queue-two"),
-        pytest.param(120, "Requeue", SQL_TARGET, "jobs", "a", id="120-Requeue-sql-queue"),
+        pytest.param(120, "Requeue", SQL_TARGET, "jobs", "a", id="120-Requeue-sql-queue", marks=pytest.mark.nightly),
         pytest.param(120, "Requeue", PYTHON_TARGET, None, "ab", id="120-Requeue-python-two"),
         pytest.param(1000, "Skip", SQL_TARGET, None, "a", id="1000-Skip-sql"),
     ],
@@ -104,8 +104,15 @@ def test_starve_no_healthy_message_behind_many_in_a_row_that_fail(failing, worke
     feed.assert_handled(queue)
 
 
-@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
-@pytest.mark.parametrize("queue", [None, "jobs"], ids=["outbox", "queue"])
+@pytest.mark.parametrize(
+    ("target", "queue"),
+    [
+        pytest.param(SQL_TARGET, None, id="outbox-sql"),
+        pytest.param(PYTHON_TARGET, None, id="outbox-python", marks=pytest.mark.nightly),
+        pytest.param(SQL_TARGET, "jobs", id="queue-sql", marks=pytest.mark.nightly),
+        pytest.param(PYTHON_TARGET, "jobs", id="queue-python"),
+    ],
+)
 def test_starve_no_healthy_message_where_every_other_one_fails(failing, workers, target, queue):
     feed = Feed(failing, queue)
     retry = {"maxAttempts": 1000, "initialBackoff": "500ms", "maxBackoff": "1s"}

@@ -11,6 +11,7 @@ import pytest
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.failing import KEYS, Failing
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, build_config
 
@@ -68,8 +69,15 @@ def test_a_failing_message_blocks_its_key_only_and_in_order(failing, workers, ta
     failing.assert_once_and_in_order()
 
 
-@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
-@pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
+@pytest.mark.parametrize(
+    ("guarantee", "cursor"),
+    [
+        pytest.param("Transactional", "TransactionOrder", id="Transactional-TransactionOrder"),
+        pytest.param("Transactional", "Snapshot", id="Transactional-Snapshot", marks=pytest.mark.nightly),
+        pytest.param("AtLeastOnce", "TransactionOrder", id="AtLeastOnce-TransactionOrder", marks=pytest.mark.nightly),
+        pytest.param("AtLeastOnce", "Snapshot", id="AtLeastOnce-Snapshot"),
+    ],
+)
 def test_a_handler_that_is_slow_to_refuse_loses_nothing(failing, workers, guarantee, cursor):
     """It takes longer for the first half of a failing batch than the search for the message may take."""
     slow = "import time\n" + PYTHON_HANDLER.replace(
@@ -253,8 +261,15 @@ def test_nothing_is_asked_for_while_nothing_is_held(failing, workers):
     assert calls.keys().isdisjoint({"hold_messages", "take_due_messages", "settle_held_messages", "begin_suspect"})
 
 
-@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
-@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
+@pytest.mark.parametrize(
+    ("target", "cursor"),
+    [
+        pytest.param(SQL_TARGET, "TransactionOrder", id="sql-TransactionOrder", marks=pytest.mark.nightly),
+        pytest.param(SQL_TARGET, "Snapshot", id="sql-Snapshot"),
+        pytest.param(PYTHON_TARGET, "TransactionOrder", id="python-TransactionOrder"),
+        pytest.param(PYTHON_TARGET, "Snapshot", id="python-Snapshot", marks=pytest.mark.nightly),
+    ],
+)
 def test_delayed_messages_are_handled_when_they_are_due(failing, workers, target, cursor):
     failing.connection.execute("ALTER TABLE handled ADD COLUMN at timestamptz DEFAULT clock_timestamp()")
     failing.produce(10, deliver_after="1 hour")
@@ -283,7 +298,7 @@ def test_a_delayed_message_that_fails_blocks_its_key_where_a_partition_would_wai
     failing.assert_once_and_in_order()
 
 
-@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+@pytest.mark.parametrize("cursor", [*at_night("TransactionOrder"), "Snapshot"])
 def test_mode_ordered_waits_for_a_delayed_message_and_says_so(failing, workers, cursor):
     failing.produce(5)
     failing.produce(1, start=5, deliver_after="1 hour")

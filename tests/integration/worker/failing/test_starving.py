@@ -27,9 +27,17 @@ def run(case, database, directory, *, failing):
     "case",
     [
         pytest.param(Case("partitioned", "python", "Key", "DeadLetter", "mixed"), id="partitioned, mixed"),
-        pytest.param(Case("partitioned", "sql", "Nothing", "Skip", "20"), id="partitioned, sql, 20 in a row"),
+        pytest.param(
+            Case("partitioned", "sql", "Nothing", "Skip", "20"),
+            id="partitioned, sql, 20 in a row",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(Case("ordered", "python", "Key", "Stop", "120"), id="ordered by key, 120 in a row"),
-        pytest.param(Case("ordered", "sql", "Nothing", "DeadLetter", "1000"), id="ordered, sql, 1,000 in a row"),
+        pytest.param(
+            Case("ordered", "sql", "Nothing", "DeadLetter", "1000"),
+            id="ordered, sql, 1,000 in a row",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             Case("partitioned", "python", "Key", "DeadLetter", "20", "AtLeastOnce"), id="partitioned, at least once"
         ),

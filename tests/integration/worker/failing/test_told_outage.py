@@ -23,11 +23,15 @@ def count_attempts(failing):
 @pytest.mark.parametrize(
     ("partitioned", "delivery"),
     [
-        pytest.param(False, {"blocks": "Nothing", "batchSize": 1}, id="one at a time"),
+        pytest.param(False, {"blocks": "Nothing", "batchSize": 1}, id="one at a time", marks=pytest.mark.nightly),
         pytest.param(True, {"blocks": "Key"}, id="by key, in partitions"),
-        pytest.param(False, {"blocks": "Key", "guarantee": "AtLeastOnce"}, id="at least once"),
+        pytest.param(
+            False, {"blocks": "Key", "guarantee": "AtLeastOnce"}, id="at least once", marks=pytest.mark.nightly
+        ),
         pytest.param(False, COMPETING, id="competing"),
-        pytest.param(False, COMPETING | {"guarantee": "AtLeastOnce"}, id="competing, at least once"),
+        pytest.param(
+            False, COMPETING | {"guarantee": "AtLeastOnce"}, id="competing, at least once", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_it_is_told_steadily_while_messages_are_probes_twice_a_second(outbox, workers, partitioned, delivery):

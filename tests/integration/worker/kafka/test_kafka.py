@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.nightly import at_night
 from tests.support.servers.kafka import Topic, headers
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import FAST, build_config
@@ -117,8 +118,8 @@ def test_a_topic_that_is_missing_is_waited_for(outbox, kafka, start):
 @pytest.mark.parametrize(
     "delivery",
     [
-        pytest.param({"mode": "Ordered"}, id="Ordered"),
-        pytest.param({"mode": "Ordered", "blocks": "Key"}, id="Ordered, key"),
+        pytest.param({"mode": "Ordered"}, id="Ordered", marks=pytest.mark.nightly),
+        pytest.param({"mode": "Ordered", "blocks": "Key"}, id="Ordered, key", marks=pytest.mark.nightly),
         pytest.param({"mode": "Partitioned", "partitions": {"count": 3}}, id="Partitioned"),
         pytest.param({"mode": "Competing", "competing": {"leaseDuration": "5s"}}, id="Competing"),
     ],
@@ -198,7 +199,7 @@ def test_a_frozen_publisher_hands_nothing_over_after_its_lease(outbox, kafka, st
         assert topic.wait_for(10) == ids + more
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [*at_night(1), 4])
 def test_a_broker_that_confirms_nothing_uses_up_no_attempt(outbox, kafka, start, count):
     with kafka.topic(partitions=1) as topic:
         worker = start(topic.name, {"timeout": "1s", "retry": {"maxAttempts": 1} | QUICK})

@@ -21,6 +21,7 @@ from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
 from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
 from tests.integration.worker.kafka.test_kafka_sink import message
+from tests.support.nightly import at_night
 from tests.support.servers.kafka import Topic
 from tests.support.worker import build_config
 
@@ -319,7 +320,7 @@ class TestATransactionWithoutAnEnd:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("bad", [{50}, {1, 2, 99, 100}])
+    @pytest.mark.parametrize("bad", [*at_night({50}), {1, 2, 99, 100}])
     def test_those_that_are_too_large_are_named_and_the_others_are_there_once(self, kafka, make, bad):
         with kafka.topic(partitions=2, max_message_bytes="2000") as topic:
             sink = make(topic.name, {"blocks": "Nothing"})

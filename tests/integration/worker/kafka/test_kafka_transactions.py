@@ -10,6 +10,7 @@ import uuid
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from tests.support.nightly import at_night
 from tests.support.servers.kafka import Topic, headers
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import build_config
@@ -79,8 +80,8 @@ def assert_once(topic, ids):
     ("delivery", "cursor"),
     [
         pytest.param({}, "TransactionOrder", id="Ordered"),
-        pytest.param({}, "Snapshot", id="Snapshot"),
-        pytest.param(PARTITIONED, "TransactionOrder", id="Partitioned"),
+        pytest.param({}, "Snapshot", id="Snapshot", marks=pytest.mark.nightly),
+        pytest.param(PARTITIONED, "TransactionOrder", id="Partitioned", marks=pytest.mark.nightly),
         pytest.param(PARTITIONED, "Snapshot", id="Partitioned, Snapshot"),
     ],
 )
@@ -108,7 +109,7 @@ def test_killed_between_commit_and_checkpoint_each_message_is_there_once(outbox,
         assert {headers(each)["x-outbox-pod"] for each in topic.read()} == {"pod-0", "pod-1"}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [*at_night(signal.SIGKILL), signal.SIGSTOP])
 def test_an_owner_that_dies_or_freezes_in_the_middle_of_a_transaction(outbox, kafka, start, how):
     """One batch of many rounds. What is open is taken back; one that was frozen wakes, and publishes nothing more."""
     delivery = {"batchSize": 60_000, "leaseDuration": "3s"}
@@ -153,21 +154,24 @@ def test_a_frozen_owner_that_wakes_after_its_successor_worked(outbox, kafka, sta
         assert_once(topic, ids)
 
 
-@pytest.mark.parametrize("delivery", [{}, PARTITIONED], ids=["Ordered", "Partitioned"])
+@pytest.mark.parametrize(
+    "delivery",
+    [pytest.param({}, id="Ordered", marks=pytest.mark.nightly), pytest.param(PARTITIONED, id="Partitioned")],
+)
 def test_a_broker_that_is_killed_while_a_backlog_is_published(outbox, kafka, start, delivery):
-    ids = outbox.produce(20_000)
+    ids = outbox.produce(10_000)
     with kafka.topic(partitions=2) as topic:
         worker = start(topic.name, {"batchSize": 100, "timeout": "10s"} | delivery)
         worker.wait_for("some are published", lambda r: r.handled >= 200)
         kafka.stop()
-        assert worker.report().handled < 20_000
+        assert worker.report().handled < 10_000
         kafka.start()
-        worker.wait_for("all is stored", lambda r: r.handled == 20_000, 120)
+        worker.wait_for("all is stored", lambda r: r.handled == 10_000, 120)
         assert_once(topic, ids)
 
 
 def test_replicas_that_are_killed_in_turn(outbox, kafka, start):
-    ids = outbox.produce(20_000)
+    ids = outbox.produce(10_000)
     delivery = PARTITIONED | {"batchSize": 20}
     with kafka.topic(partitions=2) as topic:
         running = [start(topic.name, delivery), start(topic.name, delivery)]
@@ -177,13 +181,18 @@ def test_replicas_that_are_killed_in_turn(outbox, kafka, start):
             victim.kill()
             running.append(start(topic.name, delivery))
         handled = [each.wait_for("it answers", lambda _: True).handled for each in running]
-        assert sum(handled) < 20_000
-        topic.wait_for(20_000, 120)
+        assert sum(handled) < 10_000
+        topic.wait_for(10_000, 120)
         assert_once(topic, ids)
 
 
 @pytest.mark.parametrize(
-    "delivery", [{}, {"blocks": "Key"}, PARTITIONED], ids=["Ordered", "Ordered, key", "Partitioned"]
+    "delivery",
+    [
+        pytest.param({}, id="Ordered"),
+        pytest.param({"blocks": "Key"}, id="Ordered, key", marks=pytest.mark.nightly),
+        pytest.param(PARTITIONED, id="Partitioned", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_message_that_is_too_large_becomes_a_dead_letter_and_the_others_are_there_once(
     outbox, kafka, start, delivery

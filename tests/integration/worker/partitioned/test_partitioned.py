@@ -24,6 +24,7 @@ from tests.support.divided import (
     wait_count,
     wait_shared,
 )
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import build_source, wait_until
 from tests.support.worker import (
     GATED_HANDLER,
@@ -54,7 +55,7 @@ def test_one_process_handles_all_partitions(outbox, workers, target, guarantee):
     assert report.lease.held
 
 
-@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
+@pytest.mark.parametrize("cursor", ["TransactionOrder", *at_night("Snapshot")])
 def test_an_idle_partition_passes_no_message_that_may_still_be_committed(outbox, workers, cursor):
     """It does not read while messages of others come, and says of those that it has examined them."""
     start(outbox, workers, "pod-a", delivery={"pollInterval": "100ms"}, source={"cursor": cursor})

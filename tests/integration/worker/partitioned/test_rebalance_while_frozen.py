@@ -54,9 +54,19 @@ def freeze_before_it_hears(outbox, worker, gate):
     holder.rollback()
 
 
-@pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
 @pytest.mark.parametrize(
-    "freeze", [freeze_before_it_asks, freeze_before_it_hears], ids=["it asked", "it heard the answer"]
+    ("freeze", "cursor"),
+    [
+        pytest.param(freeze_before_it_asks, "TransactionOrder", id="it asked-TransactionOrder"),
+        pytest.param(freeze_before_it_asks, "Snapshot", id="it asked-Snapshot", marks=pytest.mark.nightly),
+        pytest.param(
+            freeze_before_it_hears,
+            "TransactionOrder",
+            id="it heard the answer-TransactionOrder",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(freeze_before_it_hears, "Snapshot", id="it heard the answer-Snapshot"),
+    ],
 )
 def test_a_replica_that_was_frozen_before_leaves_nothing_on_a_partition_that_is_gone(outbox, workers, cursor, freeze):
     fields = {"source": {"cursor": cursor}}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.servers.receiver import Answer, receiving
 from tests.support.worker import FAST, build_config
@@ -90,7 +91,7 @@ def test_every_message_arrives_once_and_one_that_is_refused_becomes_a_dead_lette
     assert mode == "Competing" or in_order(receiver)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*at_night("Ordered", "Ordered, key"), "Partitioned", "Competing"])
 def test_a_receiver_that_is_down_opens_the_breaker_and_nothing_is_lost(outbox, receiver, start, mode):
     ids = outbox.produce(COUNT)
     down = threading.Event()
@@ -123,7 +124,7 @@ def test_too_many_requests_are_waited_for_as_long_as_the_receiver_asks(outbox, r
     assert first.id == second.id
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["Ordered", *at_night("Ordered, key", "Partitioned"), "Competing"])
 def test_a_worker_that_is_killed_before_it_stores_repeats_with_the_same_keys(outbox, receiver, start, mode):
     ids = outbox.produce(COUNT)
     reached = threading.Event()

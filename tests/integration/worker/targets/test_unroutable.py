@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.cli import test_detour
 from tests.integration.worker.targets.test_rabbitmq import build_target, start
+from tests.support.nightly import at_night, by_day
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import build_config
 
@@ -52,18 +53,25 @@ def acts(outbox):
     return row[0]
 
 
-@pytest.mark.parametrize(
-    "delivery",
-    [
-        pytest.param(ORDERED | {"blocks": "Partition"}, id="Ordered, partition"),
-        pytest.param(ORDERED | {"blocks": "Key"}, id="Ordered, key"),
-        pytest.param(ORDERED | {"blocks": "Nothing"}, id="Ordered, nothing"),
-        pytest.param(PARTITIONED | {"blocks": "Partition"}, id="Partitioned, partition"),
-        pytest.param(PARTITIONED | {"blocks": "Key"}, id="Partitioned, key"),
-        pytest.param(COMPETING, id="Competing"),
-    ],
-)
-@pytest.mark.parametrize("end", ["DeadLetter", "Skip"])
+ENDS = [
+    pytest.param(end, delivery, id=f"{end}-{name}")
+    for end in ("DeadLetter", "Skip")
+    for name, delivery in {
+        "Ordered, partition": ORDERED | {"blocks": "Partition"},
+        "Ordered, key": ORDERED | {"blocks": "Key"},
+        "Ordered, nothing": ORDERED | {"blocks": "Nothing"},
+        "Partitioned, partition": PARTITIONED | {"blocks": "Partition"},
+        "Partitioned, key": PARTITIONED | {"blocks": "Key"},
+        "Competing": COMPETING,
+    }.items()
+]
+FEW_ENDS = by_day(
+    ENDS, "DeadLetter-Ordered, key", "DeadLetter-Partitioned, partition", "DeadLetter-Competing",
+    "Skip-Ordered, partition", "Skip-Ordered, nothing", "Skip-Partitioned, key",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "delivery"), FEW_ENDS)
 def test_the_others_arrive_once_and_the_lost_one_is_given_up(outbox, workers, rabbitmq, names, delivery, end):
     here, nowhere = names
     others = produce(outbox, here, nowhere)
@@ -127,7 +135,7 @@ def test_with_stop_it_says_at_which_message_and_publishes_nothing_more(outbox, w
     assert set(arrived) <= set(others)
 
 
-@pytest.mark.parametrize("delivery", [ORDERED, COMPETING], ids=["Ordered", "Competing"])
+@pytest.mark.parametrize("delivery", [pytest.param(ORDERED, id="Ordered"), *at_night(COMPETING)])
 def test_a_resource_that_waits_for_the_queue_repeats_nothing_else(outbox, workers, rabbitmq, names, delivery):
     here, nowhere = names
     others = produce(outbox, here, nowhere)
