@@ -75,10 +75,10 @@ demo: ## Run the main job on a local cluster, with a ledger at the end
 down: ## Remove everything that up, demo and test started
 	@tests/tools/cluster/down.sh
 
-test: ## Run every test (sets up what they need)
+test: ## Test every promise (sets up what that needs)
 	@tests/run.sh
 
-test-all: ## Before a release: also on every version of PostgreSQL, the longer chaos, sabotage, the large models, upgrades
+test-all: ## Before a release: every test, on every version of PostgreSQL; the longer chaos, sabotage, the large models, upgrades
 	@tests/run.sh --nightly
 
 .PHONY: help init lint check format crds lock model chaos scale bench mutants follow up images push try demo down test test-all
