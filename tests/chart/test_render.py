@@ -54,13 +54,13 @@ def test_every_object_is_labelled_placed_and_there_once(values: Values):
 
 @every_case
 def test_no_yaml_key_is_written_twice(values: Values):
-    class Strict(yaml.SafeLoader):
+    class Strict(yaml.CSafeLoader):
         """Refuses what the API server's strict decoding refuses."""
 
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    def mapping(loader: yaml.CSafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         assert len(keys) == len(set(keys)), f"{keys} at {node.start_mark}"
-        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+        return yaml.CSafeLoader.construct_mapping(loader, node, deep=True)
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     assert list(yaml.load_all(template(values).stdout, Loader=Strict)) != []
@@ -241,7 +241,7 @@ def test_the_operator_is_told_how_many_processors_an_upgrade_replaces_at_a_time(
 
 
 def test_crd_is_the_canonical_one_and_kept():
-    canonical = yaml.safe_load((ROOT / "crds" / "outbox-operator.dev_outboxprocessors.yaml").read_text())
+    canonical = yaml.load((ROOT / "crds" / "outbox-operator.dev_outboxprocessors.yaml").read_text(), yaml.CSafeLoader)
     shipped = the(render({}), "CustomResourceDefinition")
     assert shipped["spec"] == canonical["spec"]
     assert shipped["metadata"]["name"] == canonical["metadata"]["name"]
