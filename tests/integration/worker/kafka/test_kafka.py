@@ -166,6 +166,7 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
         assert [headers(each)["x-outbox-pod"] for each in topic.read()] == ["pod-0"] * 20 + ["pod-1"] * 10
 
 
+@pytest.mark.nightly
 def test_a_broker_that_is_killed_while_a_backlog_is_published(outbox, kafka, start):
     """Nothing is lost, and the first arrivals of each key are in its order."""
     ids = outbox.produce(20_000)

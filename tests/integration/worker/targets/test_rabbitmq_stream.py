@@ -104,6 +104,7 @@ def test_what_a_frozen_owner_had_sent_and_arrives_late_is_dropped(outbox, worker
         relay.close()
 
 
+@pytest.mark.nightly
 def test_killed_again_and_again_at_any_moment_the_stream_has_each_once_in_order(outbox, workers, rabbitmq, stream):
     random = Random(7)
     produced = 0
