@@ -23,7 +23,7 @@ from outbox_core.progress.snapshot import Snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
-from outbox_worker.postgres.errors import translate, translated
+from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
 from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
@@ -66,16 +66,15 @@ def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *
         ConfigurationError: it is not, and may not be made.
 
     """
-    with translated():
-        found = connection.execute(in_schema("fetch_queue", schema), {"queue": queue}).fetchone()
-        if found is None and create:
-            call(connection, schema, "create_queue", queue=queue)
-    if found is None and not create:
+    if fetch_row(connection, in_schema("fetch_queue", schema), {"queue": queue}) is not None:
+        return
+    if not create:
         raise ConfigurationError(
             f"there is no queue {queue!r}: run SELECT {schema}.create_queue('{queue}') as the schema's owner, or set "
             "source.schema: Manage",
             reason=Reason.SCHEMA_MISSING,
         )
+    call(connection, schema, "create_queue", queue=queue)
 
 
 def join(
@@ -245,12 +244,7 @@ class BatchTaker:
         self, connection: psycopg.Connection[Any], claimed: ClaimedBatch, upto: Checkpoint, messages: int
     ) -> bool:
         """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
-        parameters = self._names | {"batch": claimed.id, "attempt": claimed.attempt, "messages": messages,
-                                    "server_run": self.server_run}  # fmt: skip
-        row = fetch_row(
-            connection, in_schema("complete_batch", self._key.schema), parameters | pair_parameters("upto", upto)
-        )
-        return _answer(row)
+        return self._settle(connection, "complete_batch", claimed, upto, messages)
 
     def defer(
         self,
@@ -261,14 +255,26 @@ class BatchTaker:
         failed: Iterable[Refusal],
     ) -> bool:
         """Say that so many messages are behind, and let those that failed leave the batch; false: it is lost."""
-        parameters = self._names | {
+        rows = json.dumps([_refusal_row(each) for each in failed], ensure_ascii=False)
+        return self._settle(connection, "defer_messages", claimed, upto, messages, failed=rows)
+
+    def _settle(
+        self, connection: psycopg.Connection[Any], statement: str, claimed: ClaimedBatch, upto: Checkpoint,
+        messages: int, **more: str,
+    ) -> bool:  # fmt: skip
+        """Say whether the batch was still this consumer's.
+
+        Raises:
+            TransientError: the server recovered from a crash since it was taken.
+
+        """
+        parameters = self._names | more | pair_parameters("upto", upto) | {
             "batch": claimed.id, "attempt": claimed.attempt, "messages": messages, "server_run": self.server_run,
-            "failed": json.dumps([_refusal_row(each) for each in failed], ensure_ascii=False),
         }  # fmt: skip
-        row = fetch_row(
-            connection, in_schema("defer_messages", self._key.schema), parameters | pair_parameters("upto", upto)
-        )
-        return _answer(row)
+        row = fetch_row(connection, in_schema(statement, self._key.schema), parameters)
+        if row is not None and row[0] is None:
+            raise crashed()
+        return row is not None and bool(row[0])
 
     def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
         """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
@@ -289,13 +295,11 @@ class BatchTaker:
 
 def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:
     """Store how far everything is done, and empty tables that hold only dead rows; return their names."""
-    names = {"processor_id": key.processor_id}
-    with translated():
-        call(connection, key.schema, "advance_competing_checkpoint", processor_id=key.processor_id)
-        row = connection.execute(
-            in_schema("rotate_competing", key.schema),
-            names | {"keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES},
-        ).fetchone()
+    call(connection, key.schema, "advance_competing_checkpoint", processor_id=key.processor_id)
+    parameters = {
+        "processor_id": key.processor_id, "keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES,
+    }  # fmt: skip
+    row = fetch_row(connection, in_schema("rotate_competing", key.schema), parameters)
     return [] if row is None else list(row[0])
 
 
@@ -319,8 +323,7 @@ def with_consumers(connection: psycopg.Connection[Any], schema: str, view: Proce
 def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str, str | None]:
     """Return the queue of each processor in mode Competing, None: the outbox; nothing where the schema is older."""
     try:
-        with translated():
-            return dict(connection.execute(in_schema("list_competing", schema)).fetchall())
+        return dict(fetch_rows(connection, in_schema("list_competing", schema)))
     except ConfigurationError as err:
         if err.reason is not Reason.SCHEMA_MISSING:
             raise
@@ -346,18 +349,6 @@ def measure_lag(
     return Lag(messages=messages, at_least=looked_at > cap, seconds=max(0.0, seconds))
 
 
-def _answer(row: tuple[Any, ...] | None) -> bool:
-    """Say whether the batch was still this consumer's.
-
-    Raises:
-        TransientError: the server recovered from a crash since it was taken.
-
-    """
-    if row is not None and row[0] is None:
-        raise crashed()
-    return row is not None and bool(row[0])
-
-
 def _refusal_row(refusal: Refusal) -> dict[str, object]:
     message, error, verdict = refusal.message, refusal.error, refusal.verdict
     return {
@@ -370,24 +361,8 @@ def _refusal_row(refusal: Refusal) -> dict[str, object]:
 
 
 def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
-    (
-        number,
-        priority,
-        attempt,
-        lower,
-        upper,
-        after_t,
-        after_p,
-        upto_t,
-        upto_p,
-        count,
-        chunk,
-        crash_count,
-        ids,
-        positions,
-        attempts,
-        excluded,
-    ) = row
+    number, priority, attempt, lower, upper, after_t, after_p, upto_t, upto_p, count, chunk, crash_count, *rest = row
+    ids, positions, attempts, excluded = rest
     listed = zip(ids or (), positions or (), attempts or (), strict=True)
     return ClaimedBatch(
         number, priority, attempt,
