@@ -53,9 +53,9 @@ def handle(batch, connection):
 }
 
 
-def gated(outbox, workers, moment, checkpoint):
+def gated(outbox, workers, moment, **delivery):
     outbox.connection.execute("CREATE UNIQUE INDEX ON handled (message_id)")
-    config = build_config(outbox.database, PYTHON_TARGET, delivery={"checkpoint": checkpoint})
+    config = build_config(outbox.database, PYTHON_TARGET, delivery=delivery)
     home = workers.prepare(config, outbox.database.uri(), handler=HOLD + HANDLERS[moment])
     gate = HandlerGate(home)
     gate.close()
@@ -76,7 +76,7 @@ MOMENTS = [
 def test_frozen(outbox, workers, moment, checkpoint):
     """After handling the next owner runs into the locks of the effects; before handling into the fence itself."""
     ids = outbox.produce(10)
-    owner, gate = gated(outbox, workers, moment, checkpoint)
+    owner, gate = gated(outbox, workers, moment, checkpoint=checkpoint)
     gate.wait_entered()
     second = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri(), pod="pod-b")
     second.wait_state("Standby")
@@ -98,7 +98,7 @@ def test_frozen(outbox, workers, moment, checkpoint):
 @pytest.mark.parametrize("moment", ["in a COPY", *at_night(*list(HANDLERS)[1:-1]), "before a result is taken"])
 def test_busy_for_longer_than_the_lease_a_live_owner_is_left_alone(outbox, workers, moment):
     ids = outbox.produce(10)
-    owner, gate = gated(outbox, workers, moment, "BeforeHandling")
+    owner, gate = gated(outbox, workers, moment, checkpoint="BeforeHandling")
     gate.wait_entered()
     second = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri(), pod="pod-b")
     second.wait_state("Standby")
@@ -114,3 +114,27 @@ def test_busy_for_longer_than_the_lease_a_live_owner_is_left_alone(outbox, worke
     outbox.wait_handled(ids)
     assert owner.report().conflicts.count == 0
     owner.wait_for("they are counted", lambda report: report.handled == 10)
+
+
+@pytest.mark.parametrize("moment", HANDLERS)
+def test_a_frozen_consumer_keeps_its_batch_from_no_other_one(outbox, workers, moment):
+    """The messages are fine: those who take the batch over use none of their attempts."""
+    delivery = {"mode": "Competing", "competing": {"leaseDuration": "2s"}, "whenExhausted": "DeadLetter"}
+    ids = outbox.produce(10)
+    frozen, gate = gated(outbox, workers, moment, **delivery)
+    gate.wait_entered()
+    config = build_config(outbox.database, SQL_TARGET, delivery=delivery)
+    second = workers.start(config, outbox.database.uri(), pod="pod-b")
+    second.wait_state("Active")
+
+    frozen.send(signal.SIGSTOP)
+    outbox.wait_handled(ids, seconds=12)
+    failed = "SELECT (SELECT count(*) FROM outbox.competing_retries) + (SELECT count(*) FROM outbox.dead_letters)"
+    assert (second.report().attempt, outbox.connection.execute(failed).fetchone()) == (0, (0,))
+    gate.open()
+    frozen.send(signal.SIGCONT)
+
+    more = outbox.produce(5, start=10)
+    wait_until(lambda: outbox.count() >= 15, "what comes later is handled")
+    assert sorted(outbox.handled()) == sorted(ids + more)
+    frozen.wait_for("it goes on", lambda report: report.state == "Active")

@@ -299,6 +299,8 @@ class CompetingSteps:
         finish: Callable[[Connection], outcomes.OwnershipLost | None],
     ) -> Completed | Lost | outcomes.Failed:
         """Run the transaction; where `finish` finds the batch to be another consumer's, its effects are undone."""
+        if claimed.attempt > 1:
+            self._end_stuck_attempts(claimed)
         match self._runner.run(self._target.connection(), claimed.id, None, effects, finish):
             case outcomes.Stored() as stored:
                 return Completed(stored.count)
@@ -306,6 +308,14 @@ class CompetingSteps:
                 return failed
             case _:  # what `finish` says: there is no checkpoint that could be refused or in doubt
                 return Lost()
+
+    def _end_stuck_attempts(self, claimed: ClaimedBatch) -> None:
+        """Let no frozen consumer keep locked what this attempt writes too: else it would wait, and count as failed."""
+        stuck = self._taker.end_stuck_attempts(self._target.connection(), claimed)
+        if stuck.ended:
+            _log.warning("ended transactions of a former consumer that were stuck", extra={"count": stuck.ended})
+        if stuck.left:
+            _log.warning("a former consumer's transaction may be stuck", extra={"detail": stuck.left})
 
     def _complete(self, state: ProcessorState) -> Outcome:
         claimed, chunk = _in_hand(state)

@@ -27,6 +27,7 @@ from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
 from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.ownership.leases import end_stuck_attempts
 from outbox_worker.postgres.progress.checkpoints import pair_parameters, start_pair
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from outbox_core.spec import Competing, Source, StartFrom
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.feeds.next_messages import DispatchPosition, Found
+    from outbox_worker.postgres.ownership.leases import Stuck
     from outbox_worker.postgres.reading.payloads import PayloadBound
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
@@ -283,6 +285,15 @@ class BatchTaker:
             owner=self._consumer.owner, lease=self._consumer.lease, batch=claimed.id, attempt=claimed.attempt,
         )  # fmt: skip
         return renewed
+
+    def end_stuck_attempts(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> Stuck:
+        """End what former attempts of the batch left open while the server waits for their process.
+
+        Only before a transaction of this attempt is begun: its session would be taken for one of theirs.
+        """
+        return end_stuck_attempts(
+            connection, self._key, batch=claimed.id, owner=self._consumer.owner, attempt=claimed.attempt
+        )
 
     def hand_back(self, connection: psycopg.Connection[Any]) -> int:
         """Give everything back that is in this consumer's name."""

@@ -174,11 +174,26 @@ def end_stuck_transactions(connection: Connection, key: ProcessorKey, epochs: Ma
     Does nothing while another owner is live; `epochs` are our own, of each partition that is asked about, None before
     we have one. Sessions of other roles need pg_read_all_stats to be seen and pg_signal_backend to be ended.
     """
-    parameters = {
-        "processor_id": key.processor_id, "partitions": list(epochs), "epochs": list(epochs.values()),
+    return _end_stuck(connection, key, "former_epochs", {
+        "partitions": list(epochs), "epochs": list(epochs.values()),
         "lock_names": [replace(key, partition=partition).lock_name for partition in epochs],
-    }  # fmt: skip
-    row = fetch_row(connection, in_schema("end_stuck_transactions", key.schema), parameters)
+    })  # fmt: skip
+
+
+def end_stuck_attempts(connection: Connection, key: ProcessorKey, *, batch: int, owner: str, attempt: int) -> Stuck:
+    """End such transactions of former attempts of a batch, where the named attempt is its last and has not begun one.
+
+    Otherwise like `end_stuck_transactions`.
+    """
+    return _end_stuck(connection, key, "former_attempts", {
+        "lock_name": key.lock_name, "batch": batch, "owner": owner, "attempt": attempt,
+    })  # fmt: skip
+
+
+def _end_stuck(connection: Connection, key: ProcessorKey, former: str, names: dict[str, Any]) -> Stuck:
+    """End stuck transactions that hold one of the locks that the statement `former` names."""
+    statement = load("end_stuck_transactions").format(former=in_schema(former, key.schema))
+    row = fetch_row(connection, statement, names | {"processor_id": key.processor_id})
     return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))
 
 
@@ -189,7 +204,7 @@ def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str)
         remedy = f"GRANT {', '.join(grants)} TO {quote(reader)} would let this one, or run both as the same role"
     else:
         remedy = "it is a superuser's, end it as one"
-    return f"session {pid} of role {role}, a former owner's, may keep the lease until it is ended; {remedy}"
+    return f"session {pid} of role {role}, a former owner's, may keep others waiting until it is ended; {remedy}"
 
 
 def limit_transaction(connection: Connection, lease: timedelta) -> None:
