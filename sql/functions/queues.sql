@@ -41,8 +41,9 @@ BEGIN
     EXECUTE format('CREATE TABLE %I.%I PARTITION OF %1$I.%3$I FOR VALUES IN (-1)',
                    v_schema, v_table || '_delayed', v_table);
     EXECUTE format('CREATE INDEX ON %I.%I (deliver_after)', v_schema, v_table || '_delayed');
-    -- Those that never failed are found however many are due again.
+    -- Those that never failed are found however many are due again, and the other way round.
     EXECUTE format('CREATE INDEX ON %I.%I (deliver_after) WHERE last_error IS NULL', v_schema, v_table || '_delayed');
+    EXECUTE format('CREATE INDEX ON %I.%I (deliver_after) WHERE last_error IS NOT NULL', v_schema, v_table || '_delayed');
     EXECUTE format('CREATE TABLE %I.%I (unique_key text NOT NULL PRIMARY KEY, message_id text NOT NULL)',
                    v_schema, v_table || '_keys');
     EXECUTE format('CREATE TRIGGER unique_while_pending BEFORE INSERT ON %I.%I FOR EACH ROW

@@ -30,7 +30,7 @@ CHECKSUMS = {
     5: "d2f5343a2abc13b85dfeb239debd8c02d9975c77bf71e73922b5749ed89b541d",
     6: "9f95520a4faf54614740f08f7c0e8d4594175acc16c6aad0534f02eed9a5a988",
     7: "37e30b7a87bc77de95dd5131372c45bc1304811ce4330eeb8f0b134fafb14f85",
-    8: "5e9af73a960d89e6b2593e0ccec33b5333c31a87cac799d3ac86b37aedc28816",
+    8: "6314e9fa2426ab382b6682fb313eeddfd1718fb931ce70e069f2c980dca01936",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
@@ -331,6 +331,7 @@ SINCE_0017 = """
     DROP FUNCTION outbox.forget_emptying, outbox.may_empty, outbox.take_waiting, outbox.server_run;
     ALTER TABLE outbox.competing_batches DROP failed;
     DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx1;
+    DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx2;
 """
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import psycopg
 import pytest
 
 from outbox_core.errors import ConfigurationError, HandlerError
 from outbox_core.processor.claimed_batch import Action, Verdict
-from outbox_core.report import ResourceRef
+from outbox_core.processor.turns import Turn
+from outbox_core.report import Lag, ResourceRef
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
@@ -17,6 +20,7 @@ from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.consuming import (
     HOUR,
     JOBS,
+    KEY,
     OVER,
     SETTINGS,
     SOURCE,
@@ -30,6 +34,7 @@ from tests.support.database.consuming import (
     put,
     taker,
 )
+from tests.support.servers.postgres import build_source
 
 
 def test_a_segment_of_a_lane_whose_frontier_is_gone_is_never_emptied(queue):
@@ -203,6 +208,35 @@ def test_a_failed_message_of_a_queue_waits_in_it_with_its_attempts(queue):
     found = by.reader.fetch(queue, ReadRange.of(again))[0]
     assert found.message_id == message.message_id
     assert by.reader.fetch_attempts(queue, ReadRange.of(again)) == {found.checkpoint: 3}
+
+
+def test_the_lag_of_a_queue_has_what_waits_for_another_attempt_and_what_is_due_and_not_what_is_delayed(queue):
+    def lag(cap=100):
+        return competing.measure_lag(queue, KEY, by.reader, cap)
+
+    by = taker(settings=JOBS)
+    put(queue, 3)
+    claimed = cut(queue, by)
+    message = by.reader.fetch(queue, ReadRange.of(claimed, limit=1))[0]
+    assert defer(queue, by, claimed, message, Verdict(Action.RETRY, 3), HandlerError("no"), HOUR)
+    assert by.complete(queue, claimed, claimed.upto, 2)
+    put(queue, 2, deliver_after=datetime.now(UTC) + HOUR)
+    assert lag() == Lag(messages=1, at_least=False, seconds=0)
+
+    put(queue, 4, deliver_after=datetime.now(UTC) - HOUR)
+    due = lag()
+    assert (due.messages, due.at_least, 3600 <= due.seconds < 3700) == (5, False, True)
+    assert by.take_left(queue, Turn.FRESH) is None
+    assert count(queue, "queue_jobs_delayed") == 3, "what is due was promoted"
+    put(queue, 2)
+    assert lag().messages == 7
+    assert lag(cap=2).at_least
+
+
+def test_the_lag_of_a_queue_has_nothing_that_is_filtered_out(queue):
+    by = taker(settings=JOBS, source=build_source(messageTypes=["other"]))
+    put(queue, 4, deliver_after=datetime.now(UTC) - HOUR)
+    assert competing.measure_lag(queue, KEY, by.reader) == Lag(messages=0, at_least=False, seconds=0)
 
 
 def test_a_queue_asked_for_by_another_role_of_things_is_refused(queue):

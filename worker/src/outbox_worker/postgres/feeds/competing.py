@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -348,15 +349,17 @@ def measure_lag(
     rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id})
     dispatch_positions, now = dispatch_positions_of(rows)
     unfinished = count_unfinished(connection, key)
-    messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
+    counts = [partial(reader.count_waiting, connection, cap + 1)] if reader.is_queue else []
     for each in dispatch_positions:
         parts = [ReadRange(each.after, limit=cap + 1, window=each.window, priority=each.priority)]
         if each.window.upper != now:
             parts.append(ReadRange(limit=cap + 1, window=SnapshotRange(each.window.upper, now), priority=each.priority))
-        for part in parts:
-            if looked_at <= cap:
-                matched, seen, age = reader.count(connection, part)
-                messages, looked_at, seconds = messages + matched, looked_at + seen, max(seconds, age)
+        counts += [partial(reader.count, connection, part) for part in parts]
+    messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
+    for count in counts:
+        if looked_at <= cap:
+            matched, seen, age = count()
+            messages, looked_at, seconds = messages + matched, looked_at + seen, max(seconds, age)
     return Lag(messages=messages, at_least=looked_at > cap, seconds=max(0.0, seconds))
 
 

@@ -99,5 +99,7 @@ SELECT extract(epoch FROM nullif(least(
     {delayed}), 'infinity') - clock_timestamp())::float8
 
 -- name: first_delayed
--- When the first delayed message of a queue may be handed out.
-(SELECT min(d.deliver_after) FROM {table} d WHERE d.deliver_after IS NOT NULL)
+-- When the first delayed message of a queue may be handed out, in the words of the queue table's partitions. Before
+-- PostgreSQL 17 nothing can be taken from -infinity either.
+(SELECT greatest(d.deliver_after, '0001-01-03Z') FROM {table} d
+ WHERE (CASE WHEN d.deliver_after IS NULL THEN (d.position >> 40) & 3 ELSE -1 END) = -1 ORDER BY d.deliver_after LIMIT 1)

@@ -95,6 +95,18 @@ WHERE c.matched <= {limit}
 ORDER BY c.n DESC
 LIMIT 1
 
+-- name: waiting_rows
+-- What of a queue is in no snapshot range, as rows of count_lag: messages that failed and wait for another attempt, and those
+-- whose time has come and that were not promoted yet. What counts of the time is since when they may be handed
+-- out. The condition is in the words of the queue table's partitions, so that only that of delayed messages is looked into.
+(SELECT {matches} AS matches, o.deliver_after AS scheduled FROM {table} AS o
+ WHERE (CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = -1
+   AND o.last_error IS NOT NULL ORDER BY o.deliver_after LIMIT {limit})
+UNION ALL
+(SELECT {matches}, greatest(o.deliver_after, '0001-01-03Z') FROM {table} AS o
+ WHERE (CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = -1
+   AND o.last_error IS NULL AND o.deliver_after <= (SELECT clock_timestamp()) ORDER BY o.deliver_after LIMIT {limit})
+
 -- name: copied_rows
 -- Messages of a snapshot range that are kept for when their time has come.
 ARRAY(SELECT ROW({processor_id}, d.transaction_id, d.position, d.message_id, d.message_type, d.publication_id,

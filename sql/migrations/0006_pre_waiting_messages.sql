@@ -1,0 +1,16 @@
+-- What waits is found by what is asked for, however much else waits.
+
+-- Of a queue's delayed messages those that failed.
+CREATE FUNCTION :"schema".index_failed() RETURNS void
+LANGUAGE plpgsql SET search_path = :"schema", pg_temp
+AS $function$
+DECLARE
+    v_queue text;
+BEGIN
+    FOR v_queue IN SELECT q.queue FROM queues q LOOP
+        EXECUTE format('CREATE INDEX ON %I (deliver_after) WHERE last_error IS NOT NULL', 'queue_' || v_queue || '_delayed');
+    END LOOP;
+END
+$function$;
+SELECT :"schema".index_failed();
+DROP FUNCTION :"schema".index_failed();
