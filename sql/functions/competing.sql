@@ -147,17 +147,18 @@ BEGIN
             RETURNING b.*;
         RETURN;
     END IF;
-    -- Two statements: each has an index of its own.
+    -- Two statements: each has an index of its own. A function that may change from row to row is no bound of an index scan: in a
+    -- subselect it is called once.
     IF p_failed THEN
         SELECT array_agg(d.transaction_id), array_agg(d.position) INTO v_transaction_ids, v_positions FROM (
             SELECT w.transaction_id, w.position FROM competing_retries w
-            WHERE w.processor_id = p_processor_id AND w.due_at <= clock_timestamp() AND w.error_class IS NOT NULL
+            WHERE w.processor_id = p_processor_id AND w.due_at <= (SELECT clock_timestamp()) AND w.error_class IS NOT NULL
             ORDER BY w.due_at LIMIT p_limit
             FOR UPDATE SKIP LOCKED) AS d;
     ELSE
         SELECT array_agg(d.transaction_id), array_agg(d.position) INTO v_transaction_ids, v_positions FROM (
             SELECT w.transaction_id, w.position FROM competing_retries w
-            WHERE w.processor_id = p_processor_id AND w.due_at <= clock_timestamp() AND w.error_class IS NULL
+            WHERE w.processor_id = p_processor_id AND w.due_at <= (SELECT clock_timestamp()) AND w.error_class IS NULL
             ORDER BY w.due_at LIMIT p_limit
             FOR UPDATE SKIP LOCKED) AS d;
     END IF;

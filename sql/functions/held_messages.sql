@@ -124,6 +124,8 @@ AS $function$
 -- how many seconds there is one (null: never by itself), and whether later messages of some key must wait.
 #variable_conflict use_column
 DECLARE
+    v_heads bigint[];
+    v_free bigint[];
     v_places bigint[];
 BEGIN
     owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
@@ -132,26 +134,37 @@ BEGIN
         RETURN;
     END IF;
     -- A delayed one that is due takes its place: behind all that is held of its key by now, if something blocks that. One of
-    -- several that a user had tried again keeps its place: behind the first of its key.
-    WITH waiting AS MATERIALIZED (
-        SELECT d.place, CASE WHEN d.blocks THEN d.place ELSE nextval('held_order') END AS later
-        FROM (SELECT h.place, h.blocks FROM held_messages h
-              WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
-                AND h.next_attempt_at <= clock_timestamp() AND h.attempts = 0
-                AND CASE WHEN h.blocks
-                         THEN EXISTS (SELECT 1 FROM held_messages f
-                                      WHERE f.processor_id = p_processor_id AND f.partition = p_partition
-                                        AND f.key_hash = h.key_hash AND f.key = h.key AND f.blocks AND NOT f.behind
-                                        AND f.place < h.place)
-                         ELSE is_key_blocked(p_processor_id, p_partition, h.key, 9223372036854775807) END
-              ORDER BY h.next_attempt_at, h.place) AS d)
-    UPDATE held_messages h SET behind = true, blocks = true, place = w.later FROM waiting w
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = w.place;
+    -- several that a user had tried again keeps its place: behind the first of its key. However many are due, as many are
+    -- looked at as may be taken, and the next ones only where all of those have to wait.
+    LOOP
+        v_heads := ARRAY(
+            SELECT h.place FROM held_messages h
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
+              AND h.next_attempt_at <= (SELECT clock_timestamp())  -- called once: else it is no bound of the index scan
+            ORDER BY h.next_attempt_at, h.place LIMIT p_limit);
+        WITH waiting AS MATERIALIZED (
+            SELECT d.place, CASE WHEN d.blocks THEN d.place ELSE nextval('held_order') END AS later
+            FROM (SELECT h.place, h.blocks FROM held_messages h
+                  WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_heads)
+                    AND h.attempts = 0
+                    AND CASE WHEN h.blocks
+                             THEN EXISTS (SELECT 1 FROM held_messages f
+                                          WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+                                            AND f.key_hash = h.key_hash AND f.key = h.key AND f.blocks AND NOT f.behind
+                                            AND f.place < h.place)
+                             ELSE is_key_blocked(p_processor_id, p_partition, h.key, 9223372036854775807) END
+                  ORDER BY h.next_attempt_at, h.place) AS d
+        ), moved AS (
+            UPDATE held_messages h SET behind = true, blocks = true, place = w.later FROM waiting w
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = w.place
+            RETURNING w.place
+        )
+        SELECT ARRAY(SELECT unnest(v_heads) EXCEPT SELECT m.place FROM moved m) INTO v_free;
+        EXIT WHEN v_free <> '{}' OR v_heads = '{}';
+    END LOOP;
     WITH heads AS MATERIALIZED (
         SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
-        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind
-          AND h.next_attempt_at <= clock_timestamp()
-        ORDER BY h.next_attempt_at, h.place LIMIT p_limit
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_free)
     ), chosen AS (
         SELECT h.place FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
         UNION ALL

@@ -69,7 +69,7 @@ BEGIN
     EXECUTE format($sql$
         WITH due AS (
             DELETE FROM %1$I WHERE ctid = ANY (ARRAY(
-                SELECT w.ctid FROM %1$I AS w WHERE w.deliver_after <= clock_timestamp() AND w.last_error IS %4$s
+                SELECT w.ctid FROM %1$I AS w WHERE w.deliver_after <= (SELECT clock_timestamp()) AND w.last_error IS %4$s
                 ORDER BY w.deliver_after LIMIT $1 FOR UPDATE SKIP LOCKED))
             RETURNING *),
         freed AS (

@@ -1,5 +1,9 @@
 -- What waits is found by what is asked for, however much else waits.
 
+-- Of messages that are due at one and the same moment the first ones.
+DROP INDEX :"schema".held_messages_due;
+CREATE INDEX held_messages_due ON :"schema".held_messages (processor_id, partition, next_attempt_at, place) WHERE NOT behind;
+
 -- Of a queue's delayed messages those that failed.
 CREATE FUNCTION :"schema".index_failed() RETURNS void
 LANGUAGE plpgsql SET search_path = :"schema", pg_temp

@@ -156,6 +156,18 @@ def test_no_message_overtakes_one_that_waits_for_its_next_attempt(connection, le
     assert drain(connection, lease) == [2, 3]
 
 
+def test_delayed_messages_that_have_to_wait_for_their_key_make_room_for_others_that_are_due(connection, lease):
+    """However few are looked at: all of the first ones may have to wait."""
+    hold(connection, 1, attempts=1, due="1 h")
+    for position in range(2, 7):
+        hold(connection, position, blocks=False)
+    connection.execute("UPDATE outbox.held_messages SET key = 'other' WHERE position = 6")
+
+    assert take(connection, lease, limit=2) == [6]
+    waiting = "SELECT array_agg(position ORDER BY place) FROM outbox.held_messages WHERE behind"
+    assert connection.execute(waiting).fetchone() == ([2, 3, 4, 5],)
+
+
 def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first(connection, lease):
     for position in (1, 2):
         hold(connection, position)

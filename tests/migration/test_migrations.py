@@ -30,7 +30,7 @@ CHECKSUMS = {
     5: "d2f5343a2abc13b85dfeb239debd8c02d9975c77bf71e73922b5749ed89b541d",
     6: "9f95520a4faf54614740f08f7c0e8d4594175acc16c6aad0534f02eed9a5a988",
     7: "37e30b7a87bc77de95dd5131372c45bc1304811ce4330eeb8f0b134fafb14f85",
-    8: "6314e9fa2426ab382b6682fb313eeddfd1718fb931ce70e069f2c980dca01936",
+    8: "818aa05186d0e9e25b36b0602f450caacdaf69a4b10a821450235b376c2da909",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
@@ -332,6 +332,8 @@ SINCE_0017 = """
     ALTER TABLE outbox.competing_batches DROP failed;
     DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx1;
     DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx2;
+    DROP INDEX outbox.held_messages_due;
+    CREATE INDEX held_messages_due ON outbox.held_messages (processor_id, partition, next_attempt_at) WHERE NOT behind;
 """
 
 

@@ -1,0 +1,145 @@
+"""What waits costs what is taken or counted of it, however much else waits: in pages that the server touches.
+
+A session's first call of a function is not counted where few pages are expected: it reads the catalogs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from psycopg import sql
+
+from outbox_worker.postgres.feeds import competing
+from tests.support.database.consuming import (
+    JOBS,
+    claim,
+    drain,
+    join,
+    put,
+    taker,
+)
+from tests.support.database.contract import own
+
+if TYPE_CHECKING:
+    import psycopg
+
+LIMIT = 50
+FEW = 200
+"""Pages, where thousands of messages wait."""
+TOKEN = str(uuid4())
+TAKE = "SELECT * FROM outbox.take_due_messages('orders', 0, %s, %s::uuid, %s, true)"
+HOLD = """
+    INSERT INTO outbox.held_messages (processor_id, key, place, transaction_id, position, message_id, blocks, behind,
+                                      next_attempt_at)
+    SELECT 'orders', 'key-' || i %% 100, nextval('outbox.held_order'), '5', i, i, false, false,
+           now() - CASE WHEN %(together)s THEN interval '1 hour' ELSE i * interval '1 ms' END
+    FROM generate_series(1, %(count)s) AS i
+"""
+
+
+class Counting:
+    """Runs what the adapter runs, keeps each statement's plan, and counts the pages that it touches."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.plans: list[dict[str, Any]] = []
+
+    def execute(self, query, parameters=None):
+        text = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {}").format(
+            sql.SQL(query) if isinstance(query, str) else query
+        )
+        with self.connection.transaction(force_rollback=True):
+            row = self.connection.execute(text, parameters).fetchone()
+        assert row is not None
+        self.plans.append(row[0][0]["Plan"])
+        return self.connection.execute(query, parameters)
+
+    @property
+    def pages(self):
+        return max(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in self.plans)
+
+    def scanned(self):
+        """The tables that are read from end to end."""
+        todo, found = list(self.plans), set()
+        while todo:
+            node = todo.pop()
+            todo += node.get("Plans", [])
+            if node["Node Type"] == "Seq Scan":
+                found.add(node["Relation Name"])
+        return found
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["at one moment", "one after the other"])
+def test_of_many_messages_that_are_due_those_are_looked_at_that_are_taken(database, together):
+    epoch, connection = own(database, TOKEN), database.direct()
+    touched = []
+    for count in (1_000, 20_000):
+        connection.execute("TRUNCATE outbox.held_messages")
+        connection.execute(HOLD, {"together": together, "count": count})
+        connection.execute("VACUUM ANALYZE outbox.held_messages")
+        counting = Counting(connection)
+        assert len(counting.execute(TAKE, (epoch, TOKEN, LIMIT)).fetchall()) == LIMIT
+        touched.append(counting.pages)
+    assert touched[1] <= touched[0] + 10 * LIMIT, touched
+
+
+def test_messages_that_are_held_and_not_due_cost_a_look_nothing(database):
+    epoch, connection = own(database, TOKEN), database.direct()
+    connection.execute(HOLD, {"together": True, "count": 20_000})
+    connection.execute("UPDATE outbox.held_messages SET next_attempt_at = now() + interval '1 hour'")
+    connection.execute("VACUUM ANALYZE outbox.held_messages")
+    warm_up, counting = Counting(connection), Counting(connection)
+    for each in (warm_up, counting):
+        assert len(each.execute(TAKE, (epoch, TOKEN, LIMIT)).fetchall()) == 1, "that there is none"
+    assert counting.pages < FEW
+
+
+@pytest.fixture
+def consumer(database):
+    connection = database.direct()
+    for name in ("competing_retries", "competing_copies"):
+        connection.execute(f"ALTER TABLE outbox.{name} SET (autovacuum_enabled = false)")
+    claim(connection)
+    return connection
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_delayed_messages_that_are_not_due_cost_a_consumers_look_nothing(consumer, failed):
+    competing.ensure_queue(consumer, "outbox", "jobs", create=True)
+    join(consumer)
+    put(consumer, 20_000, deliver_after="2100-01-01", last_error="E: no" if failed else None)
+    consumer.execute(
+        "INSERT INTO outbox.competing_retries "
+        "(processor_id, transaction_id, position, message_id, due_at, error_class) "
+        "SELECT 'orders', '5', i, i, '2100-01-01', %s FROM generate_series(1, 20000) AS i",
+        ("E" if failed else None,),
+    )
+    consumer.execute("VACUUM ANALYZE outbox.queue_jobs")
+    consumer.execute("VACUUM ANALYZE outbox.competing_retries")
+    warm_up, counting = Counting(consumer), Counting(consumer)
+    for each in (warm_up, counting):
+        each.execute("SELECT outbox.promote_waiting('jobs', 100, %s)", (failed,))
+        each.execute("SELECT * FROM outbox.take_waiting('orders', 'u1', 'one', 'pod', '1 h', 100, %s)", (failed,))
+    assert counting.pages < FEW
+
+
+def test_of_a_queues_delayed_messages_those_are_counted_that_wait_to_be_handled(consumer):
+    competing.ensure_queue(consumer, "outbox", "jobs", create=True)
+    join(consumer, JOBS)
+    by = taker(settings=JOBS)
+    done = put(consumer, 3000)
+    assert drain(consumer, by) == done
+    put(consumer, 20_000, deliver_after="2100-01-01")
+    put(consumer, 7, deliver_after="2100-01-01", last_error="E: no", attempts=1)
+    put(consumer, 3, deliver_after="2020-01-01", last_error="E: no", attempts=1)
+    put(consumer, 2, deliver_after="-infinity")
+    consumer.execute("VACUUM ANALYZE outbox.queue_jobs")
+    counting: Any = Counting(consumer)
+
+    assert by.reader.count_waiting(counting, LIMIT)[:2] == (12, 12)
+    by.find_next_due(counting)
+    assert by.reader.count_waiting(counting, 5)[:2] == (7, 7), "of each kind at most five"
+    assert counting.pages < FEW
+    assert not {name for name in counting.scanned() if name.startswith("queue_jobs")}
