@@ -98,6 +98,8 @@ AS $function$
 -- Stores the pair up to which everything is done: before the oldest batch that is not, the oldest message that waits for another
 -- attempt, and what was not handed out. Of what it passed over there is a copy. It never moves back.
 DECLARE
+    -- So many messages with a copy it passes at most: this is called every two seconds, between two heartbeats.
+    v_most CONSTANT int := 10000;
     v_queue text;
     v_idle smallint[] := '{}';
     v_seen bigint;
@@ -138,14 +140,11 @@ BEGIN
         SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
         FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL
         UNION ALL
-        SELECT NULL, w.t, w.p - 1 FROM (
-            SELECT l.t, l.p FROM competing_batches b CROSS JOIN LATERAL unnest(b.transaction_ids, b.positions) AS l (t, p)
-            WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
-            UNION ALL
-            SELECT r.transaction_id, r.position FROM competing_retries r WHERE r.processor_id = p_processor_id
-        ) AS w
-        WHERE NOT EXISTS (SELECT 1 FROM competing_copies c WHERE c.processor_id = p_processor_id
-                          AND c.transaction_id = w.t AND c.position = w.p)
+        SELECT NULL, l.t, l.p - 1
+        FROM competing_batches b CROSS JOIN LATERAL unnest(b.transaction_ids, b.positions) AS l (t, p)
+        WHERE b.processor_id = p_processor_id AND b.positions IS NOT NULL
+          AND (SELECT c.position FROM competing_copies c
+               WHERE c.processor_id = p_processor_id AND c.transaction_id = l.t AND c.position = l.p) IS NULL
     ), pairs AS (
         SELECT (pg_snapshot_xmin(b.seen)::text::bigint - 1)::text::xid8 AS t, 9223372036854775807 AS p
         FROM bounds b WHERE b.t IS NULL OR b.t = '0'
@@ -155,11 +154,29 @@ BEGIN
         SELECT (v_seen - 1)::text::xid8, 9223372036854775807 WHERE v_seen IS NOT NULL
     ), lowest AS (
         SELECT t, p FROM pairs ORDER BY t, p LIMIT 1
+    ), waiting AS (
+        -- Behind the stored pair, for what it has passed has a copy; a subselect for each, so that no plan reads all copies.
+        SELECT r.transaction_id AS t, r.position AS p, row_number() OVER (ORDER BY r.transaction_id, r.position) AS n,
+               (SELECT c.position FROM competing_copies c
+                WHERE c.processor_id = p_processor_id AND c.transaction_id = r.transaction_id AND c.position = r.position) AS copy
+        FROM competing_retries r
+        WHERE r.processor_id = p_processor_id AND (r.transaction_id, r.position) <= (SELECT l.t, l.p FROM lowest l)
+          AND (r.transaction_id, r.position) > (SELECT c.last_processed_transaction_id, c.last_processed_position
+                                                FROM processor_checkpoints c
+                                                WHERE c.processor_id = p_processor_id AND c.partition = 0)
+        ORDER BY r.transaction_id, r.position LIMIT v_most
+    ), reached AS (
+        SELECT e.t, e.p FROM (
+            (SELECT w.t, w.p - (w.copy IS NULL)::int AS p FROM waiting w WHERE w.copy IS NULL OR w.n = v_most
+             ORDER BY w.t, w.p LIMIT 1)
+            UNION ALL
+            SELECT l.t, l.p FROM lowest l) AS e
+        ORDER BY e.t, e.p LIMIT 1
     )
     UPDATE processor_checkpoints c
-    SET last_processed_transaction_id = lowest.t, last_processed_position = lowest.p, stored_at = clock_timestamp()
-    FROM lowest
+    SET last_processed_transaction_id = reached.t, last_processed_position = reached.p, stored_at = clock_timestamp()
+    FROM reached
     WHERE c.processor_id = p_processor_id AND c.partition = 0
-      AND (c.last_processed_transaction_id, c.last_processed_position) < (lowest.t, lowest.p);
+      AND (c.last_processed_transaction_id, c.last_processed_position) < (reached.t, reached.p);
 END
 $function$;

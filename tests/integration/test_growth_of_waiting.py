@@ -11,12 +11,21 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
+from outbox_core.errors import HandlerError
+from outbox_core.processor.claimed_batch import Action, Verdict
 from outbox_worker.postgres.feeds import competing
+from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.consuming import (
+    HOUR,
     JOBS,
+    KEY,
     claim,
+    cut,
+    defer,
     drain,
     join,
+    produce,
     put,
     taker,
 )
@@ -143,3 +152,36 @@ def test_of_a_queues_delayed_messages_those_are_counted_that_wait_to_be_handled(
     assert by.reader.count_waiting(counting, 5)[:2] == (7, 7), "of each kind at most five"
     assert counting.pages < FEW
     assert not {name for name in counting.scanned() if name.startswith("queue_jobs")}
+
+
+@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
+def test_the_checkpoint_passes_each_delayed_message_once_and_not_too_many_at_a_time(consumer, has_statistics):
+    def advance():
+        if has_statistics:
+            consumer.execute("VACUUM ANALYZE outbox.competing_retries")
+            consumer.execute("VACUUM ANALYZE outbox.competing_copies")
+        counting = Counting(consumer)
+        counting.execute("SELECT outbox.advance_competing_checkpoint('orders')")
+        stored = checkpoints.load(consumer, KEY)
+        assert stored is not None
+        return stored.pair.position, counting.pages
+
+    join(consumer)
+    before = produce(consumer, 12_000, deliver_after="1 hour")
+    (failing,) = produce(consumer, 1)
+    behind = produce(consumer, 2_000, deliver_after="1 hour")
+    by = taker(limit=20_000)
+    claimed = cut(consumer, by)
+    (message,) = by.reader.fetch(consumer, ReadRange.of(claimed))
+    assert defer(consumer, by, claimed, message, Verdict(Action.RETRY, 1), HandlerError("no"), HOUR)
+    assert by.complete(consumer, claimed, claimed.upto, 0)
+    drain(consumer, by)
+
+    assert advance()[0] == before[9_999]
+    assert advance()[0] == failing - 1
+    position, pages = advance()
+    assert (position, pages < FEW) == (failing - 1, True), pages
+    consumer.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp() WHERE position = %s", (failing,))
+    assert drain(consumer, by) == [failing]
+    assert advance()[0] > behind[-1]
+    assert advance()[1] < FEW

@@ -18,7 +18,6 @@ from tests.support.database.consuming import (
     JOBS,
     KEY,
     OVER,
-    SETTINGS,
     claim,
     count,
     cut,
@@ -28,6 +27,7 @@ from tests.support.database.consuming import (
     join,
     left,
     look,
+    maintain,
     positions,
     produce,
     put,
@@ -179,7 +179,7 @@ def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(conne
     pairs = []
 
     def advance():
-        competing.maintain(connection, KEY, SETTINGS)
+        maintain(connection)
         stored = checkpoints.load(connection, KEY)
         assert stored is not None
         pairs.append(stored.pair)
@@ -269,7 +269,7 @@ def test_what_holds_dead_rows_only_is_emptied_though_a_transaction_keeps_vacuum_
         for _ in range(13):
             produce(connection, 200)
             assert len(drain(connection, by)) == 200
-            competing.maintain(connection, KEY, SETTINGS)
+            maintain(connection)
             found = [pages(connection, table) for table in ("competing_batches", "competing_frontiers")]
             largest = [max(pair) for pair in zip(largest, found, strict=True)]
         assert largest[0] < 90
@@ -326,7 +326,7 @@ def test_the_checkpoint_of_a_queue_waits_for_what_is_not_done_and_for_no_unused_
     by = taker(settings=JOBS)
 
     def stored():
-        competing.maintain(connection, KEY, JOBS)
+        maintain(connection, JOBS)
         found = checkpoints.load(connection, KEY)
         assert found is not None
         return found.pair.transaction_id

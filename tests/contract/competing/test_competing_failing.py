@@ -9,19 +9,18 @@ from outbox_core.processor.claimed_batch import Action, Refusal, Verdict
 from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.progress.snapshot import parse_snapshot
-from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.consuming import (
     JOBS,
     KEY,
     OVER,
-    SETTINGS,
     claim,
     count,
     cut,
     find,
     join,
+    maintain,
     positions,
     produce,
     put,
@@ -213,7 +212,7 @@ def test_a_consumer_that_comes_later_moves_the_frontier_to_the_last_message_too(
 
 
 def stored(connection):
-    competing.maintain(connection, KEY, SETTINGS)
+    maintain(connection)
     found = checkpoints.load(connection, KEY)
     assert found is not None
     return found.pair

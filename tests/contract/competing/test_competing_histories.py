@@ -20,7 +20,7 @@ from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.reading.read_range import ReadRange
-from tests.support.database.consuming import defer, look
+from tests.support.database.consuming import defer, look, maintain
 from tests.support.servers.postgres import build_source
 
 KEY = ProcessorKey("outbox", "orders")
@@ -178,7 +178,7 @@ class History:
         )
 
     def rotate(self):
-        competing.maintain(self.look, KEY, self.settings)
+        maintain(self.look, self.settings)
         if self.queue:
             self.look.execute("SELECT outbox.rotate_queue('orders', '0', 0)")
 

@@ -27,6 +27,7 @@ from tests.support.database.consuming import (
     find,
     join,
     left,
+    maintain,
     positions,
     produce,
     put,
@@ -65,7 +66,7 @@ def dead(connection):
 
 
 def stored(connection, settings=SETTINGS):
-    competing.maintain(connection, KEY, settings)
+    maintain(connection, settings)
     found = checkpoints.load(connection, KEY)
     assert found is not None
     return found.pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_worker.postgres.feeds import competing
-from tests.support.database.consuming import JOBS, KEY, SETTINGS, claim, cut, drain, join, produce, put, taker
+from tests.support.database.consuming import JOBS, SETTINGS, claim, cut, drain, join, maintain, produce, put, taker
 from tests.support.servers.postgres import wait_until
 
 EVERYTHING = """
@@ -141,5 +141,5 @@ def test_over_the_outbox_too(database):
     produce(connection, 30)
     drain(connection, taker())
     move_on(connection)
-    emptied = [name for _ in range(LOOKS) for name in competing.maintain(connection, KEY, SETTINGS)]
+    emptied = [name for _ in range(LOOKS) for name in maintain(connection)]
     assert {name.rstrip("0123") for name in emptied} == {"competing_batches_", "competing_frontiers_"}

@@ -12,8 +12,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox_worker.postgres.feeds import competing
-from tests.support.database.consuming import KEY, SETTINGS, claim, drain, find, join, look, positions, produce, taker
+from tests.support.database.consuming import (
+    claim,
+    drain,
+    find,
+    join,
+    look,
+    maintain,
+    positions,
+    produce,
+    taker,
+)
 from tests.support.database.contract import store
 from tests.support.servers.postgres import SCHEMA, binaries, wait_until
 
@@ -107,7 +116,7 @@ def consuming(database, emptied):
             "SELECT setval('outbox.competing_batch_ids', 250 + (SELECT last_value FROM outbox.competing_batch_ids)), "
             "setval('outbox.competing_frontier_ids', 125 + (SELECT last_value FROM outbox.competing_frontier_ids))"
         )
-        emptied.extend(competing.maintain(connection, KEY, SETTINGS))
+        emptied.extend(maintain(connection))
 
     return loop
 

@@ -138,6 +138,12 @@ def drain(connection: psycopg.Connection[Any], by: BatchTaker) -> list[int]:
     return found
 
 
+def maintain(connection: psycopg.Connection[Any], settings: Competing = SETTINGS) -> list[str]:
+    """Do what a consumer's heartbeat does for the processor; return the tables that it emptied."""
+    competing.advance_checkpoint(connection, KEY)
+    return competing.empty_tables(connection, KEY, settings)
+
+
 def count(connection: psycopg.Connection[Any], table: str) -> int:
     row = connection.execute(f"SELECT count(*) FROM outbox.{table}").fetchone()
     return int(row[0]) if row else 0

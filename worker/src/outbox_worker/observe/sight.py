@@ -194,7 +194,8 @@ class CompetingSight(Sight):
 
     @override
     def look(self, connection: Connection, seconds: float) -> None:
-        if emptied := competing.maintain(connection, self._key, self._consumer.settings):
+        _within(connection, seconds, partial(competing.advance_checkpoint, connection, self._key))
+        if emptied := competing.empty_tables(connection, self._key, self._consumer.settings):
             _log.debug("emptied", extra={"tables": emptied})
         unfinished = _within(connection, seconds, partial(competing.count_unfinished, connection, self._key))
         if unfinished is not None:

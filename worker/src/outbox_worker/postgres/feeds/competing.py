@@ -305,9 +305,13 @@ class BatchTaker:
         return returned
 
 
-def maintain(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:
-    """Store how far everything is done, and empty tables that hold only dead rows; return their names."""
+def advance_checkpoint(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
+    """Store how far everything is done."""
     call(connection, key.schema, "advance_competing_checkpoint", processor_id=key.processor_id)
+
+
+def empty_tables(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:
+    """Empty tables that hold only dead rows; return their names. In no transaction: until its end they are locked."""
     parameters = {
         "processor_id": key.processor_id, "keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES,
     }  # fmt: skip
