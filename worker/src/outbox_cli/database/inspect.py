@@ -233,7 +233,7 @@ def stall(connection: Connection, context: Context) -> Exit:
     return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
 
 
-def _has_waiting(connection: psycopg.Connection[Any], context: Context) -> bool:
+def _has_waiting(connection: Connection, context: Context) -> bool:
     """Say whether a message waits in the manifest's table; without one, in ours or in any that is read here."""
     subject = context.subject
     if MessageReader(subject.source).has_waiting(connection):

@@ -155,7 +155,7 @@ class DispatchReader:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
         return self._count(connection, self._rows("counted", self._scan.counted, wanted))
 
-    def count_waiting(self, connection: psycopg.Connection[Any], limit: int) -> tuple[int, int, float]:
+    def count_waiting(self, connection: Connection, limit: int) -> tuple[int, int, float]:
         """Count in the same way what of a queue is in no range: what failed, and what is due and not promoted yet.
 
         At most `limit` of each are looked at. Each is as old as it is overdue.
@@ -166,7 +166,7 @@ class DispatchReader:
         return self._count(connection, rows)
 
     @staticmethod
-    def _count(connection: psycopg.Connection[Any], rows: sql.Composed) -> tuple[int, int, float]:
+    def _count(connection: Connection, rows: sql.Composed) -> tuple[int, int, float]:
         row = fetch_row(connection, load("count_lag").format(rows=rows))
         return row if row is not None else (0, 0, 0.0)
 
