@@ -74,7 +74,7 @@ MISSING = (
 
 
 def test_a_hand_over_to_what_is_not_there_stops_nothing_and_names_it():
-    """The claim would be another resource's for ever, and nothing would handle messages."""
+    """The claim would stay another resource's, and nothing would handle messages."""
     processor = build_processor(**ELSEWHERE)
     missing = build_observed(ACTIVE, processor=processor, previous=GRANTED, successor_missing=True)
     waiting = decide(missing, NOW)

@@ -18,8 +18,9 @@ hands out their ids again | a new one, from the stored pair | the same, if nothi
 | stored elsewhere above committed | planned again; what lies at or before the stored pair is neither read nor handled \
 again | refused |
 
-A planned range is read as it was planned, whatever is open in it: so it is run only where all of it is over. A query
-without state does not wait for that, since on an idle server the ids come back slowly; state goes with no other range.
+A planned range is read as it was planned, also where transactions are open in it: so it is run only where all of it is
+over. A query without state does not wait for that, since on an idle server the ids come back slowly; state goes with no
+other range.
 
 Nothing here compares batch ids: they start again from 0 when the directory is lost.
 """

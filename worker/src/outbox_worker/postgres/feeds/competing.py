@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, PermanentError
 from outbox_core.processor.claimed_batch import ClaimedBatch
@@ -34,6 +34,7 @@ from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import LAG_CAP
 from outbox_worker.postgres.reading.read_range import ReadRange
+from outbox_worker.postgres.transactions.transaction import roll_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -197,7 +198,7 @@ class BatchTaker:
         except psycopg.Error as err:
             raise translate(err) from err
         finally:
-            _end(connection)
+            roll_back(connection)
 
     def is_any_left(self, connection: psycopg.Connection[Any]) -> bool:
         """Say whether `claim_next` may find something, or why not. It takes no lock: one is written to the log."""
@@ -394,13 +395,3 @@ def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
 def _pair(name: str, pair: Checkpoint) -> dict[str, sql.Literal]:
     ids = {f"{name}_transaction_id": sql.Literal(str(pair.transaction_id))}
     return ids | {f"{name}_position": sql.Literal(pair.position)}
-
-
-def _end(connection: psycopg.Connection[Any]) -> None:
-    """Leave no transaction open: after COMMIT this does nothing."""
-    if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-        return
-    try:
-        connection.execute("ROLLBACK")
-    except psycopg.Error:
-        connection.close()
