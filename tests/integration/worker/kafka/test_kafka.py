@@ -153,14 +153,14 @@ def test_killed_between_confirm_and_checkpoint_duplicates_keep_their_ids(outbox,
     ids = outbox.produce(10)
     # The checkpoint's row is locked: the batch is published and confirmed, and its checkpoint cannot be stored.
     with kafka.topic(partitions=1) as topic:
-        first = start(topic.name, {"leaseDuration": "3s"})
+        first = start(topic.name, {"leaseDuration": "10s"})
         first.wait_for("all is stored", lambda r: r.handled == 10)
         more, holder = outbox.produce_locked(10, start=10)
         topic.wait_for(20)
         first.kill()
         outbox.end_waiting_sessions()
         holder.rollback()
-        second = start(topic.name, {"leaseDuration": "3s"})
+        second = start(topic.name, {"leaseDuration": "10s"})
         second.wait_for("all is stored", lambda r: r.handled == 10)
         assert topic.wait_for(30) == ids + more + more
         assert [headers(each)["x-outbox-pod"] for each in topic.read()] == ["pod-0"] * 20 + ["pod-1"] * 10

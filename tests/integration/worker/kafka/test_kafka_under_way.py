@@ -19,6 +19,8 @@ __all__ = ["make", "start"]
 
 BATCH = 10
 BACKLOG = {"batchSize": BATCH, "leaseDuration": "3s"}
+# While the row is held no heartbeat renews the lease: two batches are published before it ends, on a busy machine too.
+STUCK = {**BACKLOG, "leaseDuration": "10s"}
 
 
 class TestTheCheckpointCannotBeStored:
@@ -26,7 +28,7 @@ class TestTheCheckpointCannotBeStored:
     def stuck(self, outbox, kafka, start):
         """A worker whose first batch of a backlog cannot be stored, the ids of all, what holds its row, the topic."""
         with kafka.topic(partitions=1) as topic:
-            worker = start(topic.name, BACKLOG)
+            worker = start(topic.name, STUCK)
             ids = outbox.produce(1)
             worker.wait_for("one is stored", lambda r: r.handled == 1)
             more, holder = outbox.produce_locked(99, start=1)
@@ -49,7 +51,7 @@ class TestTheCheckpointCannotBeStored:
         worker.kill()
         outbox.end_waiting_sessions()
         holder.rollback()
-        second = start(topic.name, BACKLOG)
+        second = start(topic.name, STUCK)
         second.wait_for("all is stored", lambda r: r.handled == 99)
         assert topic.ids() == ids[: 1 + 2 * BATCH] + ids[1:]
 
@@ -60,7 +62,7 @@ class TestTheCheckpointCannotBeStored:
         holder.rollback()
         assert worker.process.wait(20) == 0
         assert len(topic.ids()) == 1 + 2 * BATCH
-        second = start(topic.name, BACKLOG)
+        second = start(topic.name, STUCK)
         second.wait_for("the rest is stored", lambda r: r.handled == 99 - 2 * BATCH)
         assert topic.ids() == ids, "each once"
 

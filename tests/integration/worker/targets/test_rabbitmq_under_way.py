@@ -14,6 +14,8 @@ __all__ = ["queue_name"]
 
 BATCH, UNDER_WAY = 10, 3
 BACKLOG = {"batchSize": BATCH, "leaseDuration": "3s"}
+# While the row is held no heartbeat renews the lease: all batches are published before it ends, on a busy machine too.
+STUCK = {**BACKLOG, "leaseDuration": "10s"}
 FEW = {"retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms"}, "whenExhausted": "DeadLetter"}
 
 
@@ -21,7 +23,7 @@ FEW = {"retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms
 def stuck(outbox, workers, rabbitmq, queue_name):
     """A worker whose first batch of a backlog cannot be stored, the ids of all, and what holds its row."""
     with rabbitmq.queue(queue_name) as client:
-        worker = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
+        worker = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=STUCK)
         ids = outbox.produce(1)
         worker.wait_for("one is stored", lambda r: r.handled == 1)
         more, holder = outbox.produce_locked(99, start=1)
@@ -46,7 +48,7 @@ def test_killed_what_was_under_way_comes_again_and_nothing_else(outbox, workers,
     worker.kill()
     outbox.end_waiting_sessions()
     holder.rollback()
-    second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
+    second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=STUCK)
     second.wait_for("all is stored", lambda r: r.handled == 99)
     under_way = ids[: 1 + UNDER_WAY * BATCH]
     assert [each.message_id for each in client.drain(queue_name)] == under_way + ids[1:]
@@ -59,7 +61,7 @@ def test_asked_to_stop_it_stores_what_is_under_way_and_begins_no_more(outbox, wo
     holder.rollback()
     assert worker.process.wait(20) == 0
     assert client.count(queue_name) == 1 + UNDER_WAY * BATCH
-    second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=BACKLOG)
+    second = start(outbox, workers, rabbitmq, build_target(queue_name), delivery=STUCK)
     second.wait_for("the rest is stored", lambda r: r.handled == 99 - UNDER_WAY * BATCH)
     assert [each.message_id for each in client.drain(queue_name)] == ids, "each once"
 
