@@ -221,6 +221,110 @@ class TestTheMessagesFault:
         assert receiver.ids() == ["m-1"]
 
 
+@contextlib.contextmanager
+def answering(handle):
+    """Let a function answer on the socket of each connection; yield the URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    # Else what is said right before closing may never be sent.
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        def answer(connection):
+            with connection, contextlib.suppress(OSError):
+                handle(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://localhost:{server.getsockname()[1]}/"
+
+
+def read_head(connection):
+    head = b""
+    while b"\r\n\r\n" not in head:
+        more = connection.recv(512)
+        if not more:
+            raise ConnectionResetError
+        head += more
+
+
+class TestAnswersOutOfTheOrdinary:
+    @pytest.mark.parametrize("ends", [True, False], ids=["closed", "left open"])
+    @pytest.mark.parametrize("tls", [True, False])
+    def test_a_message_that_is_refused_before_all_of_it_is_sent_is_to_blame(self, receiver, make, tls, ends):
+        """As servers do with a body that is too large: they answer, read no more of it and close, or just wait."""
+
+        def refuse_early(connection):
+            with receiver.context.wrap_socket(connection, server_side=True) if tls else connection as opened:
+                read_head(opened)
+                opened.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+                if not ends:
+                    time.sleep(5)
+
+        with answering(refuse_early) as url:
+            sink = make(url=url.replace("http:", "https:") if tls else url, requestTimeout="1s")
+            for number in (1, 2):
+                with pytest.raises(HandlerError) as caught:
+                    sink.deliver(batch(message(number, data=f'"{"x" * 20_000_000}"')), 1)
+                assert caught.value.error_class == "Http413"
+
+    def test_what_was_not_sent_wholly_is_not_taken_whatever_the_answer_is(self, make):
+        def accept_early(connection):
+            read_head(connection)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        with answering(accept_early) as url, pytest.raises(TransientError, match="did not answer"):
+            make(url=url).deliver(batch(message(1, data=f'"{"x" * 20_000_000}"')), 1)
+
+    @pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints"])
+    def test_interim_answers_are_no_answer(self, make, status):
+        """RFC 9110, section 15.2: a client takes any number of them before the answer."""
+
+        def answer(connection):
+            while True:
+                read_head(connection)
+                connection.sendall(f"HTTP/1.1 {status}\r\nLink: </a>\r\n\r\n".encode() * 2)
+                connection.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok")
+
+        with answering(answer) as url:
+            sink = make(url=url, contentMode="Binary")
+            assert sink.deliver(batch(message(1, data=None), message(2, data=None)), 1) == 2
+
+    def test_another_protocol_is_no_interim_answer(self, make):
+        def answer(connection):
+            read_head(connection)
+            connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n")
+
+        with answering(answer) as url, pytest.raises(TransientError, match="answered 101"):
+            make(url=url).deliver(batch(message(1)), 1)
+
+    def test_what_is_no_http_is_told_briefly_and_without_the_token(self, make):
+        def answer(connection):
+            read_head(connection)
+            connection.sendall(b"you sent s3cret" + b"!" * 5000 + b"\r\n\r\n")
+
+        with answering(answer) as url, pytest.raises(TransientError, match=r"you sent \*\*\*!") as caught:
+            make(url=url, keys={"token": "s3cret"}).deliver(batch(message(1)), 1)
+        assert len(str(caught.value)) < 400
+
+    @pytest.mark.parametrize("head", [b"Content-Type: text/event-stream", b"Transfer-Encoding: chunked"])
+    def test_an_answer_counts_although_its_body_does_not_end(self, make, head):
+        """Else a receiver that took the message would get it again and again."""
+
+        def answer(connection):
+            read_head(connection)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n5\r\nhel")
+            time.sleep(2)
+
+        with answering(answer) as url:
+            sink = make(url=url, requestTimeout="300ms")
+            for number in (1, 2):
+                assert sink.deliver(batch(message(number)), 1) == 1
+
+
 class TestTheTargetsFault:
     def blamed(self, sink, *messages):
         with pytest.raises(TransientError) as caught:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import Thread
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -68,6 +68,17 @@ class _Attempt:
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
     fault: BaseException | None = None
     stopped: bool = False
+
+
+class _FinalAnswer(HTTPResponse):
+    """The answer behind all interim ones (RFC 9110, section 15.2): `http.client` skips status 100 alone."""
+
+    @override
+    def begin(self) -> None:
+        super().begin()
+        while 100 < self.status < 200 and self.status != 101:
+            self.headers = None  # type: ignore[assignment]  # what was read; with it, `begin` reads no more
+            super().begin()
 
 
 class HttpSink(OutsideTransaction):
@@ -136,6 +147,8 @@ class HttpSink(OutsideTransaction):
         seconds = self._target.request_timeout.total_seconds()
         make = HTTPConnection if self._url.scheme == "http" else partial(HTTPSConnection, context=self._context)
         self._connections += [make(self._url.netloc, timeout=seconds) for _ in range(parallel - len(self._connections))]
+        for connection in self._connections:
+            connection.response_class = _FinalAnswer
         threads = [
             Thread(target=self._work, args=(attempt, each), daemon=True) for each in self._connections[:parallel]
         ]
@@ -187,23 +200,43 @@ class HttpSink(OutsideTransaction):
                 connection.connect()
             if attempt.stopped:
                 raise InterruptedError("the batch is given up")
-            path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
-            connection.request("POST", path, body, headers)
-            with connection.getresponse() as answer:
-                content = answer.read(65_536)
-                if not answer.isclosed():  # there is more: what nobody reads would be taken for the next answer
-                    connection.close()
+            answer, content = self._ask(connection, headers, body)
         except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
             why = getattr(err, "verify_message", "") or str(err) or type(err).__name__
-            raise self._unavailable(f"did not answer ({why})") from err
-        said = "".join(each if each.isprintable() else " " for each in content.decode(errors="replace"))
-        said = " ".join(said.split()).replace(token or "\0", "***")[:200]
+            raise self._unavailable(f"did not answer ({_shorten(why, token)})") from err
+        said = _shorten(content.decode(errors="replace"), token)
         asked = parse_retry_after(answer.getheader("Retry-After", ""), datetime.now(UTC))
         if error := classify_answer(answer.status, asked, f"{self._where} answered {answer.status} {said}".rstrip()):
             raise error
 
+    def _ask(self, connection: HTTPConnection, headers: dict[str, str], body: bytes) -> tuple[HTTPResponse, bytes]:
+        """Send one request and return its answer with the beginning of the body, as far as that came."""
+        path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        unsent: OSError | None = None
+        try:
+            connection.request("POST", path, body, headers)
+        except OSError as err:
+            if not select.select([connection.sock], [], [], 0)[0]:
+                raise
+            unsent = err  # a message that is too large, for example, is refused before all of it is there
+        content = b""
+        with connection.getresponse() as answer:
+            with contextlib.suppress(OSError, HTTPException):  # the status says it: repeated, it would be taken twice
+                content = answer.read(65_536)
+            if unsent or not answer.isclosed():  # there is more: what nobody reads would be taken for the next answer
+                connection.close()
+        if unsent and answer.status < 400:
+            raise unsent
+        return answer, content
+
     def _unavailable(self, what: str) -> TransientError:
         return TransientError(f"{self._where} {what}; it is tried again", reason=Reason.TARGET_UNAVAILABLE)
+
+
+def _shorten(text: str, token: str | None) -> str:
+    """Return what a receiver said as one short line, without our token."""
+    text = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return text.replace(token or "\0", "***")[:200]
 
 
 def encode_header(value: str) -> str:
