@@ -148,6 +148,27 @@ def test_a_message_that_failed_can_still_be_published(make, read, blocks, behind
     assert read(3 + len(behind)) == ["m-1", *behind, "m-2", "m-3"]
 
 
+@pytest.mark.parametrize("limit", [4_194_304, 0], ids=["larger", "none"])
+def test_a_message_may_be_as_large_as_the_brokers_own_limit(rabbitmq, make, read, limit):
+    with broker_limit(rabbitmq, limit):
+        assert make().deliver(batch(message(1), message(2, data=HUGE), message(3), space="s"), 1) == 3
+        assert read(3) == ["m-1", "m-2", "m-3"]
+
+
+@contextlib.contextmanager
+def broker_limit(rabbitmq, limit):
+    """Set `stream.frame_max` for connections to come, as far as its listeners have it."""
+    change = (
+        "[ranch:set_protocol_options(Name, Options#{{frame_max => {}}}) || Name <- maps:keys(ranch:info()), "
+        "Options <- [ranch:get_protocol_options(Name)], is_map_key(frame_max, Options)]."
+    )
+    rabbitmq.control("eval", change.format(limit))
+    try:
+        yield
+    finally:
+        rabbitmq.control("eval", change.format(1_048_576))
+
+
 def test_held_messages_are_published_although_later_ones_have_numbers(make, read):
     space = uuid.uuid4().hex
     sink = make()

@@ -20,7 +20,8 @@ from outbox_worker.targets.streams.frames import Code, Key, Received
 if TYPE_CHECKING:
     from outbox_worker.targets.amqp.broker import BrokerAddress
 
-_FRAME_MAX: Final = 1_048_576
+_NO_LIMIT: Final = 2**31 - 1
+"""Bytes of a frame: what the broker's limit 0 means."""
 _MOST_PUBLISHERS: Final = 200
 """Of 256 that a connection can have."""
 
@@ -81,7 +82,7 @@ class StreamConnection:
         self._publishers: dict[str, int] = {}
         self.outstanding: set[tuple[int, int]] = set()
         """Publisher and number of each message that was published and is not confirmed."""
-        self.frame_max = _FRAME_MAX
+        self.frame_max = _NO_LIMIT
         self.advertised = ("", 0)
         """Where this node says that it is."""
         self._wire = Wire(address, beat=frames.frame(Key.HEARTBEAT), take=self._take_frames)
@@ -224,7 +225,7 @@ class StreamConnection:
                         f"says that stream {stream!r} has changed ({frames.describe_code(code)})"
                     )
             case Key.TUNE:
-                self.frame_max = min(found.number() or _FRAME_MAX, _FRAME_MAX)
+                self.frame_max = found.number() or _NO_LIMIT
                 self._wire.heartbeat = float(min(found.number() or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS))
                 self._tuned = True
             case Key.CLOSE:
