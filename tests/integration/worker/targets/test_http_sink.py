@@ -279,6 +279,25 @@ class TestAnswersOutOfTheOrdinary:
         with answering(accept_early) as url, pytest.raises(TransientError, match="did not answer"):
             make(url=url).deliver(batch(message(1, data=f'"{"x" * 20_000_000}"')), 1)
 
+    def test_a_connection_that_the_receiver_ends_as_a_request_comes_is_no_fault_of_its(self, make):
+        """It ends what was idle for a while, or an instance of it stops; it did not see the request."""
+
+        def answer_once(connection):
+            read_head(connection)
+            connection.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
+            read_head(connection)
+
+        with answering(answer_once) as url:
+            sink = make(url=url, contentMode="Binary", parallelism=1)
+            assert sink.deliver(batch(*(message(n, data=None) for n in range(9))), 1) == 9
+
+    def test_a_new_connection_that_ends_without_an_answer_is_not_made_again_at_once(self, make):
+        heads = []
+        end_at_once, told = answering(lambda connection: heads.append(read_head(connection))), "did not answer"
+        with end_at_once as url, pytest.raises(TransientError, match=told):
+            make(url=url).deliver(batch(message(1, data=None)), 1)
+        assert len(heads) == 1
+
     @pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints"])
     def test_interim_answers_are_no_answer(self, make, status):
         """RFC 9110, section 15.2: a client takes any number of them before the answer."""

@@ -194,13 +194,7 @@ class HttpSink(OutsideTransaction):
         headers |= sign(keys, headers["Idempotency-Key"], int(time.time()), body)
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
-                connection.close()  # the receiver ended it meanwhile
-            if connection.sock is None:
-                connection.connect()
-            if attempt.stopped:
-                raise InterruptedError("the batch is given up")
-            answer, content = self._ask(connection, headers, body)
+            answer, content = self._ask(attempt, connection, headers, body)
         except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
             why = getattr(err, "verify_message", "") or str(err) or type(err).__name__
             raise self._unavailable(f"did not answer ({_shorten(why, token)})") from err
@@ -209,7 +203,25 @@ class HttpSink(OutsideTransaction):
         if error := classify_answer(answer.status, asked, f"{self._where} answered {answer.status} {said}".rstrip()):
             raise error
 
-    def _ask(self, connection: HTTPConnection, headers: dict[str, str], body: bytes) -> tuple[HTTPResponse, bytes]:
+    def _ask(
+        self, attempt: _Attempt, connection: HTTPConnection, headers: dict[str, str], body: bytes
+    ) -> tuple[HTTPResponse, bytes]:
+        """Send one request, again where the receiver ends a connection that was kept: it may not have seen it."""
+        while True:
+            if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
+                connection.close()  # the receiver ended it meanwhile
+            if is_new := connection.sock is None:
+                connection.connect()
+            if attempt.stopped:
+                raise InterruptedError("the batch is given up")
+            try:
+                return self._ask_once(connection, headers, body)
+            except ConnectionError:
+                if is_new:
+                    raise
+                connection.close()
+
+    def _ask_once(self, connection: HTTPConnection, headers: dict[str, str], body: bytes) -> tuple[HTTPResponse, bytes]:
         """Send one request and return its answer with the beginning of the body, as far as that came."""
         path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
         unsent: OSError | None = None
