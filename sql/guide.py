@@ -104,15 +104,19 @@ def build_steps(
     return steps
 
 
-def name_of(table: str) -> str:
-    """Name the processor of a table as a resource may be called: lower-case letters, digits, dashes, a letter first."""
-    name = re.sub("[^a-z0-9]+", "-", table.lower()).strip("-")
+def name_of(schema: str, table: str) -> str:
+    """Name the processor of a table as a resource may be called: lower-case letters, digits, dashes, a letter first.
+
+    Tables of one name in two schemas need two names: with one, the second table's processor would begin where the
+    first one's had come to, and take its resource's place.
+    """
+    name = re.sub("[^a-z0-9]+", "-", (table if schema == "public" else f"{schema}-{table}").lower()).strip("-")
     return (name if name[:1].isalpha() else f"outbox-{name}")[:_LONGEST_NAME].rstrip("-")
 
 
-def trial_of(table: str) -> str:
+def trial_of(schema: str, table: str) -> str:
     """Name the processor that only tries a table's messages."""
-    return f"{name_of(table)}-trial"
+    return f"{name_of(schema, table)}-trial"
 
 
 def build_index(schema: str, table: str, columns: Iterable[str], *, partitioned: bool = False) -> str:
@@ -141,14 +145,14 @@ def build_manifest(*, schema: str, table: str, columns: Mapping[str, str] | None
         [
             "apiVersion: outbox-operator.dev/v1alpha1",
             "kind: OutboxProcessor",
-            f"metadata: {{name: {trial_of(table)}}}",
+            f"metadata: {{name: {trial_of(schema, table)}}}",
             "spec:",
             "  source:",
             "    connection: {secretRef: {name: orders-db}}  # a Secret with the key uri, or host, user, password …",
             "    cursor: Snapshot",
             *mapping,
             "  startFrom: {type: Beginning}",
-            "  target: {log: {}}  # the real one has another name, and sql, python, rabbitmq or kafka",
+            "  target: {log: {}}  # the real one has another name, and sql, python, rabbitmq, kafka or http",
         ]
     )
 
@@ -190,7 +194,7 @@ def describe_change_over(
         note: what a person must know first.
 
     """
-    name, pair, trial = f"{quote(schema)}.{quote(table)}", quote(transaction_id), trial_of(table)
+    name, pair, trial = f"{quote(schema)}.{quote(table)}", quote(transaction_id), trial_of(schema, table)
     done = handled or "<it is handled>"
     steps = [note] if note else []
     steps.append("producers and their transactions stay as they are; this command may run beside them")
@@ -216,8 +220,8 @@ def describe_change_over(
     else:
         steps.append(f"take the pair from what it has handled, and it is never read: {update}")
     steps.append(
-        f"in the manifest write name: {name_of(table)} and the target that you want, and apply it (kubectl apply -f): "
-        "it begins at the beginning and handles all that waits"
+        f"in the manifest write name: {name_of(schema, table)} and the target that you want, and apply it (kubectl "
+        "apply -f): it begins at the beginning and handles all that waits"
     )
     steps.append(
         f"the way back: suspend the resource before {poller} starts again; it does not know what was handled meanwhile"

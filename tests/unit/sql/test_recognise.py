@@ -148,9 +148,19 @@ def test_our_own_table_needs_no_mapping():
     ],
 )  # fmt: skip
 def test_its_processor_is_called_as_a_resource_may_be(table, name):
-    assert name_of(table) == name
-    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", trial_of(table))
-    assert len(trial_of(table)) <= 52
+    assert name_of("public", table) == name
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", trial_of("public", table))
+    assert len(trial_of("public", table)) <= 52
+
+
+def test_tables_of_one_name_in_two_schemas_have_processors_of_two_names():
+    """One processorId for both would begin with the second table where it had come to in the first."""
+    names = {
+        yaml.safe_load(build_manifest(schema=schema, table="outbox", columns={}))["metadata"]["name"]
+        for schema in ("orders", "billing", "public")
+    }
+    assert names == {"orders-outbox-trial", "billing-outbox-trial", "outbox-trial"}
+    assert any("name: orders-outbox and" in step for step in describe_change_over("orders", "outbox"))
 
 
 def test_names_are_quoted_where_sql_needs_it():
