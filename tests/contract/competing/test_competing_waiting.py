@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -13,6 +14,7 @@ from outbox_core.processor.outcomes import NothingTaken
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.reading import dispatch_reader
 from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.consuming import (
     JOBS,
@@ -114,6 +116,36 @@ def test_a_batch_needs_as_many_statements_whatever_is_delayed(connection, tmp_pa
     plain = statements_for(0)
     assert 0 < plain <= 5
     assert statements_for(300) == plain
+
+
+def produce_large(connection, count, size, deliver_after):
+    """Store messages with so many bytes that no compression saves."""
+    rows = connection.execute(
+        "INSERT INTO outbox.messages (message_type, data, deliver_after) SELECT 't', d.data, now() + %s::interval "
+        "FROM (SELECT jsonb_agg(md5(i::text)) AS data FROM generate_series(1, %s / 32) AS i) AS d, "
+        "generate_series(1, %s) RETURNING position",
+        (deliver_after, size, count),
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("types", [[], ["t"]], ids=["every type", "one type"])
+def test_of_large_delayed_messages_a_claim_copies_as_many_bytes_as_it_may_or_one(connection, monkeypatch, types):
+    """They are one array, and PostgreSQL has none of 1 GB."""
+    monkeypatch.setattr(dispatch_reader, "COPIED_BYTES", 20_000)
+    join(connection)
+    by = taker(limit=100, source=build_source(messageTypes=types))
+    assert drain(connection, by) == []
+    due = produce_large(connection, 1, 30_000, "-1 hour")
+    for messages, size in ((18, 3_000), (2, 30_000), (1, 3_000)):
+        produce_large(connection, messages, size, "1 hour")
+    behind = produce(connection, 1)
+    copied, taken = [0], []
+    while (claimed := by.claim_next(connection)) != NothingTaken():
+        copied.append(count(connection, "competing_copies"))
+        taken += [] if isinstance(claimed, NothingTaken) else positions(connection, by, claimed)
+    assert [now - former for former, now in pairwise(copied)] == [5, 5, 5, 3, 1, 1, 1]
+    assert taken == [*due, *behind]
 
 
 def test_the_checkpoint_passes_a_delayed_message_whose_row_may_then_be_deleted(connection):

@@ -31,20 +31,28 @@ if TYPE_CHECKING:
 _QUEUE_COLUMNS: Final = Columns(
     publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
 )
+COPIED_BYTES: Final = 1 << 20
+"""Of delayed messages' payloads as they are stored, which one claim copies at most, if it has more than one.
+
+They are one array: that is text of up to 255 times as many bytes, which compression saves, and PostgreSQL has none of
+1 GB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The last pair looked at, how many rows, how many of them are to be handled now, and the unique keys among them.
+    """How far a batch reaches, how many rows, how many of them are to be handled now, and the unique keys among them.
 
-    `delayed`: positions of those whose time has not come.
+    `delayed`: positions of those whose time has not come. `looked_at`: so many rows were there; more than `rows`, and
+    the others are the next batch's.
     """
 
     upto: Checkpoint
     rows: int
     matched: int
     keys: list[str] | None
-    delayed: tuple[int, ...] = ()
+    delayed: tuple[int, ...]
+    looked_at: int
 
 
 class DispatchReader:
@@ -80,10 +88,11 @@ class DispatchReader:
     def examine(self, connection: Connection, wanted: ReadRange, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
         rows = self._rows("examined", self._examined_columns, wanted)
-        row = fetch_row(connection, load("examine_claim").format(rows=rows, limit=sql.Literal(limit)))
+        bounds = {"limit": sql.Literal(limit), "most_copied": sql.Literal(COPIED_BYTES)}
+        row = fetch_row(connection, load("examine_claim").format(rows=rows, **bounds))
         if row is None:
             return None
-        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()))
+        return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()), row[6])
 
     def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
         """Return the array of the range's messages at these positions, at least one, for `cut_batch` to keep."""
@@ -181,10 +190,13 @@ class DispatchReader:
     def _examined_columns(self, table: OutboxTable) -> sql.Composed:
         due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
         now = self._can_delay and table is self.table
-        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS unique_key").format(
+        return sql.SQL(
+            "o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS stored, {} AS unique_key"
+        ).format(
             sql.Identifier(table.columns.transaction_id),
             sql.Identifier(table.columns.position),
             self._scan.matches(table),
             due if now else sql.SQL("true"),
+            table.stored_bytes if now else sql.SQL("NULL::int"),
             sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
         )

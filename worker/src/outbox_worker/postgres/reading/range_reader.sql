@@ -76,12 +76,14 @@ WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
 
 -- name: examine_claim
 -- How far a batch of at most so many matching messages reaches in a snapshot range, how many it has, the unique keys that it frees, and what
--- of it is not due yet. Rows behind the last match that do not match are examined too.
+-- of it is not due yet: that is copied, one message or so many bytes as they are stored. Rows behind the last match that do not match are
+-- examined too. At last, how many rows were looked at.
 WITH examined AS MATERIALIZED ({rows}),
 numbered AS (
     SELECT e.transaction_id, e.position,
            row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches AND e.due) OVER in_order AS matched
+           count(*) FILTER (WHERE e.matches AND e.due) OVER in_order AS matched,
+           sum(e.stored) FILTER (WHERE e.matches AND NOT e.due) OVER in_order AS copied
     FROM examined AS e
     WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
 )
@@ -89,9 +91,10 @@ SELECT c.transaction_id::text AS t, c.position, c.n, c.matched,
        (SELECT array_agg(k.unique_key) FROM examined AS k
         WHERE k.unique_key IS NOT NULL AND (k.transaction_id, k.position) <= (c.transaction_id, c.position)),
        (SELECT array_agg(d.position) FROM examined AS d
-        WHERE d.matches AND NOT d.due AND (d.transaction_id, d.position) <= (c.transaction_id, c.position))
+        WHERE d.matches AND NOT d.due AND (d.transaction_id, d.position) <= (c.transaction_id, c.position)),
+       (SELECT count(*) FROM examined)
 FROM numbered AS c
-WHERE c.matched <= {limit}
+WHERE c.matched <= {limit} AND (c.n = 1 OR coalesce(c.copied, 0) <= {most_copied})
 ORDER BY c.n DESC
 LIMIT 1
 

@@ -248,6 +248,12 @@ class OutboxTable:
         )  # fmt: skip
 
     @cached_property
+    def stored_bytes(self) -> sql.Composable:
+        """How many bytes the payload of `o` has as it is stored, compressed or not: nothing of it is read."""
+        payload = _column(self.columns.data), _column(self.columns.metadata, absent="NULL::text")
+        return sql.SQL("coalesce(pg_column_size({}), 0) + coalesce(pg_column_size({}), 0)").format(*payload)
+
+    @cached_property
     def _as_text(self) -> sql.SQL:
         return self.compose_selection("text")
 
