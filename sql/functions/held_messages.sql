@@ -166,22 +166,23 @@ BEGIN
         SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_free)
     ), chosen AS (
-        SELECT h.place FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+        SELECT h.place, false AS follows FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
         UNION ALL
-        SELECT f.place FROM heads h
+        SELECT f.place, true FROM heads h
         CROSS JOIN LATERAL (
             -- Up to the first that is not to be tried with others: none of its key overtakes it.
             SELECT n.place, bool_and(n.behind AND n.deaths = 0) OVER (ORDER BY n.place) AS free
             FROM (SELECT b.place, b.behind, b.deaths FROM held_messages b
                   WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
                     AND b.key = h.key AND b.blocks AND b.place > h.place
-                  ORDER BY b.place LIMIT p_limit) AS n) AS f
+                  ORDER BY b.place LIMIT p_limit / greatest(1, cardinality(v_free))) AS n) AS f
         WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
           AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
         UNION ALL
-        (SELECT s.place FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
+        (SELECT s.place, false FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
     )
-    SELECT array_agg(c.place) INTO v_places FROM (SELECT place FROM chosen ORDER BY place LIMIT p_limit) AS c;
+    -- What is due comes first: else those behind one key could take all the room, and the other keys would wait for them.
+    SELECT array_agg(c.place) INTO v_places FROM (SELECT place FROM chosen ORDER BY follows, place LIMIT p_limit) AS c;
     IF v_places IS NULL THEN
         SELECT extract(epoch FROM min(h.next_attempt_at) - clock_timestamp()) INTO next_in FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind

@@ -45,15 +45,16 @@ def lease(connection):
     return lease
 
 
-def hold(connection, position, *, behind=False, blocks=True, attempts=0, crash_count=0, due="0 s"):
-    """Hold a message of key k: its place is its position."""
+def hold(connection, position, *, key="k", behind=False, blocks=True, attempts=0, crash_count=0, due="0 s"):
+    """Hold a message: its place is its position."""
     connection.execute(
         "INSERT INTO outbox.held_messages (processor_id, key, place, transaction_id, position, message_id, "
         "message_type, data, blocks, behind, attempts, deaths, next_attempt_at) "
-        "VALUES ('orders', 'k', %(n)s, '700', %(n)s, %(n)s::text, 't', '{}', %(blocks)s, %(behind)s, %(attempts)s, "
+        "VALUES ('orders', %(key)s, %(n)s, '700', %(n)s, %(n)s::text, 't', '{}', %(blocks)s, %(behind)s, %(attempts)s, "
         "%(deaths)s, clock_timestamp() + %(due)s::interval)",
-        {"n": position, "behind": behind, "blocks": blocks, "attempts": attempts, "deaths": crash_count, "due": due},
-    )
+        {"n": position, "key": key, "behind": behind, "blocks": blocks, "attempts": attempts, "deaths": crash_count,
+         "due": due},
+    )  # fmt: skip
 
 
 def hold_rows(connection, lease, rows, verdict):
@@ -154,6 +155,22 @@ def test_no_message_overtakes_one_that_waits_for_its_next_attempt(connection, le
     assert drain(connection, lease) == [1]
     connection.execute("SELECT pg_sleep(0.4)")
     assert drain(connection, lease) == [2, 3]
+
+
+def test_however_many_messages_wait_behind_one_key_other_keys_are_taken_when_they_are_due(connection, lease):
+    for position in range(1, 10):
+        hold(connection, position, behind=position > 1)
+    hold(connection, 20, key="other")
+    hold(connection, 21, key="failed before", attempts=1)
+    assert take(connection, lease, limit=4) == [1, 2, 20, 21]
+    assert drain(connection, lease, limit=4) == [1, 2, 20, 21, *range(3, 10)]
+
+
+def test_of_many_keys_with_messages_behind_each_is_taken_when_it_is_due(connection, lease):
+    for position in range(1, 13):
+        hold(connection, position, key=f"k{(position - 1) // 4}", behind=position % 4 != 1)
+    assert take(connection, lease, limit=4) == [1, 2, 5, 9]
+    assert sorted(drain(connection, lease, limit=4)) == list(range(1, 13))
 
 
 def test_delayed_messages_that_have_to_wait_for_their_key_make_room_for_others_that_are_due(connection, lease):
