@@ -109,6 +109,12 @@ def test_after_messages_that_failed_again_fresh_ones_have_longer():
     assert (idle.step, idle.turns) == (Step.TAKE_HELD, Turns())
 
 
+def test_the_time_that_taking_held_messages_took_is_theirs_too():
+    state = owner(step=Step.TAKE_HELD, due=NOW - 1.0, held_due=NOW - 1.0)
+    taken = decide(state, outcomes.HeldTaken(batch(held=1), 0.0, blocking=True))
+    assert decide(taken, outcomes.HeldHandled(1)).turns == Turns(9.0)
+
+
 def test_what_failed_is_tried_again_while_the_next_message_is_delayed():
     """Nothing fresh can be handled, so nothing is owed to it."""
     state = owner(step=Step.FETCH, turns=Turns(0.3), held_due=NOW)

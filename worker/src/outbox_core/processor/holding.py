@@ -77,7 +77,9 @@ def _after_take(state: ProcessorState, taken: outcomes.HeldTaken, now: float, po
         held, block = taken.batch.held, state.held_block
         some = block is not None and len(held) > block and state.held_limit is None
         step = Step.ISOLATE if some and policy.isolates else Step.HANDLE_HELD
-        return replace(state, step=step, due=now, batch=taken.batch, blocking=True, turn_began=now)
+        # Their turn began with the look.
+        began = min(now, state.due)
+        return replace(state, step=step, due=now, batch=taken.batch, blocking=True, turn_began=began)
     due = inf if taken.next_in is None else now + max(taken.next_in, 0.01)
     return replace(
         state, step=Step.FETCH, due=now, held_due=due, blocking=taken.blocking, held_limit=None, batch=None

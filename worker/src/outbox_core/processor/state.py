@@ -161,7 +161,7 @@ class ProcessorState:
         failed: of the batch in hand, messages that failed alone and are to be held with its checkpoint.
         block: how many messages of a batch are tried at once, because some failed lately; None: all.
         held_block: the same for held messages.
-        turns: how fresh and held messages share the time; `turn_began`: when the one in hand was taken.
+        turns: how fresh and held messages share the time; `turn_began`: when one was taken, or held ones were sought.
         poison_search: former owners died here: ever fewer messages at a time.
         blocking: later messages of some key must wait: each batch is looked through for them.
         held_due: when held messages are to be looked at, in mode Competing what is to be tried again, delayed, or
