@@ -23,10 +23,12 @@ $function$;
 CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The audit log keeps its last 10,000 entries: users' decisions are few, a script may make many.
+-- The audit log keeps its last 10,000 entries: users' decisions are few, a script may make many. Of each kind it keeps also the
+-- latest one of each partition: what comes after a rewind or a giving up is decided by it, however long ago it was.
 BEGIN
     DELETE FROM recorded_acts a
-    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1);
+    WHERE a.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1)
+      AND a.id NOT IN (SELECT max(k.id) FROM recorded_acts k GROUP BY k.processor_id, k.partition, k.act);
     RETURN NULL;
 END
 $function$;

@@ -13,7 +13,7 @@ from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.progress import conflicts
+from outbox_worker.postgres.progress import checkpoints, conflicts
 from outbox_worker.postgres.progress.conflicts import ResolveAnswer
 from tests.support.database.contract import put
 from tests.support.database.stored import stored_pair
@@ -182,3 +182,28 @@ def test_the_last_acts_are_kept(database):
         "SELECT count(*), min(reason::int), max(reason::int) FROM outbox.recorded_acts"
     ).fetchone()
     assert rows == (10000, 22, 10021)
+
+
+def test_what_a_person_decided_last_of_each_partition_is_kept_however_many_acts_others_made(database):
+    """Kafka's transactions tell by it what was published before a rewind, Spark of when its directory is."""
+    connection = database.direct()
+    connection.execute(
+        """INSERT INTO outbox.recorded_acts (act, processor_id, partition, reason, decided_by) VALUES
+           ('Rewind', 'orders', 0, 'first', 'x'), ('Rewind', 'orders', 0, 'last', 'x'),
+           ('Rewind', 'orders', 1, '', 'x'), ('Accept', 'orders', 0, '', 'x'), ('GiveUp', 'orders', 0, '', 'x'),
+           ('ChangePartitions', 'bills', NULL, '', 'x')"""
+    )
+    orders, other, bills = KEY, ProcessorKey("outbox", "orders", 1), ProcessorKey("outbox", "bills", 3)
+    moved = [checkpoints.fetch_last_move(connection, key) for key in (orders, other, bills)]
+    assert len(set(moved)) == 3
+
+    for _ in range(2):
+        connection.execute(
+            "INSERT INTO outbox.recorded_acts (act, processor_id, partition, reason, decided_by) "
+            "SELECT 'Skip', 'orders', 0, n::text, 'x' FROM generate_series(1, 10000) AS n"
+        )
+
+    assert [checkpoints.fetch_last_move(connection, key) for key in (orders, other, bills)] == moved
+    acts = connection.execute("SELECT act, reason FROM outbox.recorded_acts WHERE act <> 'Skip' ORDER BY id").fetchall()
+    assert acts == [("Rewind", "last"), *[(act, "") for act in ("Rewind", "Accept", "GiveUp", "ChangePartitions")]]
+    assert connection.execute("SELECT count(*) FROM outbox.recorded_acts WHERE act = 'Skip'").fetchone() == (10000,)
