@@ -4,6 +4,9 @@
 DROP INDEX :"schema".held_messages_due;
 CREATE INDEX held_messages_due ON :"schema".held_messages (processor_id, partition, next_attempt_at, place) WHERE NOT behind;
 
+-- The copy of a message that may be pruned.
+CREATE INDEX IF NOT EXISTS dead_letters_by_message ON :"schema".dead_letters (transaction_id, position);
+
 -- Of a queue's delayed messages those that failed.
 CREATE FUNCTION :"schema".index_failed() RETURNS void
 LANGUAGE plpgsql SET search_path = :"schema", pg_temp

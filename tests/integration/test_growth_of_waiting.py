@@ -13,9 +13,13 @@ from psycopg import sql
 
 from outbox_core.errors import HandlerError
 from outbox_core.processor.claimed_batch import Action, Verdict
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.coverage import as_window
+from outbox_worker.postgres.admin import pruning
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.read_range import ReadRange
+from outbox_worker.postgres.reading.table import OutboxTable
 from tests.support.database.consuming import (
     HOUR,
     JOBS,
@@ -30,6 +34,7 @@ from tests.support.database.consuming import (
     taker,
 )
 from tests.support.database.contract import own
+from tests.support.servers.postgres import build_source
 
 if TYPE_CHECKING:
     import psycopg
@@ -185,3 +190,37 @@ def test_the_checkpoint_passes_each_delayed_message_once_and_not_too_many_at_a_t
     assert drain(consumer, by) == [failing]
     assert advance()[0] > behind[-1]
     assert advance()[1] < FEW
+
+
+COPIES = {
+    "held_messages": {"key": "'k'", "place": "i", "blocks": "false", "behind": "false"},
+    "dead_letters": {"attempts": "1", "error_class": "'E'", "error": "'no'"},
+    "competing_retries": {"due_at": "'2100-01-01'"},
+}
+
+
+@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "never analyzed"])
+@pytest.mark.parametrize("table", COPIES)
+def test_a_page_that_is_pruned_costs_nothing_of_what_is_kept_elsewhere(database, table, has_statistics):
+    connection = database.direct()
+    connection.execute("INSERT INTO outbox.competing_processors (processor_id) VALUES ('orders')")
+    connection.execute(
+        "INSERT INTO outbox.messages (transaction_id, position, message_type, data) "
+        "SELECT (5 + i % 3)::text::xid8, 20000 - i, 't', '{}' FROM generate_series(1, 300) AS i"
+    )
+    values = COPIES[table] | {"processor_id": "'orders'", "transaction_id": "'7'", "position": "i", "message_id": "i"}
+    connection.execute(
+        f"INSERT INTO outbox.{table} ({', '.join(values)}) "
+        f"SELECT {', '.join(values.values())} FROM generate_series(1, 19998) AS i"
+    )
+    if has_statistics:
+        connection.execute("VACUUM ANALYZE outbox.messages")
+        connection.execute(f"VACUUM ANALYZE outbox.{table}")
+    counting: Any = Counting(connection)
+    plan = pruning.Pruning(OutboxTable.of(build_source()), ["outbox"], None, 300, delete=False)
+
+    page = pruning.prune_page(counting, plan, [as_window(Checkpoint(9, 9))], ("0", 0))
+
+    assert (page.rows, page.chosen) == (300, 200), "what has a copy stays"
+    assert table not in counting.scanned()
+    assert counting.pages < 300 * 10

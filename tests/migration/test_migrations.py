@@ -332,7 +332,7 @@ SINCE_0017 = """
     ALTER TABLE outbox.competing_batches DROP failed;
     DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx1;
     DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx2;
-    DROP INDEX outbox.held_messages_due;
+    DROP INDEX outbox.held_messages_due, outbox.dead_letters_by_message;
     CREATE INDEX held_messages_due ON outbox.held_messages (processor_id, partition, next_attempt_at) WHERE NOT behind;
 """
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 
-_COPIED: Final = ("held_messages", "dead_letters", "competing_retries")
-_NO_COPY: Final = sql.SQL("SELECT NULL::xid8 AS t, NULL::bigint AS p WHERE false")
+_NO_COPY: Final = sql.SQL("SELECT 1 WHERE false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +143,13 @@ def prune_page(
     end = reduce(meet, (each.end for each in examined))
     if end is None:
         return Page(0, 0, 0, None)
-    copies: list[sql.Composable] = [
-        sql.SQL("SELECT h.transaction_id AS t, h.position AS p FROM {} AS h").format(sql.Identifier(schema, name))
-        for schema in pruning.schemas
-        for name in _COPIED
-    ]
+    copies = [in_schema("find_copies", schema) for schema in pruning.schemas]
     statement = load("prune_page").format(
         **table.names,
         moment=sql.SQL("NULL::timestamptz")
         if table.columns.scheduled is None
         else sql.SQL("o.{}").format(sql.Identifier(table.columns.scheduled)),
-        kept=sql.SQL(" UNION ALL ").join(copies or [_NO_COPY]),
+        copies=sql.SQL(" UNION ALL ").join(copies or [_NO_COPY]),
     )
     parameters = {
         "t": after[0], "p": after[1], "end": end, "lowers": [each.lower for each in examined],

@@ -33,7 +33,7 @@ WITH page AS MATERIALIZED (
         WHERE NOT coalesce(pg_visible_in_snapshot(g.t, r.lower), false)
           AND NOT coalesce(pg_visible_in_snapshot(g.t, r.upper) AND g.p <= r.place, false))
       AND (%(older_than)s::interval IS NULL OR g.moment < clock_timestamp() - %(older_than)s::interval)
-      AND NOT EXISTS (SELECT 1 FROM ({kept}) AS k WHERE (k.t, k.p) = (g.t, g.p))
+      AND NOT EXISTS ({copies})
 ), gone AS (
     DELETE FROM {table} AS o
     WHERE %(delete)s AND o.ctid = ANY (ARRAY(SELECT c.place FROM chosen AS c))
@@ -43,3 +43,13 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM chosen), (SELECT count(*) FROM gone),
        l.t::text, l.p
 FROM (SELECT 1) AS one LEFT JOIN LATERAL (SELECT t, p FROM page ORDER BY t DESC, p DESC LIMIT 1) AS l ON true
+
+-- name: find_copies
+-- Of one message, by its index in each table, however many others are kept: a set of rows is not looked for as a whole.
+SELECT 1 FROM {schema}.held_messages AS h WHERE (h.transaction_id, h.position) = (g.t, g.p)
+UNION ALL
+SELECT 1 FROM {schema}.dead_letters AS d WHERE (d.transaction_id, d.position) = (g.t, g.p)
+UNION ALL
+SELECT 1 FROM {schema}.competing_processors AS c
+CROSS JOIN LATERAL (SELECT 1 FROM {schema}.competing_retries AS r
+                    WHERE r.processor_id = c.processor_id AND (r.transaction_id, r.position) = (g.t, g.p) OFFSET 0) AS r
