@@ -139,6 +139,24 @@ def test_delayed_messages_that_are_not_due_cost_a_consumers_look_nothing(consume
     assert counting.pages < FEW
 
 
+def test_messages_that_wait_for_another_attempt_are_counted_up_to_a_bound(consumer):
+    join(consumer)
+    consumer.execute(
+        "INSERT INTO outbox.competing_retries (processor_id, transaction_id, position, message_id, due_at) "
+        "SELECT 'orders', '5', i, i, '2100-01-01' FROM generate_series(1, 20000) AS i"
+    )
+    produce(consumer, 3)
+    consumer.execute("VACUUM ANALYZE outbox.competing_retries")
+    counting: Any = Counting(consumer)
+
+    lag = competing.measure_lag(counting, KEY, taker().reader, LIMIT)
+
+    assert (lag.messages, lag.at_least) == (LIMIT + 1 + 3, True)
+    assert counting.pages < FEW // 10
+    assert not competing.measure_lag(consumer, KEY, taker().reader, 20_000).at_least
+    assert competing.count_unfinished(consumer, KEY).retries == 10_000
+
+
 def test_of_a_queues_delayed_messages_those_are_counted_that_wait_to_be_handled(consumer):
     competing.ensure_queue(consumer, "outbox", "jobs", create=True)
     join(consumer, JOBS)

@@ -254,7 +254,7 @@ class Unfinished(WireModel):
     free: int = 0
     """Batches without a consumer: handed back, or lapsed."""
     retries: int = 0
-    """Over the outbox: messages that wait for another attempt, are delayed, or were redriven and not taken yet."""
+    """Over the outbox: messages that wait for another attempt, are delayed, or were redriven; counted up to 10,000."""
     consumers: int = 0
     """Processes that live."""
     oldest_seconds: float = 0.0

@@ -156,7 +156,7 @@ def _unfinished(report: Report) -> Iterator[Metric]:
         ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", seen.messages),
         ("outbox_unfinished_batches", "Batches handed out and not done.", seen.batches),
         ("outbox_free_batches", "Batches handed back or lapsed, that no consumer has claimed yet.", seen.free),
-        ("outbox_retrying_messages", "Messages that failed and wait, are delayed, or redriven.", seen.retries),
+        ("outbox_retrying_messages", "Messages that failed, are delayed, or redriven (up to 10,000).", seen.retries),
         ("outbox_consumers", "Processes that take batches.", seen.consumers),
         ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.", seen.oldest_seconds),
     ):

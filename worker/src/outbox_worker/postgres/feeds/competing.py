@@ -320,9 +320,10 @@ def empty_tables(connection: psycopg.Connection[Any], key: ProcessorKey, competi
     return [] if row is None else list(row[0])
 
 
-def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey) -> Unfinished:
-    """Count what is handed out and not done."""
-    row = fetch_row(connection, in_schema("count_unfinished", key.schema), {"processor_id": key.processor_id})
+def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey, cap: int = LAG_CAP) -> Unfinished:
+    """Count what is handed out and not done; of messages that wait for another attempt at most `cap`."""
+    parameters = {"processor_id": key.processor_id, "cap": cap}
+    row = fetch_row(connection, in_schema("count_unfinished", key.schema), parameters)
     names = ("messages", "batches", "free", "retries", "consumers", "oldest_seconds")
     return Unfinished(**dict(zip(names, row or (0,) * len(names), strict=True)))
 
@@ -350,10 +351,10 @@ def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str
 def measure_lag(
     connection: psycopg.Connection[Any], key: ProcessorKey, reader: DispatchReader, cap: int = LAG_CAP
 ) -> Lag:
-    """Count what is not done: waiting, handed out, or to be tried again. At most `cap` waiting rows are looked at."""
+    """Count what is not done: waiting, to be tried again (of each of the two at most about `cap`), or handed out."""
     rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id})
     dispatch_positions, now = dispatch_positions_of(rows)
-    unfinished = count_unfinished(connection, key)
+    unfinished = count_unfinished(connection, key, cap + 1)
     counts = [partial(reader.count_waiting, connection, cap + 1)] if reader.is_queue else []
     for each in dispatch_positions:
         parts = [ReadRange(each.after, limit=cap + 1, window=each.window, priority=each.priority)]
@@ -365,7 +366,7 @@ def measure_lag(
         if looked_at <= cap:
             matched, seen, age = count()
             messages, looked_at, seconds = messages + matched, looked_at + seen, max(seconds, age)
-    return Lag(messages=messages, at_least=looked_at > cap, seconds=max(0.0, seconds))
+    return Lag(messages=messages, at_least=max(looked_at, unfinished.retries) > cap, seconds=max(0.0, seconds))
 
 
 def _refusal_row(refusal: Refusal) -> dict[str, object]:
